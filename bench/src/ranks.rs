@@ -15,6 +15,8 @@ use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::BenchReport;
 use crate::{exchange, gpu, link, proxy, scaling, steady};
 
+/// The longest pause between the ends of the other ranks, after one has failed.
+const OTHERS_END: Duration = Duration::from_millis(500);
 /// The longest time without output before a rank counts as failed. It is longer than any deadline
 /// inside a rank, as errors of the rank have better messages.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -201,10 +203,9 @@ fn group(
                 }
             }
             Some(Event::Exited { rank, status }) if status != Exit::Code(0) => {
-                // Ranks get the terminal's signals too; an end by such a signal is no fault of a
-                // rank.
-                interrupt::check()?;
-                // The other ranks fail because of this one: its message is the cause.
+                // The other ranks fail because of this one: its message is the cause. Or a signal of the terminal ends
+                // one of them, which is no fault of a rank.
+                while running.wait_event(OTHERS_END)?.is_some() {}
                 bail!("rank {rank}: {status}: {}", running.stderr_tail(rank).trim_end());
             }
             // A rank has succeeded once its figures are here, whatever its exit code.

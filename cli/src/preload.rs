@@ -108,6 +108,9 @@ fn watch(child: &mut Child) -> Result<(Option<ExitStatus>, String)> {
         std::thread::sleep(LOOK);
         status = child.try_wait().context("wait for the process that tries the plugins")?;
     }
+    if let Some(status) = status {
+        interrupt::Expected::default().after(status.into())?;
+    }
     // Bytes in the pipe arrive at once.
     let chunks = std::iter::from_fn(|| text.recv_timeout(Duration::from_millis(200)).ok());
     let bytes: Vec<u8> = chunks.flatten().collect();

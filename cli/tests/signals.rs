@@ -98,6 +98,43 @@ fn a_terminal_s_signal_reaches_the_ranks_too_and_is_no_fault_of_theirs() {
 }
 
 #[test]
+fn a_rank_that_the_launcher_s_signal_ends_is_no_fault_whichever_of_them_gets_it_first() {
+    for ranks_first in [true, false] {
+        let config = Config::new();
+        let job = Job::start(&config, &endless(&config)).await_ranks(2);
+        std::thread::sleep(Duration::from_millis(200));
+        let ranks = job.ranks.iter().filter_map(|rank| Pid::from_raw(*rank));
+        if ranks_first {
+            ranks.for_each(|rank| kill_process(rank, Signal::INT).unwrap());
+            await_end(&job.ranks);
+            // The launcher has seen their ends for long.
+            std::thread::sleep(Duration::from_millis(500));
+            kill_process(job.pid(), Signal::INT).unwrap();
+        } else {
+            kill_process(job.pid(), Signal::INT).unwrap();
+            // The launcher may have ended them already.
+            for rank in ranks {
+                let _ = kill_process(rank, Signal::INT);
+            }
+        }
+        let text = job.end(130);
+        assert!(text.contains("interrupted by SIGINT") && !text.contains("died"), "{text}");
+    }
+}
+
+#[test]
+fn a_signal_to_a_rank_alone_is_its_own_end() {
+    let config = Config::new();
+    let job = Job::start(&config, &endless(&config)).await_ranks(2);
+    std::thread::sleep(Duration::from_millis(200));
+    kill_process(Pid::from_raw(job.ranks[1]).unwrap(), Signal::INT).unwrap();
+    // Its report stays, so the temporary folder is not empty.
+    let output = job.child.wait_with_output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("it died: killed by signal 2"), "{}", stderr(&output));
+}
+
+#[test]
 fn a_rank_that_ignores_the_signal_is_killed_after_a_grace() {
     let library = Library::new("signal(SIGTERM, SIG_IGN);");
     let config = library.config();

@@ -20,6 +20,20 @@ pub fn host_name() -> String {
     }
 }
 
+/// The identity of this machine: the boot of its kernel and the network of this process, which containers may have of
+/// their own. Processes with the same identity reach each other at loopback addresses.
+///
+/// # Errors
+/// The file that cannot be read.
+pub fn identity() -> Result<String, (&'static str, std::io::Error)> {
+    const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+    const NETWORK: &str = "/proc/self/ns/net";
+    let boot = std::fs::read_to_string(BOOT_ID).map_err(|error| (BOOT_ID, error))?;
+    let network = std::fs::read_link(NETWORK).map_err(|error| (NETWORK, error))?;
+    let inode: String = network.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    Ok(format!("{}-{inode}", boot.trim()))
+}
+
 fn model_name(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())

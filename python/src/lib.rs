@@ -19,6 +19,7 @@ mod dtype;
 mod errors;
 mod exchange;
 mod exit;
+mod gather;
 mod memory;
 mod operations;
 mod options;

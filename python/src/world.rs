@@ -4,15 +4,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::PyBytes;
 use tokenyard_core::bootstrap::{
-    Identity, RankId, Rendezvous, Secret, World as CoreWorld, WorldOptions, environment,
+    Identity, Launched, RankId, Rendezvous, Secret, World as CoreWorld, WorldOptions, environment,
+    local_rank_of_environment, unbracketed,
 };
 use tokenyard_core::config::{Config as CoreConfig, WorldConfig};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::Config;
 use crate::errors::raise;
+use crate::gather::{Failure, Gather, gpu_of_torch};
 use crate::owned::Owned;
 
 /// The world's settings where no config has them.
@@ -21,8 +23,10 @@ const DEFAULT_CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nus
 /// All ranks of a job, joined. One rank is one process, or one thread of it.
 ///
 /// `World(rank, ranks, exchange=f)` joins through an all-gather that the caller has: `f(mine: bytes) -> list[bytes]`,
-/// given this rank's bytes, returns those of all ranks, in order. It is called once, in the thread that joins. See
-/// also `from_env`, `from_torch` and `from_mpi`. `config` (a Config or a path) gives the deadlines, the interface and
+/// given this rank's bytes, returns those of all ranks, in order. It is called once, in the thread that joins. Through
+/// it the ranks also tell each other on which machine each is. `local_rank` is the index of this process on its machine,
+/// by which a config with `auto` chooses devices; without it the launcher's variables say it, or else the index among
+/// these ranks. See also `from_env`, `from_torch` and `from_mpi`. `config` (a Config or a path) gives the deadlines, the interface and
 /// what a loss leads to; it should be the one that communicators are opened with. Without it the deadline is 30 s and a
 /// live rank may be late by 30 minutes.
 ///
@@ -37,27 +41,35 @@ pub(crate) struct World {
     place: RankId,
 }
 
-/// How a caller's library gathers.
-enum Gather {
-    /// `f(bytes) -> list[bytes]`.
-    Function(Py<PyAny>),
-    /// A process group of torch.
-    Torch(Py<PyAny>),
+/// This process among those that join, and the way in which they gather.
+struct Joiner {
+    rank: u32,
+    ranks: u32,
+    launched: Launched,
+    gather: Gather,
 }
 
-impl Gather {
-    fn call(&self, py: Python<'_>, mine: &[u8], ranks: u32) -> PyResult<Vec<Vec<u8>>> {
-        let mine = PyBytes::new(py, mine);
-        match self {
-            Self::Function(function) => function.bind(py).call1((mine,))?.extract(),
-            Self::Torch(group) => {
-                let all = PyList::new(py, (0..ranks).map(|_| py.None()))?;
-                let group = group.bind(py);
-                let options = PyDict::new(py);
-                options.set_item("group", group)?;
-                let torch = py.import("torch.distributed")?;
-                torch.call_method("all_gather_object", (&all, mine), Some(&options))?;
-                all.extract()
+impl Joiner {
+    /// Reads `rank` and `ranks` of the library that gathers. `world_rank`: this rank among all of that library.
+    fn of_library(
+        rank: &Bound<'_, PyAny>,
+        ranks: &Bound<'_, PyAny>,
+        world_rank: Option<u32>,
+        gather: Gather,
+    ) -> Result<Self> {
+        let number = |value: &Bound<'_, PyAny>| value.extract::<u32>().ok();
+        let local_rank = local_rank_of_environment(&environment);
+        let launched = Launched { rank: world_rank, local_rank };
+        match (number(rank), number(ranks)) {
+            (Some(rank), Some(ranks)) => Ok(Self { rank, ranks, launched, gather }),
+            _ => {
+                let this =
+                    world_rank.map_or("this process".to_owned(), |r| format!("world rank {r}"));
+                let text = format!(
+                    "found rank {rank} of {ranks} ranks for {this}; expected a group that {this} is a member of"
+                );
+                Err(Error::new(ErrorKind::InvalidInput, "join world", text)
+                    .with_fix("let only the members of a group join its world"))
             }
         }
     }
@@ -90,39 +102,48 @@ impl World {
     }
 
     /// Joins through an all-gather of the caller.
-    fn join(
-        py: Python<'_>,
-        place: RankId,
-        gather: Gather,
-        config: &Option<Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    fn join(py: Python<'_>, joiner: Joiner, config: &Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Joiner { rank, ranks, launched, gather } = joiner;
         let config = world_config(py, config)?;
-        let raised: Arc<Mutex<Option<PyErr>>> = Arc::default();
-        let raised_inside = Arc::clone(&raised);
-        let ranks = place.ranks;
-        let is_torch = matches!(gather, Gather::Torch(_));
+        let failed: Arc<Mutex<Option<Failure>>> = Arc::default();
+        let failed_inside = Arc::clone(&failed);
+        let is_torch = matches!(gather, Gather::Torch { .. });
+        let late = config.late;
         let exchange = move |mine: &[u8]| {
-            Python::attach(|py| {
-                gather.call(py, mine, ranks).map_err(|error| {
-                    let text = error.to_string();
-                    *raised_inside.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    text
-                })
+            gather.call(mine, ranks, late).map_err(|failure| {
+                let text = failure.to_string();
+                *failed_inside.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+                text
             })
         };
         let joined = py.detach(|| {
             let rendezvous = Rendezvous::Exchange(Box::new(exchange));
+            // The members find out who is local.
+            let place = RankId { rank, ranks, local_rank: 0 };
             let mut options = WorldOptions::configured(&config, Identity::new(place, rendezvous)?);
+            options.launched = launched;
             if is_torch && options.interface.is_none() {
                 options.bind = address_towards_master();
             }
             CoreWorld::join(WorldOptions { secret: Secret::from_env(&environment)?, ..options })
         });
         joined.map(Self::new).map_err(|error| {
-            let exception = raise(py, &error);
-            let cause = raised.lock().unwrap_or_else(PoisonError::into_inner).take();
-            exception.set_cause(py, cause);
-            exception
+            match failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                Some(Failure::Late(text)) => {
+                    let world =
+                        launched.rank.map_or(String::new(), |r| format!(", world rank {r}"));
+                    let text = format!("rank {rank} of {ranks}{world}: {text}");
+                    let fix =
+                        "read the logs of the group's members: which did not reach this call?";
+                    raise(py, &Error::new(ErrorKind::Deadline, "join world", text).with_fix(fix))
+                }
+                Some(Failure::Raised(cause)) => {
+                    let exception = raise(py, &error);
+                    exception.set_cause(py, Some(cause));
+                    exception
+                }
+                None => raise(py, &error),
+            }
         })
     }
 }
@@ -139,18 +160,20 @@ fn world_config(py: Python<'_>, config: &Option<Bound<'_, PyAny>>) -> PyResult<W
 #[pymethods]
 impl World {
     #[new]
-    #[pyo3(signature = (rank, ranks, *, exchange, local_rank=0, config=None))]
+    #[pyo3(signature = (rank, ranks, *, exchange, local_rank=None, config=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn py_new(
         py: Python<'_>,
         rank: u32,
         ranks: u32,
         exchange: Py<PyAny>,
-        local_rank: u32,
+        local_rank: Option<u32>,
         config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let place = RankId { rank, ranks, local_rank };
-        Self::join(py, place, Gather::Function(exchange), &config)
+        let local_rank = local_rank.or_else(|| local_rank_of_environment(&environment));
+        let launched = Launched { rank: None, local_rank };
+        let joiner = Joiner { rank, ranks, launched, gather: Gather::Function(exchange) };
+        Self::join(py, joiner, &config)
     }
 
     /// Joins the world that the environment describes: the variables of torchrun, Slurm or Open MPI, or
@@ -165,8 +188,9 @@ impl World {
         joined.map(Self::new).map_err(|error| raise(py, &error))
     }
 
-    /// Joins the ranks of a process group of torch, the default group if none is given. It uses
-    /// `torch.distributed.all_gather_object` of that group once. Ranks meet on the interface of the config or of
+    /// Joins the ranks of a process group of torch, the default group if none is given; a group of some ranks is a
+    /// world of its own. It uses `torch.distributed.all_gather_object` of that group once, on a thread of its own: a
+    /// member that does not come is a DeadlineError after `late_ms`. Ranks meet on the interface of the config or of
     /// `TOKENYARD_INTERFACE`, else where rank 0 reaches `MASTER_ADDR` from.
     #[staticmethod]
     #[pyo3(signature = (group=None, *, config=None))]
@@ -177,12 +201,13 @@ impl World {
     ) -> PyResult<Self> {
         let torch = py.import("torch.distributed")?;
         let group = group.unwrap_or_else(|| py.None().into_bound(py));
-        let place = RankId {
-            rank: torch.call_method1("get_rank", (&group,))?.extract()?,
-            ranks: torch.call_method1("get_world_size", (&group,))?.extract()?,
-            local_rank: local_rank_of_environment(),
-        };
-        Self::join(py, place, Gather::Torch(group.unbind()), &config)
+        let rank = torch.call_method1("get_rank", (&group,))?;
+        let ranks = torch.call_method1("get_world_size", (&group,))?;
+        let world_rank = torch.call_method0("get_rank")?.extract().ok();
+        let gpu = gpu_of_torch(&group)?;
+        let gather = Gather::Torch { group: group.unbind(), gpu };
+        let joiner = Joiner::of_library(&rank, &ranks, world_rank, gather);
+        Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }
 
     /// Joins the ranks of a communicator of mpi4py. It uses `comm.allgather` once.
@@ -193,13 +218,10 @@ impl World {
         comm: &Bound<'_, PyAny>,
         config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let place = RankId {
-            rank: comm.call_method0("Get_rank")?.extract()?,
-            ranks: comm.call_method0("Get_size")?.extract()?,
-            local_rank: local_rank_of_environment(),
-        };
+        let (rank, ranks) = (comm.call_method0("Get_rank")?, comm.call_method0("Get_size")?);
         let gather = Gather::Function(comm.getattr("allgather")?.unbind());
-        Self::join(py, place, gather, &config)
+        let joiner = Joiner::of_library(&rank, &ranks, world_rank_of_mpi(py), gather);
+        Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }
 
     /// This rank.
@@ -214,7 +236,7 @@ impl World {
         self.place.ranks
     }
 
-    /// The index of this rank among those of its host.
+    /// The index of this rank among the world's ranks on its machine.
     #[getter]
     fn local_rank(&self) -> u32 {
         self.place.local_rank
@@ -283,11 +305,12 @@ impl Drop for World {
     }
 }
 
-/// The address of this host on the network where torch's ranks meet, which others reach.
-fn address_towards_master() -> Option<IpAddr> {
+/// The address of this host on the network where torch's ranks meet, which others reach; with its scope, which a
+/// link-local address needs.
+fn address_towards_master() -> Option<SocketAddr> {
     let host = environment("MASTER_ADDR")?;
     // A datagram socket that is connected has an address, and sends nothing.
-    let all = (host.as_str(), 9).to_socket_addrs().ok()?;
+    let all = (unbracketed(host.trim()), 9).to_socket_addrs().ok()?;
     all.into_iter().find_map(|master| {
         let any: IpAddr = match master {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -295,14 +318,13 @@ fn address_towards_master() -> Option<IpAddr> {
         };
         let socket = UdpSocket::bind((any, 0)).ok()?;
         socket.connect(master).ok()?;
-        socket.local_addr().ok().map(|address| address.ip())
+        socket.local_addr().ok()
     })
 }
 
-/// The launcher's facts about this process. It decides on devices where a config says `auto`.
-fn local_rank_of_environment() -> u32 {
-    let value = ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"]
-        .iter()
-        .find_map(|name| environment(name));
-    value.and_then(|text| text.parse().ok()).unwrap_or(0)
+/// This rank among all ranks of MPI, where mpi4py is in use.
+fn world_rank_of_mpi(py: Python<'_>) -> Option<u32> {
+    let modules = py.import("sys").ok()?.getattr("modules").ok()?;
+    let mpi = modules.get_item("mpi4py.MPI").ok()?;
+    mpi.getattr("COMM_WORLD").ok()?.call_method0("Get_rank").ok()?.extract().ok()
 }

@@ -2,7 +2,8 @@
 
     python gpu_ranks.py [NAME...]       on two GPUs, of which each rank has one; without GPUs in host memory
 
-It needs torch and numpy; the exit code is 1 where a check failed.
+Checks of groups have four ranks, which share two GPUs or have one each. It needs torch and numpy; the exit code is 1
+where a check failed.
 """
 
 import gc
@@ -13,6 +14,7 @@ import gpu_captures
 import gpu_device_time
 import gpu_epilogue
 import gpu_graphs
+import gpu_groups
 import gpu_growth
 import gpu_host_time
 import gpu_kill
@@ -45,7 +47,7 @@ MODULES = [
     gpu_host_time,
     gpu_device_time,
 ]
-KILL, LOST = "kill.", "lost."
+KILL, LOST, GROUPS = "kill.", "lost.", "groups."
 RANKS = 2
 # Seconds for a check on GPUs. The first one compiles kernels.
 LIMIT_S = 120
@@ -74,6 +76,16 @@ def run(world, name):
     return find(name)(world)
 
 
+def grouped(shape):
+    """The notes of a check that has ranks of its own."""
+    pool = pools.Pool(gpu_groups.RANKS)
+    try:
+        port = pools.free_port()
+        return [note for note in pool.run(gpu_groups.RANKS, gpu_groups.groups, port, shape) if note]
+    finally:
+        pool.close()
+
+
 def main(wanted):
     import torch
 
@@ -88,7 +100,8 @@ def main(wanted):
         # A check takes some seconds there. A graph whose operations have no order would wait for half an hour.
         pools.LIMIT_S = LIMIT_S
     pool = pools.Pool(RANKS)
-    every = names(on_host=not gpus) + [KILL + phase for phase in gpu_kill.phases()]
+    every = names(on_host=not gpus) + [GROUPS + shape for shape in gpu_groups.SHAPES]
+    every += [KILL + phase for phase in gpu_kill.phases()]
     if gpus:
         every += [
             f"{LOST}{word}.{phase}" for word in gpu_masks.SIGNALS for phase in gpu_masks.PHASES
@@ -102,6 +115,8 @@ def main(wanted):
                 notes = [gpu_kill.killed(name.removeprefix(KILL))]
             elif name.startswith(LOST):
                 notes = [gpu_masks.lost(*name.removeprefix(LOST).split("."))]
+            elif name.startswith(GROUPS):
+                notes = grouped(name.removeprefix(GROUPS))
             else:
                 notes = [note for note in pool.run(RANKS, run, name) if note]
             is_skipped = any(isinstance(note, Skipped) for note in notes)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import multiprocessing.connection
+import socket
 import time
 import traceback
 
@@ -22,6 +23,11 @@ arena_mib = {arena_mib}
 [transport.scale_up]
 use = "shm"
 """
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def config(arena_mib=4):

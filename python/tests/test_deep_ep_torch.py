@@ -2,12 +2,12 @@
 
 import importlib.util
 import pathlib
-import socket
 import types
 
 import numpy as np
 import pytest
 import test_package
+from pool import free_port
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -43,13 +43,20 @@ def test_torch_frees_an_owner_inside_of_a_call_although_it_has_released_the_gil(
     run(ranks, "freed_inside_of_a_call")
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def test_a_process_group_of_torch_is_the_world(ranks):
     run(ranks, "in_group", free_port())
+
+
+@pytest.mark.parametrize("shape", ["halves", "strided_pairs", "three_of_four", "one_each"])
+def test_a_group_of_some_ranks_is_a_world_of_its_own(ranks, monkeypatch, shape):
+    import gpu_groups
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ranks(gpu_groups.RANKS, gpu_groups.groups, free_port(), shape)
+
+
+def test_a_rank_that_does_not_come_to_the_gather_of_torch_is_waited_for_no_longer_than_late(ranks):
+    run(ranks, "late_to_gather", free_port())
 
 
 def test_scripts_compare_with_references_over_the_default_group(ranks):

@@ -83,7 +83,7 @@ DISPATCHES = {
     "bytes swapped": ("x", lambda a: a.astype(">f4"), "found type >f4"),
     "a width": ("x", lambda a: a[:, :32], "found shape [7, 32]; expected [7, 64]"),
     "too few rows": ("x", lambda a: a[:3], "found shape [3, 64]; expected [7, 64]"),
-    "gaps": ("x", lambda a: np.repeat(a, 2, axis=0)[::2], "contiguous"),
+    "gaps": ("x", lambda a: np.repeat(a, 2, axis=0)[::2], "expected [64, 1]: contiguous rows"),
     "a negative stride": ("x", lambda a: a[::-1], "not negative"),
     "a dimension": ("x", lambda a: a[None, None], "one to three dimensions"),
     "an address": (

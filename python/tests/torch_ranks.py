@@ -9,9 +9,11 @@ import torch.distributed as dist
 from gpu_common import inputs, output_mode, v1
 from gradients import check_gradients
 from oracle import Case
+from pool import CONFIG
 from test_deep_ep_normal import buffer_of, times
 from test_exchange import opened
 
+import tokenyard
 from tokenyard import errors
 from tokenyard._native import _Reader, _record_at
 from tokenyard.deep_ep import Buffer, ElasticBuffer
@@ -181,6 +183,29 @@ def in_group(world, port, case):
             recv_x, *_ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
             assert torch.equal(recv_x, torch.from_numpy(case.rows(case.sources(world.rank))))
             buffer.destroy()
+    finally:
+        dist.destroy_process_group()
+
+
+def late_to_gather(world, port, case):
+    """Rank 1 does not come; it lets the gather of rank 0 end afterwards, so that torch ends, too."""
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.ranks
+    )
+    try:
+        if world.rank == 0:
+            text = CONFIG.format(arena_mib=4).replace("20000", "300").replace("60000", "300")
+            late = tokenyard.Config.parse(text, "late.toml")
+            with pytest.raises(errors.DeadlineError) as caught:
+                tokenyard.World.from_torch(config=late)
+            assert "rank 0 of 2, world rank 0: torch's all_gather_object did not end" in str(
+                caught.value
+            )
+            assert "within 0.3 s (late_ms)" in str(caught.value)
+        world.barrier("rank 0 has given up")
+        if world.rank == 1:
+            dist.all_gather_object([None, None], b"late")
+        world.barrier("the gather has ended")
     finally:
         dist.destroy_process_group()
 

@@ -92,7 +92,7 @@ class World:
         ranks: int,
         *,
         exchange: Callable[[bytes], Sequence[bytes]],
-        local_rank: int = 0,
+        local_rank: int | None = None,
         config: Config | _Path | None = None,
     ) -> World: ...
     @staticmethod

@@ -9,6 +9,7 @@ mod on_trees;
 use std::collections::BTreeSet;
 use std::fs;
 
+use tokenyard_core::machine::identity;
 use tokenyard_core::topology::{Discover, Place, Topology};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::numa::cpu_list;
@@ -17,8 +18,6 @@ use tokenyard_machine::{Gpu, Machine, NicFamily, NumaNode, Seat, Tree};
 pub use built_in::link;
 pub use config::{NicChoice, Rails, TopologyConfig};
 
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-const NETWORK: &str = "/proc/self/ns/net";
 const STATUS: &str = "/proc/self/status";
 
 /// Finds the machine, the GPU, the NUMA node, the NICs and the number of processors of a rank.
@@ -108,15 +107,11 @@ fn named_host(name: &str) -> Result<String> {
 }
 
 fn found_host() -> Result<String> {
-    let unreadable = |path: &str, error: std::io::Error| {
+    let unreadable = |(path, error): (&str, std::io::Error)| {
         Error::system("discover", format!("the machine's identity is unknown: {path}"), error)
             .with_fix("set `host` in [topology.auto] to a name that is unique to this machine")
     };
-    let boot = fs::read_to_string(BOOT_ID).map_err(|e| unreadable(BOOT_ID, e))?;
-    let network = fs::read_link(NETWORK).map_err(|e| unreadable(NETWORK, e))?;
-    let network = network.to_string_lossy();
-    let inode: String = network.chars().filter(char::is_ascii_digit).collect();
-    named_host(&format!("{}-{inode}", boot.trim()))
+    named_host(&identity().map_err(unreadable)?)
 }
 
 /// The logical processors that this process may run on; none if the system does not report them.

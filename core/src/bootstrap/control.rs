@@ -162,16 +162,40 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// The time between two heartbeats.
-    pub(super) fn beat(&self) -> Duration {
-        (self.deadline / 10).min(Duration::from_millis(100))
+    pub(super) fn beat(&self, on_failure: OnFailure) -> Duration {
+        beat(self.deadline, on_failure)
     }
 }
 
-/// Times the heartbeats, and detects that this process itself was stopped or starved. Frames that arrived in
+/// The time between two looks at the other ranks.
+fn look(deadline: Duration) -> Duration {
+    (deadline / 10).min(Duration::from_millis(100))
+}
+
+/// The time between two heartbeats: each costs rank 0 a message to every rank, so they are as rare as the deadline
+/// allows. Where losses are masked, waits follow the news of rank 0 and need them often.
+pub(crate) fn beat(deadline: Duration, on_failure: OnFailure) -> Duration {
+    match on_failure {
+        OnFailure::Mask => look(deadline),
+        OnFailure::Stop => (deadline / 20).clamp(look(deadline), Duration::from_secs(1)),
+    }
+}
+
+/// A look at the other ranks.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    /// A silence may be judged.
+    pub(super) may_judge: bool,
+    /// A heartbeat is due.
+    pub(super) is_beat: bool,
+}
+
+/// Times the looks and the heartbeats, and detects that this process itself was stopped or starved. Frames that arrived in
 /// the meantime are then still unread, so the silence of other ranks proves nothing yet.
 pub(super) struct Ticker {
     interval: Interval,
+    beat: Duration,
+    next_beat: Instant,
     deadline: Duration,
     last: Instant,
     trust_from: Instant,
@@ -179,11 +203,12 @@ pub(super) struct Ticker {
 }
 
 impl Ticker {
-    pub(super) fn new(timing: Timing) -> Self {
-        let mut interval = tokio::time::interval(timing.beat());
+    pub(super) fn new(timing: Timing, on_failure: OnFailure) -> Self {
+        let mut interval = tokio::time::interval(look(timing.deadline));
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let now = Instant::now();
-        Self { interval, deadline: timing.deadline, last: now, trust_from: now, stalled: None }
+        let (now, beat, deadline) = (Instant::now(), timing.beat(on_failure), timing.deadline);
+        let (last, trust_from, next_beat) = (now, now, now);
+        Self { interval, beat, next_beat, deadline, last, trust_from, stalled: None }
     }
 
     /// True if this process was stopped or starved lately: other ranks may still send their reactions
@@ -192,8 +217,8 @@ impl Ticker {
         self.stalled.is_some_and(|when| when.elapsed() < 2 * self.deadline)
     }
 
-    /// Waits for the next heartbeat. Returns true if a silence may be judged. May be dropped.
-    pub(super) async fn tick(&mut self) -> bool {
+    /// Waits for the next look. May be dropped.
+    pub(super) async fn tick(&mut self) -> Look {
         self.interval.tick().await;
         let now = Instant::now();
         if now.duration_since(self.last) > self.deadline / 2 {
@@ -201,7 +226,11 @@ impl Ticker {
             self.stalled = Some(now);
         }
         self.last = now;
-        now >= self.trust_from
+        let is_beat = now >= self.next_beat;
+        if is_beat {
+            self.next_beat = now + self.beat;
+        }
+        Look { may_judge: now >= self.trust_from, is_beat }
     }
 }
 
@@ -224,13 +253,38 @@ mod tests {
         let timing = Timing { deadline: Duration::from_millis(100), late: Duration::from_secs(1) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let mut ticker = Ticker::new(timing);
-            assert!(ticker.tick().await);
+            let mut ticker = Ticker::new(timing, OnFailure::Stop);
+            assert!(ticker.tick().await.may_judge);
             std::thread::sleep(Duration::from_millis(70));
-            assert!(!ticker.tick().await);
+            assert!(!ticker.tick().await.may_judge);
             let resumed = Instant::now();
-            while !ticker.tick().await {}
+            while !ticker.tick().await.may_judge {}
             assert!(resumed.elapsed() < Duration::from_millis(100));
+        });
+    }
+
+    #[test]
+    fn heartbeats_follow_the_deadline_and_several_come_within_each() {
+        let beat = |ms, on_failure| {
+            let deadline = Duration::from_millis(ms);
+            Timing { deadline, late: Duration::from_secs(1) }.beat(on_failure).as_millis()
+        };
+        assert_eq!(
+            [100, 1000, 10_000, 30_000].map(|ms| beat(ms, OnFailure::Stop)),
+            [10, 100, 500, 1000]
+        );
+        assert_eq!([100, 1000, 30_000].map(|ms| beat(ms, OnFailure::Mask)), [10, 100, 100]);
+    }
+
+    #[test]
+    fn a_world_with_a_long_deadline_looks_often_and_beats_rarely() {
+        let timing = Timing { deadline: Duration::from_secs(30), late: Duration::from_secs(1) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let mut ticker = Ticker::new(timing, OnFailure::Stop);
+            // The first look is a beat: a rank that joins is heard at once.
+            assert!(ticker.tick().await.is_beat);
+            assert!(!ticker.tick().await.is_beat);
         });
     }
 }

@@ -38,9 +38,16 @@ pub(super) struct Door {
     task: JoinHandle<()>,
 }
 
-/// The time at which the door was full, and the address that filled it.
+/// The last time at which a connection found no place, and the reason.
 #[derive(Default)]
 struct Pressure(Mutex<Option<(Instant, String)>>);
+
+impl Pressure {
+    fn note(&self, why: String) {
+        let mut pressure = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *pressure = Some((Instant::now(), why));
+    }
+}
 
 impl Door {
     pub(super) fn open(
@@ -70,7 +77,7 @@ impl Door {
         Ok(Self { claims, pressure, task })
     }
 
-    /// A reason why ranks may not have joined: the address that fills the door, if it was full lately.
+    /// A reason why ranks may not have joined: why connections found no place lately.
     pub(super) fn pressure(&self) -> Option<String> {
         let pressure = self.pressure.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lately = pressure.as_ref().filter(|(when, _)| when.elapsed() < LATELY);
@@ -239,8 +246,10 @@ impl Porter {
                     }
                     Err(error) => {
                         // Most likely no file descriptor is left.
-                        self.log.warn(&format!("cannot accept a connection: {error}"));
+                        let why = format!("cannot accept a connection: {error}");
+                        self.log.warn(&why);
                         self.make_room();
+                        self.pressure.note(why);
                         tokio::time::sleep(Duration::from_millis(10)).await;
                     }
                 },
@@ -251,8 +260,7 @@ impl Porter {
     fn make_room(&mut self) {
         let Some(why) = self.crowd.evict() else { return };
         self.full.warn(&why);
-        let mut pressure = self.pressure.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *pressure = Some((Instant::now(), why));
+        self.pressure.note(why);
     }
 
     fn on_greeted(&mut self, address: SocketAddr, proven: std::result::Result<Proven, String>) {

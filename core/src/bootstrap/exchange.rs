@@ -2,60 +2,82 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::handshake::Credentials;
 use super::identity::{ExchangeFn, RankId};
 use super::interface::Local;
-use super::rendezvous::{Address, NextStep, OPERATION, Target, listen_anywhere};
+use super::message::{MAX_REASON, decode, encode};
+use super::rendezvous::{Address, Entry, NextStep, OPERATION, Target, listen_anywhere};
+use super::roster::{Card, Roster};
 use super::secret::Secret;
-use super::text::clean;
+use super::text::Text;
 use super::world::INTERFACE_VARIABLE;
-use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result};
 
-/// Every rank gives its host name; rank 0 adds its address and the secret, or the reason why it has no
+/// The bytes of one rank.
+#[derive(Serialize, Deserialize)]
+struct Introduction {
+    card: Card,
+    /// Of rank 0 only.
+    door: Option<Opened>,
+}
+
+/// The door of rank 0.
+#[derive(Serialize, Deserialize)]
+enum Opened {
+    /// Its address and, where no secret is set, a fresh one.
+    At { address: String, secret: Option<String> },
+    /// The reason why there is none.
+    Failed(#[serde(with = "Text::<MAX_REASON>")] String),
+}
+
+/// Every rank introduces itself; rank 0 adds its address and the secret, or the reason why it has no
 /// address.
 pub(super) fn enter_by_exchange(
     place: RankId,
     mut exchange: Box<ExchangeFn>,
     credentials: Credentials,
     local: Local,
-) -> Result<NextStep> {
+    card: Card,
+) -> Result<Entry> {
     let fresh = credentials.secret.is_none();
     let secret = if fresh && place.rank == 0 { Secret::generate()? } else { credentials.secret };
-    let mut mine = host_name();
     // An error of rank 0 must reach the other ranks, which wait in the exchange.
-    let bound = (place.rank == 0).then(|| listen_anywhere(local.own(), &secret));
-    match &bound {
-        Some(Ok((_, address))) => {
-            let spread = if fresh { secret.reveal().unwrap_or_default() } else { "" };
-            mine.push_str(&format!("\n{}\n{spread}", address.encode()));
-        }
-        Some(Err(error)) => mine.push_str(&format!("\n!{}", clean(&error.to_string(), 400))),
-        None => {}
-    }
-    let all = exchange(mine.as_bytes()).map_err(|why| {
+    let bound = (place.rank == 0).then(|| listen_anywhere(local.own(), place.ranks, &secret));
+    let door = bound.as_ref().map(|bound| match bound {
+        Ok((_, address)) => Opened::At {
+            address: address.encode(),
+            secret: secret.reveal().filter(|_| fresh).map(str::to_owned),
+        },
+        Err(error) => Opened::Failed(error.to_string()),
+    });
+    let all = exchange(&encode(&Introduction { card, door })).map_err(|why| {
         Error::new(ErrorKind::System, OPERATION, format!("the caller's exchange failed: {why}"))
     })?;
     let bound = bound.transpose()?;
     let exchanged = Exchanged::read(&all, place.ranks)?;
-    exchanged.check_hosts()?;
-    match bound {
+    exchanged.check_machines()?;
+    let next = match bound {
         Some((listener, address)) => {
             let credentials = Credentials { secret, job: address.job };
-            Ok(NextStep::Hub { listener, credentials, notice: None })
+            NextStep::Hub { listener, credentials, notice: None }
         }
         None => {
             let secret = if fresh { exchanged.secret } else { secret };
             let Address { host, port, job } = exchanged.address;
             let credentials = Credentials { secret, job };
-            Ok(NextStep::Spoke { target: Target::Address { host, port }, credentials, local })
+            let target = Target::Address { host, port, spans_hosts: false };
+            NextStep::Spoke { target, credentials, local }
         }
-    }
+    };
+    let roster = Roster::new(exchanged.cards);
+    Ok(Entry { next, local_rank: roster.local_rank(place.rank), roster })
 }
 
 /// The result of a caller's exchange.
 struct Exchanged {
-    hosts: Vec<String>,
+    cards: Vec<Card>,
     address: Address,
     secret: Secret,
 }
@@ -63,51 +85,60 @@ struct Exchanged {
 impl Exchanged {
     fn read(all: &[Vec<u8>], ranks: u32) -> Result<Self> {
         let refuse = |message: String| {
-            Error::new(ErrorKind::Protocol, OPERATION, message)
-                .with_fix("let the exchange return the bytes of every rank unchanged, by rank")
+            Error::new(ErrorKind::Protocol, OPERATION, message).with_fix(
+                "let the exchange return the bytes of every rank unchanged, by rank; and run the same \
+                 tokenyard on every rank",
+            )
         };
         if all.len() != ranks as usize {
             let found = all.len();
             return Err(refuse(format!("the exchange gave {found} items, expected {ranks}")));
         }
-        let texts: Vec<_> = all.iter().map(|bytes| String::from_utf8_lossy(bytes)).collect();
-        let hosts =
-            texts.iter().map(|text| clean(text.lines().next().unwrap_or(""), 255)).collect();
-        let mut lines = texts.first().map_or("", |text| text).lines().skip(1);
-        let address = lines.next().ok_or_else(|| {
-            refuse("the exchange gave no address for rank 0, expected one".into())
-        })?;
-        if let Some(why) = address.strip_prefix('!') {
-            let message = format!("rank 0 cannot listen: {}", clean(why, 400));
-            return Err(Error::new(ErrorKind::PeerLost, OPERATION, message));
+        let mut cards = Vec::with_capacity(all.len());
+        let mut opened = None;
+        for (rank, bytes) in all.iter().enumerate() {
+            let Introduction { card, door } = decode(bytes).map_err(|error| {
+                let message = format!(
+                    "the exchange gave {} bytes for rank {rank} that are not those of a rank",
+                    bytes.len()
+                );
+                refuse(message).with_source(error)
+            })?;
+            cards.push(card);
+            opened = opened.or(door.filter(|_| rank == 0));
         }
-        let secret = match lines.next() {
-            None | Some("") => Secret::none(),
-            Some(text) => Secret::from_text(text)?,
-        };
-        Ok(Self { hosts, address: Address::decode(address)?, secret })
+        match opened {
+            Some(Opened::At { address, secret }) => {
+                let secret = secret.map_or(Ok(Secret::none()), |text| Secret::from_text(&text))?;
+                Ok(Self { cards, address: Address::decode(&address)?, secret })
+            }
+            Some(Opened::Failed(why)) => {
+                let message = format!("rank 0 cannot listen: {why}");
+                Err(Error::new(ErrorKind::PeerLost, OPERATION, message).with_rank(0))
+            }
+            None => Err(refuse("the exchange gave no address for rank 0, expected one".into())),
+        }
     }
 
-    /// A loopback address of rank 0 is of no use to other hosts. All ranks see this alike.
-    fn check_hosts(&self) -> Result<()> {
+    /// A loopback address of rank 0 is of no use to other machines. All ranks see this alike.
+    fn check_machines(&self) -> Result<()> {
         let loopback = self.address.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-        let first = self.hosts.first();
-        match self.hosts.iter().find(|host| Some(*host) != first) {
-            Some(other) if loopback => Err(Error::new(
+        let Some(first) = self.cards.first().filter(|_| loopback) else { return Ok(()) };
+        match self.cards.iter().find(|card| card.machine != first.machine) {
+            Some(other) => Err(Error::new(
                 ErrorKind::InvalidInput,
                 OPERATION,
                 format!(
-                    "rank 0 listens on {} of host {:?}, but there are ranks on {other:?}; expected \
-                     an address that all can reach",
-                    self.address.host,
-                    first.map_or("", String::as_str)
+                    "rank 0 listens on {} of host {:?}, but there are ranks on another machine, host {:?}; \
+                     expected an address that all can reach",
+                    self.address.host, first.host, other.host
                 ),
             )
             .with_fix(format!(
                 "name the network interface to meet on, on all ranks: `interface` in [world] of the config, or \
                  {INTERFACE_VARIABLE}"
             ))),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }
@@ -115,20 +146,37 @@ impl Exchanged {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::identity::Launched;
+
+    fn introduction(machine: &str, door: Option<Opened>) -> Vec<u8> {
+        let mut card = Card::mine(Launched::default());
+        card.machine = machine.into();
+        encode(&Introduction { card, door })
+    }
 
     #[test]
-    fn an_exchange_that_fails_lies_or_crosses_hosts_is_refused() {
-        let check = |items: &[&str]| {
-            let all: Vec<Vec<u8>> = items.iter().map(|item| item.as_bytes().to_vec()).collect();
-            Exchanged::read(&all, 2).and_then(|exchanged| exchanged.check_hosts())
+    fn an_exchange_that_fails_lies_or_crosses_machines_is_refused() {
+        let check = |items: &[Vec<u8>]| {
+            Exchanged::read(items, 2).and_then(|exchanged| exchanged.check_machines())
         };
-        let address = Address { host: "127.0.0.1".into(), port: 4000, job: [0xab; 16] };
-        let hub = format!("a\n{}\n", address.encode());
-        assert!(check(&[&hub, "a"]).is_ok());
-        let message = |items: &[&str]| check(items).unwrap_err().to_string();
-        assert!(message(&[&hub]).contains("gave 1 items, expected 2"));
-        assert!(message(&["a", "a"]).contains("no address for rank 0"));
-        assert!(message(&["a\n!port taken", "a"]).contains("rank 0 cannot listen: port taken"));
-        assert!(message(&[&hub, "b"]).contains("there are ranks on \"b\""));
+        let hub = |host: &str| {
+            let address = Address { host: host.into(), port: 4000, job: [0xab; 16] };
+            let door = Opened::At { address: address.encode(), secret: None };
+            introduction("a", Some(door))
+        };
+        let [here, there] = ["a", "b"].map(|machine| introduction(machine, None));
+        assert!(check(&[hub("127.0.0.1"), here.clone()]).is_ok());
+        assert!(check(&[hub("192.0.2.1"), there.clone()]).is_ok());
+        let message = |items: &[Vec<u8>]| check(items).unwrap_err().to_string();
+        assert!(message(&[hub("127.0.0.1")]).contains("gave 1 items, expected 2"));
+        assert!(message(&[here.clone(), here.clone()]).contains("no address for rank 0"));
+        assert!(message(&[here.clone(), hub("127.0.0.1")]).contains("no address for rank 0"));
+        let failed = introduction("a", Some(Opened::Failed("port taken".into())));
+        assert!(message(&[failed, here.clone()]).contains("rank 0 cannot listen: port taken"));
+        let text = message(&[here, b"a\n".to_vec()]);
+        assert!(text.contains("2 bytes for rank 1 that are not those of a rank"), "{text}");
+        assert!(text.contains("the same tokenyard on every rank"), "{text}");
+        let text = message(&[hub("127.0.0.1"), there]);
+        assert!(text.contains("there are ranks on another machine"), "{text}");
     }
 }

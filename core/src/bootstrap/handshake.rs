@@ -126,6 +126,8 @@ async fn part(stream: &mut TcpStream) -> std::io::Result<()> {
 pub(super) enum Setback {
     /// Rank 0 may not be listening yet.
     Again(Error),
+    /// The name of rank 0's host has no address.
+    Unresolved(Error),
     /// The answer came from another process: another job, another secret, another program.
     Stranger(Error),
     /// Rank 0 refused, or this rank must not continue.

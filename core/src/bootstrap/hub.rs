@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
+    Bootstrap, Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::door::Door;
 use super::frame::{FrameKind, ReceivedFrame};
@@ -94,7 +94,7 @@ impl Hub {
             notice: None,
             started: false,
             gave_up: BTreeSet::new(),
-            ticker: Ticker::new(member.timing),
+            ticker: Ticker::new(member.timing, member.on_failure),
             rounds: Rounds::new(ranks, member.timing.late),
             begun: 0,
             mine: None,
@@ -202,10 +202,11 @@ impl Hub {
     /// Reports the missing ranks to the ranks that joined.
     fn give_up(&mut self, missing: &[u32]) -> Error {
         let text = format!(
-            "{} did not join within {:.1} s, expected all {} ranks{}",
+            "{} did not join within {:.1} s, expected all {} ranks{}{}",
             name_ranks(missing),
             self.member.timing.late.as_secs_f64(),
             self.member.place.ranks,
+            self.member.liveness.list(missing),
             self.pressure()
         );
         self.refuse_all(Refusal::Late, &text);
@@ -221,12 +222,12 @@ impl Hub {
         }
     }
 
-    /// Handles one event or one beat. May be dropped while it waits.
+    /// Handles one event or one look. May be dropped while it waits.
     async fn step(&mut self) {
         tokio::select! {
             Some(event) = self.events.recv() => self.on_event(event),
             Some(claim) = next_claim(&mut self.door) => self.admit(claim),
-            may_judge = self.ticker.tick() => self.on_beat(may_judge),
+            look = self.ticker.tick() => self.on_look(look),
         }
     }
 
@@ -333,7 +334,7 @@ impl Hub {
         Ok(())
     }
 
-    fn on_beat(&mut self, may_judge: bool) {
+    fn on_look(&mut self, Look { may_judge, is_beat }: Look) {
         if self.is_over() {
             return;
         }
@@ -360,17 +361,8 @@ impl Hub {
                 self.depart(*rank, End::Lost(why));
             }
         }
-        let quiet = alive.iter().filter(|(_, silence)| *silence > 3 * timing.beat());
-        let quiet: Vec<_> =
-            quiet.map(|(rank, silence)| (*rank, silence.as_millis() as u32)).collect();
-        let begun = self.begun_by_all();
-        self.member.liveness.all_begun(&begun);
-        let payload = Arc::new(Beat { begun, quiet }.encode());
-        for (rank, _) in alive {
-            self.send(rank, FrameKind::Heartbeat, Arc::clone(&payload));
-        }
-        for waiting in self.returning.values() {
-            waiting.link.send(FrameKind::Heartbeat, Arc::clone(&payload));
+        if is_beat {
+            self.beat(&alive);
         }
         let silent = |rank: &u32| self.member.liveness.silence(*rank) > timing.deadline;
         let silent: Vec<u32> = self.returning.keys().copied().filter(silent).collect();
@@ -379,6 +371,23 @@ impl Hub {
         }
         let due = self.rounds.expire(Instant::now());
         self.deliver(due);
+    }
+
+    /// Sends a heartbeat to the live ranks, each with its silence, and to those that wait to come back.
+    fn beat(&self, alive: &[(u32, Duration)]) {
+        let beat = self.member.timing.beat(self.member.on_failure);
+        let quiet = alive.iter().filter(|(_, silence)| *silence > 3 * beat);
+        let quiet: Vec<_> =
+            quiet.map(|(rank, silence)| (*rank, silence.as_millis() as u32)).collect();
+        let begun = self.begun_by_all();
+        self.member.liveness.all_begun(&begun);
+        let payload = Arc::new(Beat { begun, quiet }.encode());
+        for (rank, _) in alive {
+            self.send(*rank, FrameKind::Heartbeat, Arc::clone(&payload));
+        }
+        for waiting in self.returning.values() {
+            waiting.link.send(FrameKind::Heartbeat, Arc::clone(&payload));
+        }
     }
 
     /// The minimum over the live ranks, where ranks continue without a lost one.

@@ -21,8 +21,18 @@ pub struct RankId {
     pub rank: u32,
     /// R: ranks in the world, 1 to [`MAX_RANKS`].
     pub ranks: u32,
-    /// Index among the ranks of this host.
+    /// Index among the ranks of this host. With an exchange, its members find it out and replace it.
     pub local_rank: u32,
+}
+
+/// This process as its launcher counts. A world may be a group of the launcher's ranks, so these numbers say
+/// nothing about the world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launched {
+    /// Its rank in the launcher's world, for messages.
+    pub rank: Option<u32>,
+    /// Its index on its machine, by which a topology finds its devices. Without one it is the local rank.
+    pub local_rank: Option<u32>,
 }
 
 impl RankId {
@@ -69,8 +79,8 @@ pub enum Rendezvous {
         /// An absolute path.
         path: PathBuf,
     },
-    /// The caller's exchange distributes rank 0's address and, if no secret is set, a fresh secret.
-    /// Called once, on the thread that joins.
+    /// The caller's exchange distributes rank 0's address and, if no secret is set, a fresh secret; and each rank's
+    /// host, from which the local ranks follow. Called once, on the thread that joins.
     Exchange(Box<ExchangeFn>),
 }
 
@@ -145,6 +155,8 @@ pub struct Identity {
     pub rendezvous: Rendezvous,
     /// The source of both, as text for display: `"torchrun"`, `"tcp://a:1, ranks from Slurm"`.
     pub source: String,
+    /// Whether the launcher states that it has ranks on several hosts.
+    pub spans_hosts: bool,
 }
 
 impl Identity {
@@ -153,7 +165,8 @@ impl Identity {
     /// # Errors
     /// See [`RankId::new`].
     pub fn new(place: RankId, rendezvous: Rendezvous) -> Result<Self> {
-        Ok(Self { place: place.new()?, rendezvous, source: "the caller".to_owned() })
+        let source = "the caller".to_owned();
+        Ok(Self { place: place.new()?, rendezvous, source, spans_hosts: false })
     }
 
     /// Resolves the identity from `spec` and the environment.
@@ -189,13 +202,16 @@ impl Identity {
             place,
             rendezvous: launcher.rendezvous(place, &env)?,
             source: launcher.name().to_owned(),
+            spans_hosts: launcher.spans_hosts(place, &env),
         })
     }
 
     fn at(rendezvous: Rendezvous, env: &Env<'_>) -> Result<Self> {
-        let (place, ranks_from) = launcher::place(env)?;
+        let (place, launcher) = launcher::place(env)?;
+        let ranks_from = launcher.map_or("TOKENYARD_RANK", launcher::Launcher::name);
         let source = format!("{rendezvous}, ranks from {ranks_from}");
-        Ok(Self { place, rendezvous, source })
+        let spans_hosts = launcher.is_some_and(|launcher| launcher.spans_hosts(place, env));
+        Ok(Self { place, rendezvous, source, spans_hosts })
     }
 }
 

@@ -13,8 +13,8 @@ use crate::{Error, ErrorKind, Result};
 pub(super) enum Local {
     /// Not specified.
     Any,
-    /// The caller named an address for rank 0.
-    Address(IpAddr),
+    /// The caller named an address for rank 0, with the scope of a link-local one. The port is 0.
+    Address(SocketAddr),
     /// The operator named an interface.
     Interface(Interface),
 }
@@ -28,24 +28,40 @@ pub(super) struct Interface {
 }
 
 impl Local {
-    pub(super) fn new(bind: Option<IpAddr>, interface: Option<&str>) -> Result<Self> {
+    pub(super) fn new(bind: Option<SocketAddr>, interface: Option<&str>) -> Result<Self> {
         match (bind, interface) {
             (None, None) => Ok(Self::Any),
-            (Some(ip), None) => Ok(Self::Address(ip)),
+            (Some(mut address), None) => {
+                address.set_port(0);
+                Ok(Self::Address(address))
+            }
             (None, Some(name)) => Interface::among(&all()?, name).map(Self::Interface),
-            (Some(ip), Some(name)) => Err(refuse(format!(
-                "found both a bind address, {ip}, and an interface, {name:?}; expected one of them"
+            (Some(address), Some(name)) => Err(refuse(format!(
+                "found both a bind address, {}, and an interface, {name:?}; expected one of them",
+                address.ip()
             ))),
         }
     }
 
-    /// The address at which rank 0 listens if the rendezvous names no host.
-    pub(super) fn own(&self) -> IpAddr {
+    /// The address at which rank 0 listens if the rendezvous names no host. The port is 0.
+    pub(super) fn own(&self) -> SocketAddr {
         match self {
-            Self::Any => Ipv4Addr::LOCALHOST.into(),
-            Self::Address(ip) => *ip,
-            Self::Interface(interface) => interface.first(),
+            Self::Any => (Ipv4Addr::LOCALHOST, 0).into(),
+            Self::Address(address) => *address,
+            Self::Interface(interface) => (interface.first(), 0).into(),
         }
+    }
+
+    /// The address of rank 0 as this rank reaches it: a link-local one lies behind this rank's own interface, which
+    /// has another number on each host.
+    pub(super) fn scoped(&self, mut peer: SocketAddr) -> SocketAddr {
+        if let (SocketAddr::V6(peer), Self::Address(SocketAddr::V6(own))) = (&mut peer, self)
+            && needs_zone(IpAddr::V6(*peer.ip()))
+            && peer.scope_id() == 0
+        {
+            peer.set_scope_id(own.scope_id());
+        }
+        peer
     }
 
     /// The address from which a rank other than 0 connects to `peer`; none lets the system choose.
@@ -215,7 +231,8 @@ mod tests {
 
     #[test]
     fn an_interface_and_a_bind_address_are_one_too_many() {
-        let text = Local::new(Some(ip("192.0.2.1")), Some("lo")).unwrap_err().to_string();
+        let bind = SocketAddr::new(ip("192.0.2.1"), 0);
+        let text = Local::new(Some(bind), Some("lo")).unwrap_err().to_string();
         assert!(
             text.contains("both a bind address, 192.0.2.1, and an interface, \"lo\""),
             "{text}"
@@ -232,7 +249,21 @@ mod tests {
         ] {
             assert_eq!(on("eth0").listen_at(host, 9).unwrap().to_string(), at);
         }
-        assert_eq!(Local::Interface(on("eth0")).own(), ip("192.0.2.1"));
+        assert_eq!(Local::Interface(on("eth0")).own().ip(), ip("192.0.2.1"));
+    }
+
+    #[test]
+    fn a_link_local_rank_0_is_reached_behind_the_interface_of_this_host() {
+        let local = Local::new(Some("[fe80::2%7]:9".parse().unwrap()), None).unwrap();
+        assert_eq!(local.own().to_string(), "[fe80::2%7]:0");
+        let scoped = |peer: &str| local.scoped(peer.parse().unwrap()).to_string();
+        assert_eq!(scoped("[fe80::1]:4000"), "[fe80::1%7]:4000");
+        assert_eq!(scoped("[fe80::1%3]:4000"), "[fe80::1%3]:4000");
+        for other in ["[2001:db8::1]:4000", "192.0.2.1:4000"] {
+            assert_eq!(scoped(other), other);
+        }
+        let peer: SocketAddr = "[fe80::1]:4000".parse().unwrap();
+        assert_eq!(Local::Any.scoped(peer), peer);
     }
 
     #[test]

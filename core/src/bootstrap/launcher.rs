@@ -8,6 +8,8 @@ use super::identity::{BOOTSTRAP_VARIABLE, OPERATION, RankId, Rendezvous};
 use crate::{Error, ErrorKind, Result};
 
 const PORT_VARIABLE: &str = "TOKENYARD_PORT";
+/// tokenyard's own variables of rank, ranks and local rank.
+const OWN: [&str; 3] = ["TOKENYARD_RANK", "TOKENYARD_RANKS", "TOKENYARD_LOCAL_RANK"];
 /// Jobs of Slurm and of Open MPI get a port of this range unless a variable names one.
 const JOB_PORTS: std::ops::Range<u64> = 20_000..60_000;
 
@@ -110,6 +112,21 @@ impl Launcher {
             .map_err(|error| error.with_context("launcher", self.name()))
     }
 
+    /// Whether this launcher states that it has ranks on several hosts.
+    pub(super) fn spans_hosts(self, place: RankId, env: &Env<'_>) -> bool {
+        let number = |name: &str| env.get(name)?.parse::<u32>().ok();
+        match self {
+            Self::Slurm => {
+                let hosts = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"].into_iter().find_map(number);
+                hosts.is_some_and(|hosts| hosts > 1)
+            }
+            Self::Torchrun => number("LOCAL_WORLD_SIZE").is_some_and(|here| here < place.ranks),
+            Self::OpenMpi | Self::Hydra => {
+                number(mpirun::local_ranks(self)).is_some_and(|here| here < place.ranks)
+            }
+        }
+    }
+
     /// The address of rank 0, as far as this launcher gives it.
     pub(super) fn rendezvous(self, place: RankId, env: &Env<'_>) -> Result<Rendezvous> {
         let tcp = |(host, port)| Rendezvous::Tcp { host, port };
@@ -183,14 +200,21 @@ pub fn is_rank_of_mpirun(env: &dyn Fn(&str) -> Option<String>) -> bool {
     !within_torchrun && [Launcher::OpenMpi, Launcher::Hydra].into_iter().any(several)
 }
 
-/// The rank's place, from tokenyard's own variables or else from the launcher, and the source.
-pub(super) fn place(env: &Env<'_>) -> Result<(RankId, &'static str)> {
-    const OWN: [&str; 3] = ["TOKENYARD_RANK", "TOKENYARD_RANKS", "TOKENYARD_LOCAL_RANK"];
+/// The index of this process on its machine, as its launcher states it, whatever the world that it joins. Slurm comes
+/// last, because under the other launchers its index is that of the process that started the ranks.
+pub fn local_rank_of_environment(env: &dyn Fn(&str) -> Option<String>) -> Option<u32> {
+    let env = Env::new(env);
+    let launchers = Launcher::ALL.into_iter().map(|launcher| launcher.variables()[2]);
+    std::iter::once(OWN[2]).chain(launchers).find_map(|name| env.get(name)?.parse().ok())
+}
+
+/// The rank's place, and the launcher that gave it; none where tokenyard's own variables did.
+pub(super) fn place(env: &Env<'_>) -> Result<(RankId, Option<Launcher>)> {
     if OWN.iter().any(|name| env.is_set(name)) {
-        return Ok((place_from(OWN, env)?, "TOKENYARD_RANK"));
+        return Ok((place_from(OWN, env)?, None));
     }
     let launcher = detect(env)?.ok_or_else(|| no_launcher(env, false))?;
-    Ok((launcher.place(env)?, launcher.name()))
+    Ok((launcher.place(env)?, Some(launcher)))
 }
 
 /// The error when no launcher was found. `wanted_address` is true if rank 0's address is missing too.
@@ -234,7 +258,7 @@ fn place_from([rank, ranks, local_rank]: [&str; 3], env: &Env<'_>) -> Result<Ran
 /// `MASTER_ADDR` and the port after `MASTER_PORT`, because torch's own store holds `MASTER_PORT`; or else
 /// the port of the job.
 fn master(env: &Env<'_>, of_job: Option<u16>) -> Result<(String, u16)> {
-    let host = env.require("MASTER_ADDR", "the host of rank 0")?;
+    let host = unbracketed(&env.require("MASTER_ADDR", "the host of rank 0")?).to_owned();
     if env.is_set(PORT_VARIABLE) {
         return Ok((host, env.port(PORT_VARIABLE)?));
     }
@@ -248,6 +272,11 @@ fn master(env: &Env<'_>, of_job: Option<u16>) -> Result<(String, u16)> {
              or on {PORT_VARIABLE}"
         ))),
     }
+}
+
+/// An IPv6 address without the brackets that it has in URLs.
+pub fn unbracketed(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 /// The first host of a Slurm step, and a port that the job and step ids fix.

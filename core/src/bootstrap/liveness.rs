@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::headway::{Begun, Headway, Headways};
 use super::message::End;
+use super::roster::Roster;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind};
 
@@ -50,6 +51,7 @@ pub struct Liveness {
     first_loss: OnceLock<Loss>,
     first_leave: OnceLock<u32>,
     headways: Headways,
+    roster: Roster,
 }
 
 struct Pulse {
@@ -100,7 +102,23 @@ impl Liveness {
             first_loss: OnceLock::new(),
             first_leave: OnceLock::new(),
             headways: Headways::default(),
+            roster: Roster::default(),
         }
+    }
+
+    /// The same, of ranks that introduced themselves.
+    pub(super) fn with_roster(self, roster: Roster) -> Self {
+        Self { roster, ..self }
+    }
+
+    /// The error with the process of the rank that it is about, where the ranks introduced themselves.
+    pub(crate) fn locate(&self, error: Error) -> Error {
+        self.roster.locate(error)
+    }
+
+    /// The processes of the first of `ranks`, as text that follows their list.
+    pub(super) fn list(&self, ranks: &[u32]) -> String {
+        self.roster.list(ranks)
     }
 
     /// The state of `rank`; a rank beyond the world counts as one that left.
@@ -257,7 +275,7 @@ impl Liveness {
     pub(super) fn any_gone(&self, operation: &'static str) -> Option<Error> {
         let lost = |rank, message, fix| {
             let error = Error::new(ErrorKind::PeerLost, operation, message);
-            Some(error.with_rank(rank).with_fix(fix))
+            Some(self.locate(error.with_rank(rank).with_fix(fix)))
         };
         if let Some(Loss { rank, why, .. }) = self.first_loss() {
             let fix = format!("read the log of rank {rank}, then restart the job");
@@ -284,7 +302,8 @@ impl Liveness {
             let message = format!("rank {rank}, this one, {what}; the others go on without it");
             (message, "join again: this rank comes back when the others renew their communicator")
         };
-        Error::new(ErrorKind::PeerLost, operation, message).with_rank(rank).with_fix(fix)
+        let error = Error::new(ErrorKind::PeerLost, operation, message).with_rank(rank);
+        self.locate(error.with_fix(fix))
     }
 }
 

@@ -116,8 +116,9 @@ impl Members<'_> {
         self.world.ranks()
     }
 
-    pub(crate) fn local_rank(&self) -> u32 {
-        self.world.local_rank()
+    /// The index of this process on its machine.
+    pub(crate) fn machine_index(&self) -> u32 {
+        self.world.machine_index()
     }
 
     pub(crate) fn membership(&self) -> &Membership {

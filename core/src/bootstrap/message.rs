@@ -23,7 +23,7 @@ pub(super) const MAX_VERDICT: usize = 4096;
 /// The most bytes of a collective's topic.
 pub const MAX_TOPIC: usize = 128;
 /// The most bytes of a host's name.
-const MAX_HOST: usize = 255;
+pub(super) const MAX_HOST: usize = 255;
 /// The most quiet ranks that one heartbeat names.
 pub(super) const MAX_QUIET: usize = 512;
 /// The most ranks that a report of missing ranks names.

@@ -28,7 +28,8 @@
 //!
 //! # Where to find what
 //! `identity`, `launcher`, `hostlist`: the rank's identity · `interface`: its address · `secret`, `noise`:
-//! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `exchange`, `door`, `handshake`: joining ·
+//! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `exchange`, `roster`, `files`, `door`, `handshake`:
+//! joining ·
 //! `link`: one connection · `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` ·
 //! `members`: the present ranks · `waiting`: reports of waits · `control`, `world`: the thread and its
 //! interface.
@@ -37,6 +38,7 @@ mod agreement;
 mod control;
 mod door;
 mod exchange;
+mod files;
 pub mod frame;
 mod handshake;
 mod headway;
@@ -51,6 +53,7 @@ mod members;
 pub mod message;
 pub mod noise;
 mod rendezvous;
+mod roster;
 mod rounds;
 mod secret;
 mod spoke;
@@ -61,10 +64,13 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use control::beat;
 pub(crate) use headway::Headway;
 pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
-pub use identity::{BOOTSTRAP_VARIABLE, ExchangeFn, Identity, MAX_RANKS, RankId, Rendezvous};
-pub use launcher::is_rank_of_mpirun;
+pub use identity::{
+    BOOTSTRAP_VARIABLE, ExchangeFn, Identity, Launched, MAX_RANKS, RankId, Rendezvous,
+};
+pub use launcher::{is_rank_of_mpirun, local_rank_of_environment, unbracketed};
 pub(crate) use liveness::Ended;
 pub use liveness::{Liveness, Loss, PeerState};
 pub(crate) use members::{Members, Membership, Next};

@@ -8,12 +8,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::exchange::enter_by_exchange;
+use super::files::make_room;
 use super::handshake::Credentials;
-use super::identity::{RankId, Rendezvous};
+use super::identity::BOOTSTRAP_VARIABLE;
+use super::identity::{Identity, Launched, Rendezvous};
 use super::interface::Local;
 use super::noise::{JOB_BYTES, random};
+use super::roster::{Card, Roster};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, open_private};
 use super::text::{clean, hex};
+use super::world::INTERFACE_VARIABLE;
 use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result, files};
 
@@ -21,6 +25,14 @@ pub(super) const OPERATION: &str = "meet the other ranks";
 /// Connections that may wait to be accepted, as far as the kernel lets them (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 const MAX_NOTICE_BYTES: u64 = 1024;
+
+/// The way of this rank into the world.
+pub(super) struct Entry {
+    pub(super) next: NextStep,
+    /// The index among the ranks of this host.
+    pub(super) local_rank: u32,
+    pub(super) roster: Roster,
+}
 
 /// The next step of this rank.
 pub(super) enum NextStep {
@@ -35,14 +47,14 @@ pub(super) enum NextStep {
 /// The place where a rank looks for rank 0.
 #[derive(Debug)]
 pub(super) enum Target {
-    Address { host: String, port: u16 },
+    Address { host: String, port: u16, spans_hosts: bool },
     File { path: PathBuf },
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address { host, port } => write!(f, "{host}:{port}"),
+            Self::Address { host, port, .. } => write!(f, "{host}:{port}"),
             Self::File { path } => write!(f, "the address in {}", path.display()),
         }
     }
@@ -59,42 +71,52 @@ pub(super) struct Address {
 /// Binds and publishes (rank 0), or finds the address. Waits for other ranks only in a caller's
 /// exchange.
 pub(super) fn enter(
-    place: RankId,
-    rendezvous: Rendezvous,
+    identity: Identity,
     secret: Secret,
     local: Local,
-) -> Result<NextStep> {
-    if place.ranks == 1 {
-        return Ok(NextStep::Alone);
-    }
+    launched: Launched,
+) -> Result<Entry> {
+    let Identity { place, rendezvous, spans_hosts, .. } = identity;
     let credentials = Credentials { secret, job: [0; JOB_BYTES] };
-    match rendezvous {
+    let next = match rendezvous {
+        _ if place.ranks == 1 => NextStep::Alone,
         Rendezvous::Tcp { host, port } if place.rank == 0 => {
             let addresses = match &local {
-                Local::Any => resolve_own(&host, port)?,
-                Local::Address(ip) => vec![SocketAddr::new(*ip, port)],
+                Local::Any => resolve_own(&host, port, spans_hosts)?,
+                Local::Address(own) => {
+                    let mut own = *own;
+                    own.set_port(port);
+                    vec![own]
+                }
                 Local::Interface(interface) => vec![interface.listen_at(&host, port)?],
             };
-            let listener = listen(&addresses, &credentials.secret)?;
-            Ok(NextStep::Hub { listener, credentials, notice: None })
+            let listener = listen(&addresses, place.ranks, &credentials.secret)?;
+            NextStep::Hub { listener, credentials, notice: None }
         }
         Rendezvous::Tcp { host, port } => {
-            Ok(NextStep::Spoke { target: Target::Address { host, port }, credentials, local })
+            let target = Target::Address { host, port, spans_hosts };
+            NextStep::Spoke { target, credentials, local }
         }
         Rendezvous::File { path } if place.rank == 0 => {
             check_meeting(&path)?;
             check_replaced(&path)?;
-            let (listener, address) = listen_anywhere(local.own(), &credentials.secret)?;
+            let (listener, address) =
+                listen_anywhere(local.own(), place.ranks, &credentials.secret)?;
             let credentials = Credentials { job: address.job, ..credentials };
             let notice = Some(Notice::publish(path, &address)?);
-            Ok(NextStep::Hub { listener, credentials, notice })
+            NextStep::Hub { listener, credentials, notice }
         }
         Rendezvous::File { path } => {
             check_meeting(&path)?;
-            Ok(NextStep::Spoke { target: Target::File { path }, credentials, local })
+            NextStep::Spoke { target: Target::File { path }, credentials, local }
         }
-        Rendezvous::Exchange(exchange) => enter_by_exchange(place, exchange, credentials, local),
-    }
+        Rendezvous::Exchange(exchange) => {
+            let card = Card::mine(launched);
+            return enter_by_exchange(place, exchange, credentials, local, card);
+        }
+    };
+    let local_rank = if place.ranks == 1 { 0 } else { place.local_rank };
+    Ok(Entry { next, local_rank, roster: Roster::default() })
 }
 
 /// Refuses a rendezvous file that exists and is no regular file. It need not exist yet.
@@ -145,15 +167,15 @@ pub(super) fn check_secret(secret: &Secret, ip: IpAddr) -> Result<()> {
     )))
 }
 
-fn resolve_own(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let found = (host, port).to_socket_addrs().map_err(|error| {
-        Error::system(OPERATION, format!("cannot resolve the host of rank 0, {host:?}"), error)
-    })?;
+fn resolve_own(host: &str, port: u16, spans_hosts: bool) -> Result<Vec<SocketAddr>> {
+    let found = (host, port).to_socket_addrs().map_err(|error| unresolved(host, error))?;
     let mut addresses: Vec<SocketAddr> = found.collect();
     // Debian gives a host's own name a loopback address; others cannot reach rank 0 there.
     addresses.sort_by_key(|address| address.ip().is_loopback());
-    let literal = host == "localhost" || host.parse::<IpAddr>().is_ok();
-    if !literal && addresses.first().is_some_and(|first| first.ip().is_loopback()) {
+    if is_loopback_name(host, &addresses) {
+        if spans_hosts {
+            return Err(only_loopback(host, &addresses));
+        }
         tracing::warn!(
             host,
             "the host of rank 0 is a loopback address here: other hosts cannot \
@@ -163,8 +185,37 @@ fn resolve_own(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
+/// The error for a host of rank 0 that has no address.
+pub(super) fn unresolved(host: &str, error: std::io::Error) -> Error {
+    Error::system(OPERATION, format!("cannot resolve the host of rank 0, {host:?}"), error)
+        .with_fix("give all ranks a name or an address of that host that they all resolve")
+}
+
+/// Whether a host's name, rather than an address that somebody chose, stands for loopback addresses alone.
+pub(super) fn is_loopback_name(host: &str, addresses: &[SocketAddr]) -> bool {
+    let is_chosen = host == "localhost" || host.parse::<IpAddr>().is_ok();
+    !is_chosen && !addresses.is_empty() && addresses.iter().all(|a| a.ip().is_loopback())
+}
+
+/// The error where rank 0 would listen at the loopback addresses that the name of its host has there, and ranks are
+/// on other hosts.
+pub(super) fn only_loopback(host: &str, addresses: &[SocketAddr]) -> Error {
+    let found: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
+    let message = format!(
+        "rank 0 would listen on loopback only: its host, {host:?}, is {} here, and the launcher has ranks on several \
+         hosts; expected an address that all of them reach",
+        found.join(", ")
+    );
+    Error::new(ErrorKind::InvalidInput, OPERATION, message).with_fix(format!(
+        "give all ranks an address of that host on the network (`hostname -I` prints them) as MASTER_ADDR or \
+         {BOOTSTRAP_VARIABLE}=tcp://ADDRESS:PORT, or name its interface in {INTERFACE_VARIABLE}; ranks that are all on \
+         one host can meet at 127.0.0.1"
+    ))
+}
+
 /// Listens at the first address that works.
-fn listen(addresses: &[SocketAddr], secret: &Secret) -> Result<TcpListener> {
+fn listen(addresses: &[SocketAddr], ranks: u32, secret: &Secret) -> Result<TcpListener> {
+    make_room(ranks)?;
     let mut failure = None;
     for address in addresses {
         check_secret(secret, address.ip())?;
@@ -200,9 +251,14 @@ fn listen(addresses: &[SocketAddr], secret: &Secret) -> Result<TcpListener> {
     Err(Error::system(OPERATION, format!("rank 0 cannot listen at {address}"), error).with_fix(fix))
 }
 
-/// Listens at a free port of `ip`.
-pub(super) fn listen_anywhere(ip: IpAddr, secret: &Secret) -> Result<(TcpListener, Address)> {
-    let listener = listen(&[SocketAddr::new(ip, 0)], secret)?;
+/// Listens at a free port of `own`.
+pub(super) fn listen_anywhere(
+    own: SocketAddr,
+    ranks: u32,
+    secret: &Secret,
+) -> Result<(TcpListener, Address)> {
+    let ip = own.ip();
+    let listener = listen(&[own], ranks, secret)?;
     let bound = listener
         .local_addr()
         .map_err(|error| Error::system(OPERATION, "cannot read the listener's address", error))?;
@@ -299,6 +355,7 @@ pub(super) fn read_notice(path: &Path) -> Result<Address> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::identity::RankId;
     use super::*;
 
     fn address() -> Address {
@@ -333,7 +390,9 @@ mod tests {
         let path = folder.path().join("job");
         let enter_there = || {
             let place = RankId { rank: 0, ranks: 2, local_rank: 0 };
-            enter(place, Rendezvous::File { path: path.clone() }, Secret::none(), Local::Any)
+            let meeting = Rendezvous::File { path: path.clone() };
+            let identity = Identity::new(place, meeting).unwrap();
+            enter(identity, Secret::none(), Local::Any, Launched::default())
         };
         for contents in ["my thesis\n", "my thesis", &"x".repeat(5000)] {
             std::fs::write(&path, contents).unwrap();
@@ -357,7 +416,8 @@ mod tests {
         for rank in 0..2 {
             let place = RankId { rank, ranks: 2, local_rank: rank };
             let rendezvous = Rendezvous::File { path: path.clone() };
-            let entry = enter(place, rendezvous, Secret::none(), Local::Any);
+            let identity = Identity::new(place, rendezvous).unwrap();
+            let entry = enter(identity, Secret::none(), Local::Any, Launched::default());
             let error = entry.err().unwrap().to_string();
             assert!(error.contains("found a FIFO, expected a regular file"), "{error}");
             assert!(error.contains(path.to_str().unwrap()), "{error}");
@@ -390,7 +450,8 @@ mod tests {
 
     #[test]
     fn no_secret_is_refused_unless_the_address_is_loopback() {
-        let listen_at = |ip: &str, secret| listen_anywhere(ip.parse().unwrap(), &secret);
+        let listen_at =
+            |ip: &str, secret| listen_anywhere(SocketAddr::new(ip.parse().unwrap(), 0), 2, &secret);
         for ip in ["0.0.0.0", "192.0.2.1", "::"] {
             let error = listen_at(ip, Secret::none()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
@@ -409,10 +470,27 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_is_loopback_here_is_refused_at_once_where_the_launcher_has_other_hosts() {
+        let loopback: Vec<SocketAddr> = vec!["127.0.1.1:9".parse().unwrap()];
+        assert!(is_loopback_name("node-7", &loopback));
+        assert!(!is_loopback_name("127.0.1.1", &loopback));
+        let reachable = "192.0.2.1:9".parse().unwrap();
+        assert!(!is_loopback_name("node-7", &[loopback[0], reachable]));
+        // Resolvers ignore case: a name that stands for loopback everywhere.
+        let name = "LOCALHOST";
+        assert!(resolve_own(name, 9, false).unwrap().iter().all(|a| a.ip().is_loopback()));
+        let error = resolve_own(name, 9, true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let text = error.to_string();
+        assert!(text.contains("rank 0 would listen on loopback only"), "{text}");
+        assert!(text.contains("MASTER_ADDR") && text.contains(INTERFACE_VARIABLE), "{text}");
+    }
+
+    #[test]
     fn a_port_that_is_taken_is_named_with_the_fix() {
         let first = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = first.local_addr().unwrap();
-        let text = listen(&[address], &Secret::none()).unwrap_err().to_string();
+        let text = listen(&[address], 2, &Secret::none()).unwrap_err().to_string();
         assert!(text.contains(&address.to_string()) && text.contains("second rank 0"), "{text}");
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Member, Outcome, Ticker, describe_silence, result_of,
+    Bootstrap, Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::frame::{FrameKind, ReceivedFrame};
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
@@ -22,7 +22,9 @@ use super::message::{
     Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, decode, decode_reason, encode,
     encode_reason,
 };
-use super::rendezvous::{Address, Target, check_secret, read_notice};
+use super::rendezvous::{
+    Address, Target, check_secret, is_loopback_name, only_loopback, read_notice, unresolved,
+};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use crate::config::OnFailure;
 use crate::machine::host_name;
@@ -31,6 +33,8 @@ use crate::{Error, ErrorKind, Result};
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const OPERATION: &str = "join world";
+/// Look-ups of the name of rank 0 that may fail in a row: a busy resolver answers the next one.
+const LOOKUPS: u32 = 5;
 
 /// The route to rank 0.
 pub(super) struct Route {
@@ -100,7 +104,7 @@ impl Spoke {
         Self {
             link,
             events,
-            ticker: Ticker::new(member.timing),
+            ticker: Ticker::new(member.timing, member.on_failure),
             start: None,
             refusal: None,
             begun: 0,
@@ -109,11 +113,11 @@ impl Spoke {
         }
     }
 
-    /// Handles one event or one beat. May be dropped while it waits.
+    /// Handles one event or one look. May be dropped while it waits.
     async fn step(&mut self) {
         tokio::select! {
             Some(Event { what, .. }) = self.events.recv() => self.on_event(what),
-            may_judge = self.ticker.tick() => self.on_beat(may_judge),
+            look = self.ticker.tick() => self.on_look(look),
         }
     }
 
@@ -209,13 +213,15 @@ impl Spoke {
         self.member.liveness.end(rank, end);
     }
 
-    fn on_beat(&mut self, may_judge: bool) {
+    fn on_look(&mut self, Look { may_judge, is_beat }: Look) {
         if self.has_ended(0) || self.is_given_up() {
             return;
         }
         let liveness = &self.member.liveness;
-        let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
-        self.link.send(FrameKind::Heartbeat, Arc::new(beat.encode()));
+        if is_beat {
+            let beat = Beat { begun: liveness.begun(), quiet: Vec::new() };
+            self.link.send(FrameKind::Heartbeat, Arc::new(beat.encode()));
+        }
         let silence = liveness.silence(0);
         if may_judge && silence > self.member.timing.deadline {
             self.lose_hub(describe_silence(silence, self.member.timing, self.member.place.rank));
@@ -297,13 +303,25 @@ async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Re
     let late = member.timing.late;
     let mut pause = FIRST_PAUSE;
     let mut tries = Tries { last: None, strangers: 0 };
+    let mut failed_lookups = 0;
     loop {
         // On a network that drops packets silently, an attempt takes longer than a short lateness.
         let left = late.saturating_sub(started.elapsed());
         match timeout(left, attempt(member, route, &credentials)).await {
             Ok(Ok(secured)) => return Ok(secured),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
-            Ok(Err(Setback::Again(error))) => tries.last = Some(error),
+            Ok(Err(Setback::Unresolved(error))) => {
+                failed_lookups += 1;
+                // Nobody waits for a name that nobody knows. A file may still be replaced by that of this job.
+                if failed_lookups == LOOKUPS && matches!(route.target, Target::Address { .. }) {
+                    return Err(error);
+                }
+                tries.last = Some(error);
+            }
+            Ok(Err(Setback::Again(error))) => {
+                failed_lookups = 0;
+                tries.last = Some(error);
+            }
             // Rank 0 may still appear: the port, or the file that names it, may belong to an earlier
             // job.
             Ok(Err(Setback::Stranger(error))) => {
@@ -385,12 +403,12 @@ async fn attempt(
     credentials: &Credentials,
 ) -> std::result::Result<Secured, Setback> {
     let mut credentials = credentials.clone();
-    let (host, port) = match target {
-        Target::Address { host, port } => (host.clone(), *port),
+    let (host, port, spans_hosts) = match target {
+        Target::Address { host, port, spans_hosts } => (host.clone(), *port, *spans_hosts),
         Target::File { path } => {
             let Address { host, port, job } = read_notice(path).map_err(Setback::Again)?;
             credentials.job = job;
-            (host, port)
+            (host, port, false)
         }
     };
     let unreachable =
@@ -398,8 +416,11 @@ async fn attempt(
     let found = timeout(HANDSHAKE_LIMIT, tokio::net::lookup_host((host.as_str(), port)))
         .await
         .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
-    let found = found.map_err(|e| unreachable(format!("cannot resolve {host:?}"), e))?;
-    let addresses: Vec<SocketAddr> = found.collect();
+    let found = found.map_err(|error| Setback::Unresolved(unresolved(&host, error)))?;
+    let addresses: Vec<SocketAddr> = found.map(|address| local.scoped(address)).collect();
+    if spans_hosts && is_loopback_name(&host, &addresses) {
+        return Err(Setback::Fatal(only_loopback(&host, &addresses)));
+    }
     let mut last = None;
     for address in addresses {
         check_secret(&credentials.secret, address.ip()).map_err(Setback::Fatal)?;

@@ -1,7 +1,7 @@
 //! The synchronous interface of the bootstrap.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,13 +14,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request, Timing, serve};
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
-use super::identity::{Identity, RankId};
+use super::identity::{Identity, Launched, RankId};
 use super::interface::Local;
 use super::liveness::Liveness;
 use super::message::{
     Contribution, MAX_AGREED, MAX_TOPIC, Op, Start, encode, encode_items, items_bytes,
 };
-use super::rendezvous::{NextStep, enter};
+use super::rendezvous::{Entry, NextStep, enter};
 use super::secret::{Secret, environment};
 use super::spoke::{Route, Spoke};
 use crate::config::{OnFailure, WorldConfig};
@@ -46,13 +46,16 @@ pub struct WorldOptions {
     pub late: Duration,
     /// The address at which rank 0 listens, if it is not the host of the identity: an address of one of
     /// its interfaces, or 0.0.0.0. Without a host (file, exchange) the default is 127.0.0.1. Other
-    /// ranks ignore it.
-    pub bind: Option<IpAddr>,
+    /// ranks take no more from it than the scope in which they reach a link-local address of rank 0. Its port is not
+    /// used.
+    pub bind: Option<SocketAddr>,
     /// The network interface to meet on, instead of `bind`: rank 0 listens at its address and at
     /// no other, the others connect from it. May differ between ranks.
     pub interface: Option<String>,
     /// The consequence of a loss. Must be equal on all ranks.
     pub on_failure: OnFailure,
+    /// This process as its launcher counts, where that differs from the identity.
+    pub launched: Launched,
 }
 
 impl WorldOptions {
@@ -66,6 +69,7 @@ impl WorldOptions {
             bind: None,
             interface: None,
             on_failure: OnFailure::Stop,
+            launched: Launched::default(),
         }
     }
 
@@ -104,6 +108,7 @@ fn interface_of_environment() -> Option<String> {
 /// Dropping a world leaves it: call [`World::report_failure`] first if the reason is an error.
 pub struct World {
     place: RankId,
+    launched: Launched,
     timing: Timing,
     liveness: Arc<Liveness>,
     on_failure: OnFailure,
@@ -208,8 +213,16 @@ impl World {
     /// another secret or another version. [`ErrorKind::PeerLost`]: a rank that had joined was lost.
     /// [`ErrorKind::System`].
     pub fn join(options: WorldOptions) -> Result<Self> {
-        let WorldOptions { identity, secret, deadline, late, bind, interface, on_failure } =
-            options;
+        let WorldOptions {
+            identity,
+            secret,
+            deadline,
+            late,
+            bind,
+            interface,
+            on_failure,
+            launched,
+        } = options;
         let place = identity.place.new()?;
         if !(MIN_DEADLINE..=MAX_WAIT).contains(&deadline) || late > MAX_WAIT {
             let message = format!(
@@ -220,9 +233,11 @@ impl World {
         }
         tracing::info!(rank = place.rank, ranks = place.ranks, source = identity.source, "joining");
         let local = Local::new(bind, interface.as_deref())?;
-        let entry = enter(place, identity.rendezvous, secret, local)?;
+        let Entry { next, local_rank, roster } = enter(identity, secret, local, launched)?;
+        let place = RankId { local_rank, ..place };
         let timing = Timing { deadline, late };
-        let liveness = Arc::new(Liveness::new(place.rank, place.ranks, on_failure));
+        let liveness = Liveness::new(place.rank, place.ranks, on_failure).with_roster(roster);
+        let liveness = Arc::new(liveness);
         let member = Member::new(place, timing, on_failure, Arc::clone(&liveness));
         let (requests, request_queue) = unbounded_channel();
         let (farewells, farewell_queue) = unbounded_channel();
@@ -233,11 +248,12 @@ impl World {
             .spawn(move || {
                 let _running = running;
                 let report = |result| drop(joined.send(result));
-                run(entry, member, request_queue, farewell_queue, report);
+                run(next, member, request_queue, farewell_queue, report);
             })
             .map_err(|error| Error::system("join world", "cannot start a thread", error))?;
         let mut world = Self {
             place,
+            launched,
             timing,
             liveness,
             on_failure,
@@ -282,6 +298,11 @@ impl World {
     /// The index of this rank among those of its host.
     pub fn local_rank(&self) -> u32 {
         self.place.local_rank
+    }
+
+    /// The index of this process on its machine: that of its launcher, or else the local rank.
+    pub(crate) fn machine_index(&self) -> u32 {
+        self.launched.local_rank.unwrap_or(self.place.local_rank)
     }
 
     /// The state of all ranks. May be read from any thread at any time, also after the world has ended.
@@ -446,7 +467,7 @@ fn check_size(op: Op, topic: &str, bytes: usize) -> Result<()> {
 
 /// The control thread.
 fn run(
-    entry: NextStep,
+    next: NextStep,
     member: Member,
     requests: UnboundedReceiver<Request>,
     farewells: UnboundedReceiver<Farewell>,
@@ -459,7 +480,7 @@ fn run(
         }
     };
     runtime.block_on(async {
-        match bring_up(entry, member).await {
+        match bring_up(next, member).await {
             Ok(bootstrap) => {
                 joined(Ok(bootstrap.start()));
                 serve(bootstrap, requests, farewells).await;
@@ -472,9 +493,9 @@ fn run(
 }
 
 /// Joins in the role of this rank.
-pub(super) async fn bring_up(entry: NextStep, member: Member) -> Result<Box<dyn Bootstrap>> {
+pub(super) async fn bring_up(next: NextStep, member: Member) -> Result<Box<dyn Bootstrap>> {
     let waiting = Arc::clone(&member.waiting);
-    let bootstrap: Box<dyn Bootstrap> = match entry {
+    let bootstrap: Box<dyn Bootstrap> = match next {
         NextStep::Alone => Box::new(Hub::new(member)),
         NextStep::Hub { listener, credentials, notice } => {
             let mut hub = Hub::new(member);

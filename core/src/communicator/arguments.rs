@@ -139,8 +139,10 @@ fn expect_tensor(
 fn expect_contiguous(name: &str, tensor: &TensorRef<'_>) -> Result<()> {
     if !tensor.is_contiguous() {
         return refuse(format!(
-            "{name}: found strides {:?}; expected contiguous rows",
-            tensor.raw().stride
+            "{name}: found strides {:?}; expected [{}, 1]: contiguous rows, one behind the other without a gap, as a \
+             contiguous copy has them",
+            tensor.raw().stride,
+            tensor.cols()
         ));
     }
     Ok(())

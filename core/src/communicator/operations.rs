@@ -406,7 +406,10 @@ impl Communicator {
                     operation - u64::from(in_flight),
                 ),
             )
-            .with_fix("receive it first, or open the communicator with a larger in_flight"));
+            .with_fix(
+                "receive it first: call `recv` of what was sent, in deep_ep the hook that the earlier call returned; or \
+                 open the communicator with a larger in_flight (deep_ep has 4)",
+            ));
         }
         self.took_back |= self.take_back_regions();
         self.next_operation += 1;

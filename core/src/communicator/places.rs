@@ -16,7 +16,7 @@ pub(super) fn discover_all(
 ) -> Result<Vec<Option<Place>>> {
     let component = registry.choose_topology(&config.topology)?;
     let (rank, ranks) = (members.rank(), members.ranks());
-    let ask = Discover { rank, ranks, local_rank: members.local_rank() };
+    let ask = Discover { rank, ranks, local_rank: members.machine_index() };
     let mine = discover(&component, &config.topology.table, &ask)?;
     let encode = |e: serde_json::Error| {
         Error::new(ErrorKind::Protocol, "gather places", "a place cannot be read").with_source(e)

@@ -140,6 +140,7 @@ impl Communicator {
 
     /// Ends the communicator for this rank after an error that leaves ranks out of step.
     pub(super) fn end(&mut self, error: Error) -> Error {
+        let error = self.world.liveness().locate(error);
         if self.closed.is_none() {
             self.closed = Some((error.kind(), error.rank(), error.detail()));
             self.recorder.0.report_error(&error);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use self::unrest::Unrest;
 use super::reporter::FlightRecorder;
 use crate::abi;
-use crate::bootstrap::{Headway, Liveness, Membership, PeerState, World};
+use crate::bootstrap::{Headway, Liveness, Membership, PeerState, World, beat};
 use crate::config::OnFailure;
 use crate::wait::{WaitBoard, Waiting, expired};
 use crate::{Error, ErrorKind, Result};
@@ -29,7 +29,7 @@ const LAST_FETCH: Duration = Duration::from_millis(250);
 /// The shortest wait on a live rank after rank 0 left, when no more news arrives.
 const LAST_NEWS: Duration = Duration::from_millis(500);
 
-/// Most silence of a live rank: several heartbeats of at most 100 ms.
+/// Most silence of a live rank where losses are masked: several heartbeats of at most 100 ms.
 const SILENT: Duration = Duration::from_millis(500);
 
 /// Most extra time of a wait on a peer that forwards rows.
@@ -402,9 +402,10 @@ impl WatchdogState {
     /// that waits for one that left reports it [`GRACE`] after the goodbye, and this rank then receives
     /// the report.
     fn may_be_innocent(&self, waiting: &Waiting, over: Duration) -> bool {
+        let quiet = SILENT.max(3 * beat(self.bounds.deadline, self.membership.on_failure));
         let silent = self.liveness.most_silent();
         let silent =
-            silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > SILENT);
+            silent.is_some_and(|(rank, silence)| rank != waiting.what.peer && silence > quiet);
         (silent && over < self.bounds.deadline)
             || self
                 .liveness

@@ -12,11 +12,18 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal, raise};
 
+use crate::event::Exit;
+
 /// The signals that end a launcher.
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// A signal that follows the first within this time is the same request: `timeout` of the coreutils
 /// sends one to its child, and one to the process group of both.
 const SAME: Duration = Duration::from_millis(200);
+/// The interval at which a wait checks whether a signal is to end this process.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+/// How long the signal of this process may come after the end of a rank by the same signal: both come at once from a
+/// terminal, but on a busy machine the thread that waits for signals runs late.
+const FOLLOWS: Duration = Duration::from_secs(2);
 
 /// The first signal that is to end this process, and when it came.
 static FIRST: OnceLock<(Signal, Instant)> = OnceLock::new();
@@ -52,6 +59,34 @@ pub fn check() -> Result<(), Interrupted> {
     match FIRST.get() {
         None => Ok(()),
         Some((signal, _)) => Err(Interrupted { signal: *signal, done: None }),
+    }
+}
+
+/// The time until which a signal is expected that ended a child of this process, where it may come here, too.
+#[derive(Debug, Default)]
+pub struct Expected(Option<Instant>);
+
+impl Expected {
+    /// Waits for a signal to this process after a child ended in this way, where that is the way of a process that gets
+    /// a signal of [`signals`]. Several children that one signal ends are waited for once.
+    ///
+    /// # Errors
+    /// The signal came.
+    pub fn after(&mut self, end: Exit) -> Result<(), Interrupted> {
+        check()?;
+        let is_same = |signal: &Signal| Exit::Signal(*signal as i32) == end;
+        let Some(signal) = ENDING.into_iter().find(is_same) else { return Ok(()) };
+        // A program that catches signals blocks them on all threads.
+        let is_caught = SigSet::thread_get_mask().is_ok_and(|mask| mask.contains(signal));
+        if !is_caught || ignored() >> (signal as u32 - 1) & 1 == 1 {
+            return Ok(());
+        }
+        let until = *self.0.get_or_insert_with(|| Instant::now() + FOLLOWS);
+        while Instant::now() < until {
+            check()?;
+            std::thread::sleep(LOOK);
+        }
+        check()
     }
 }
 

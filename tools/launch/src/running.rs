@@ -9,15 +9,13 @@ use rustix::process::{Signal, pidfd_send_signal};
 use tempfile::TempDir;
 
 use crate::event::{Event, Exit, Outcome};
-use crate::interrupt::{self, Interrupted};
+use crate::interrupt::{self, Expected, Interrupted, LOOK};
 use crate::keeper::{Handle, Kept, lock};
 
 /// How long a rank may take to die of SIGTERM, before SIGKILL.
 const TERM_GRACE: Duration = Duration::from_secs(2);
 /// How long a rank may take to die of SIGKILL, before the launcher stops waiting for it.
 const KILL_GRACE: Duration = Duration::from_secs(5);
-/// The interval at which a wait checks whether a signal is to end this process.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Ranks that run. Dropping it kills and reaps them all and removes the rendezvous folder. If a
 /// signal ends this process ([`interrupt::note`]), the ranks get SIGTERM first, and two seconds to
@@ -27,6 +25,7 @@ pub struct Running {
     ranks: Vec<Handle>,
     exits: Vec<Option<Exit>>,
     events: Receiver<Event>,
+    signal: Expected,
     /// Removed after `drop` below has ended the ranks that could write to it.
     _folder: Option<TempDir>,
 }
@@ -34,7 +33,13 @@ pub struct Running {
 impl Running {
     pub(crate) fn new(kept: Kept, folder: Option<TempDir>) -> Self {
         let exits = vec![None; kept.handles.len()];
-        Self { ranks: kept.handles, exits, events: kept.events, _folder: folder }
+        Self {
+            ranks: kept.handles,
+            exits,
+            events: kept.events,
+            signal: Expected::default(),
+            _folder: folder,
+        }
     }
 
     /// The next event of any rank. `None` if none came within `timeout`, or at once if all ranks
@@ -47,7 +52,8 @@ impl Running {
         Some(event)
     }
 
-    /// As [`next_event`](Self::next_event), unless a signal is to end this process.
+    /// As [`next_event`](Self::next_event), unless a signal is to end this process. Ranks get the signals of a terminal,
+    /// too, so after the end of a rank by such a signal it waits a moment for that of this process.
     ///
     /// # Errors
     /// The signal came, before the call or during it.
@@ -57,6 +63,9 @@ impl Running {
             interrupt::check()?;
             let left = timeout.saturating_sub(start.elapsed());
             let event = self.next_event(left.min(LOOK));
+            if let Some(Event::Exited { status, .. }) = &event {
+                self.signal.after(*status)?;
+            }
             if event.is_some() || self.all_exited() || left <= LOOK {
                 return Ok(event);
             }

@@ -36,7 +36,7 @@ pub(super) fn rendezvous(launcher: Launcher, place: RankId, env: &Env<'_>) -> Re
 }
 
 /// The variable with the number of ranks on this host.
-fn local_ranks(launcher: Launcher) -> &'static str {
+pub(super) fn local_ranks(launcher: Launcher) -> &'static str {
     match launcher {
         Launcher::Hydra => "MPI_LOCALNRANKS",
         _ => "OMPI_COMM_WORLD_LOCAL_SIZE",

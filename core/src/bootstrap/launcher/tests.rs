@@ -39,7 +39,7 @@ fn resolve(spec: &str, sets: &[&[(&str, &str)]]) -> Result<Identity> {
 }
 
 fn resolved(spec: &str, sets: &[&[(&str, &str)]]) -> ((u32, u32, u32), String, String) {
-    let Identity { place, rendezvous, source } = resolve(spec, sets).unwrap();
+    let Identity { place, rendezvous, source, .. } = resolve(spec, sets).unwrap();
     ((place.rank, place.ranks, place.local_rank), rendezvous.to_string(), source)
 }
 
@@ -56,6 +56,48 @@ fn torchrun_gives_all_and_the_port_after_its_own() {
     assert_eq!(source, "torchrun");
     let (_, at, _) = resolved("env", &[TORCHRUN, &[("TOKENYARD_PORT", "7000")]]);
     assert_eq!(at, "tcp://node-7:7000");
+}
+
+#[test]
+fn an_address_in_the_brackets_of_a_url_is_the_address() {
+    let at = |master| resolved("env", &[TORCHRUN, &[("MASTER_ADDR", master)]]).1;
+    assert_eq!(at("[::1]"), at("::1"));
+    assert_eq!(at("[fe80::1%eth0]"), "tcp://[fe80::1%eth0]:29501");
+}
+
+#[test]
+fn a_launcher_states_whether_it_has_ranks_on_several_hosts() {
+    let bootstrap: &[(&str, &str)] = &[("TOKENYARD_BOOTSTRAP", "tcp://h:1")];
+    for (launcher, one, several) in [
+        (TORCHRUN, ("LOCAL_WORLD_SIZE", "16"), ("LOCAL_WORLD_SIZE", "8")),
+        (SLURM, ("SLURM_NNODES", "1"), ("SLURM_NNODES", "2")),
+        (OPEN_MPI, ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")),
+        (HYDRA, ("MPI_LOCALNRANKS", "4"), ("MPI_LOCALNRANKS", "2")),
+    ] {
+        let spans = |name, value| {
+            let set = &[(name, value)];
+            resolve("env", &[launcher, bootstrap, set]).unwrap().spans_hosts
+        };
+        assert!(!spans(one.0, one.1) && spans(several.0, several.1), "{several:?}");
+        assert!(!spans(one.0, ""));
+    }
+    let own = resolve("env", &[TORCHRUN, &[("LOCAL_WORLD_SIZE", "8")], OWN, bootstrap]);
+    assert!(!own.unwrap().spans_hosts, "tokenyard's own variables say nothing of hosts");
+}
+
+#[test]
+fn a_process_has_an_index_on_its_machine_whatever_the_world_that_it_joins() {
+    let index = |sets: &[&[(&str, &str)]]| {
+        let all: Vec<_> = sets.iter().flat_map(|set| set.iter().copied()).collect();
+        local_rank_of_environment(&|name| {
+            all.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    };
+    assert_eq!(
+        [TORCHRUN, SLURM, OPEN_MPI, HYDRA, OWN].map(|set| index(&[set])),
+        [1, 3, 0, 1, 1].map(Some)
+    );
+    assert_eq!((index(&[SLURM, TORCHRUN]), index(&[])), (Some(1), None));
 }
 
 #[test]

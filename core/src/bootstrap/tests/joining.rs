@@ -1,5 +1,6 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
 
 use super::*;
 
@@ -118,24 +119,71 @@ fn the_file_of_another_living_job_is_refused_by_that_job() {
 
 #[test]
 fn a_callers_exchange_spreads_the_address_and_a_secret() {
-    let boards = std::sync::Mutex::new(vec![None; 3]);
-    let filled = Gate::new(3);
-    let board = (boards, filled);
-    let board = std::sync::Arc::new(board);
+    let board = Arc::new((Mutex::new(vec![Vec::new(); 3]), Gate::new(3)));
     on_threads(3, |rank| {
-        let board = std::sync::Arc::clone(&board);
-        let exchange = move |mine: &[u8]| {
-            board.0.lock().unwrap()[rank as usize] = Some(mine.to_vec());
-            board.1.wait();
-            Ok(board.0.lock().unwrap().iter().flatten().cloned().collect())
-        };
-        let world =
-            World::join(options(rank, 3, Rendezvous::Exchange(Box::new(exchange)))).unwrap();
+        let world = World::join(options(rank, 3, exchange_on(&board, rank))).unwrap();
         world.barrier("met").unwrap();
     });
-    let texts = board.0.lock().unwrap();
-    let of_rank_0 = String::from_utf8(texts[0].clone().unwrap()).unwrap();
-    assert_eq!(of_rank_0.lines().nth(2).unwrap().len(), 64, "no fresh secret");
+    let items = board.0.lock().unwrap();
+    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    let has_secret = |item: &Vec<u8>| item.windows(64).any(|part| part.iter().all(is_digit));
+    assert_eq!(items.iter().map(has_secret).collect::<Vec<_>>(), [true, false, false]);
+}
+
+/// The exchange of `rank` with threads that fill `board`, all of them at once.
+fn exchange_on(board: &Arc<(Mutex<Vec<Vec<u8>>>, Gate)>, rank: u32) -> Rendezvous {
+    let board = Arc::clone(board);
+    Rendezvous::Exchange(Box::new(move |mine: &[u8]| {
+        board.0.lock().unwrap()[rank as usize] = mine.to_vec();
+        board.1.wait();
+        Ok(board.0.lock().unwrap().clone())
+    }))
+}
+
+#[test]
+fn members_of_an_exchange_find_out_who_is_local_and_where_each_is() {
+    let board = Arc::new((Mutex::new(vec![Vec::new(); 2]), Gate::new(2)));
+    // Ranks 6 and 7 of a world of 8, whose launcher counts them as 2 and 3 of their machine.
+    on_threads(2, |rank| {
+        let place = RankId { rank, ranks: 2, local_rank: 0 };
+        let identity = Identity::new(place, exchange_on(&board, rank)).unwrap();
+        let launched = Launched { rank: Some(6 + rank), local_rank: Some(2 + rank) };
+        let options = WorldOptions { launched, ..WorldOptions::new(identity) };
+        let world = World::join(options).unwrap();
+        assert_eq!((world.local_rank(), world.machine_index()), (rank, 2 + rank));
+        if rank == 1 {
+            return world.report_failure("out of memory");
+        }
+        let text = world.barrier("without rank 1").unwrap_err().to_string();
+        let pid = std::process::id();
+        let process = format!("rank 1 of this group is world rank 7, pid {pid} on ");
+        assert!(text.contains("rank 1 failed: out of memory") && text.contains(&process), "{text}");
+    });
+}
+
+#[test]
+fn members_of_an_exchange_that_do_not_join_are_named_with_their_processes() {
+    let board = Arc::new((Mutex::new(vec![Vec::new(); 2]), Gate::new(2)));
+    on_threads(2, |rank| {
+        let rendezvous = exchange_on(&board, rank);
+        if rank == 1 {
+            let Rendezvous::Exchange(mut exchange) = rendezvous else { panic!("no exchange") };
+            let place = RankId { rank, ranks: 2, local_rank: 0 };
+            let launched = Launched { rank: Some(3), local_rank: None };
+            let silent = Box::new(move |mine: &[u8]| {
+                exchange(mine)?;
+                Err("it stops here".to_owned())
+            });
+            let identity = Identity::new(place, Rendezvous::Exchange(silent)).unwrap();
+            let options = WorldOptions { launched, ..WorldOptions::new(identity) };
+            return drop(World::join(options).unwrap_err());
+        }
+        let late = Duration::from_millis(300);
+        let options = WorldOptions { late, ..options(rank, 2, rendezvous) };
+        let text = World::join(options).unwrap_err().to_string();
+        assert!(text.contains("rank 1 did not join within 0.3 s"), "{text}");
+        assert!(text.contains("rank 1 of this group is world rank 3, pid "), "{text}");
+    });
 }
 
 #[test]
@@ -175,7 +223,7 @@ fn a_wrong_secret_is_no_end_before_late_and_the_joiner_then_learns_why() {
 
 #[test]
 fn no_secret_is_refused_off_loopback_on_both_sides() {
-    for (rank, bind) in [(0, Some(Ipv4Addr::UNSPECIFIED.into())), (1, None)] {
+    for (rank, bind) in [(0, Some(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))), (1, None)] {
         let rendezvous = Rendezvous::Tcp { host: "192.0.2.1".into(), port: 9 };
         let error = World::join(WorldOptions { bind, ..options(rank, 2, rendezvous) }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
@@ -359,6 +407,37 @@ fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
     let nowhere = Meeting::new();
     let error = World::join(WorldOptions { late, ..nowhere.options(1, 2) }).unwrap_err();
     assert!(error.to_string().contains("No such file"), "{error}");
+}
+
+#[test]
+fn a_name_that_nobody_knows_is_an_error_on_every_rank_long_before_late() {
+    let late = Duration::from_secs(600);
+    let errors = on_threads(2, |rank| {
+        let nowhere = Rendezvous::Tcp { host: "no.such.host.invalid".into(), port: 9 };
+        World::join(WorldOptions { late, ..options(rank, 2, nowhere) }).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::System);
+        let text = error.to_string();
+        let says = "cannot resolve the host of rank 0, \"no.such.host.invalid\"";
+        assert!(text.contains(says) && text.contains("Fix: give all ranks"), "{text}");
+    }
+}
+
+#[test]
+fn a_host_that_is_loopback_here_is_refused_on_every_rank_where_ranks_are_on_other_hosts() {
+    let late = Duration::from_secs(600);
+    let errors = on_threads(2, |rank| {
+        let place = RankId { rank, ranks: 2, local_rank: rank };
+        let own_name = Rendezvous::Tcp { host: "LOCALHOST".into(), port: free_port() };
+        let mut identity = Identity::new(place, own_name).unwrap();
+        identity.spans_hosts = true;
+        World::join(WorldOptions { late, ..WorldOptions::new(identity) }).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.message().contains("rank 0 would listen on loopback only"), "{error}");
+    }
 }
 
 #[test]

@@ -1,8 +1,6 @@
 use std::sync::Arc;
 
 use super::super::control::{Bootstrap, Member, Timing};
-use super::super::interface::Local;
-use super::super::rendezvous::enter;
 use super::super::world::bring_up;
 use super::*;
 
@@ -32,9 +30,8 @@ impl Puppet {
         let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
         let timing = Timing { deadline: DEADLINE, late: LATE };
         let member = Member::new(place, timing, on_failure, Arc::clone(&liveness));
-        let rendezvous = Rendezvous::File { path: meeting.path() };
-        let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
-        let joined = async { tokio::time::timeout(limit, bring_up(entry, member)).await };
+        let joined =
+            async { tokio::time::timeout(limit, bring_up(meeting.enter(place), member)).await };
         let bootstrap = runtime.block_on(joined).ok()?.unwrap();
         Some(Self { runtime, bootstrap, liveness })
     }

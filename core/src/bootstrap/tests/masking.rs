@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::super::control::{Bootstrap, Farewell, Member, Timing};
-use super::super::interface::Local;
-use super::super::rendezvous::{NextStep, enter};
+use super::super::rendezvous::NextStep;
 use super::super::spoke::{Route, Spoke};
 use super::loss::Puppet;
 use super::*;
@@ -204,9 +203,9 @@ fn give_up_on_rank_0(meeting: &Meeting, rank: u32, ranks: u32) {
     let (on_failure, timing) = (meeting.on_failure, Timing { deadline: DEADLINE, late: LATE });
     let liveness = Arc::new(Liveness::new(rank, ranks, on_failure));
     let member = Member::new(place, timing, on_failure, liveness);
-    let rendezvous = Rendezvous::File { path: meeting.path() };
-    let entry = enter(place, rendezvous, Secret::none(), Local::Any).unwrap();
-    let NextStep::Spoke { target, credentials, local } = entry else { panic!("it is rank 0") };
+    let NextStep::Spoke { target, credentials, local } = meeting.enter(place) else {
+        panic!("it is rank 0")
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let route = Route { target, local };

@@ -2,6 +2,7 @@
 
 mod collectives;
 mod joining;
+mod limits;
 mod loss;
 mod masking;
 mod proofs;
@@ -11,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use super::interface::Local;
+use super::rendezvous::{NextStep, enter};
 use super::*;
 use crate::config::OnFailure;
 use crate::{Error, ErrorKind, Result};
@@ -41,6 +44,11 @@ impl Meeting {
     fn options(&self, rank: u32, ranks: u32) -> WorldOptions {
         let on_failure = self.on_failure;
         WorldOptions { on_failure, ..options(rank, ranks, Rendezvous::File { path: self.path() }) }
+    }
+
+    fn enter(&self, place: RankId) -> NextStep {
+        let identity = Identity::new(place, Rendezvous::File { path: self.path() }).unwrap();
+        enter(identity, Secret::none(), Local::Any, Launched::default()).unwrap().next
     }
 
     fn join(&self, rank: u32, ranks: u32) -> Result<World> {
