@@ -1,7 +1,8 @@
 //! Bring-up, in the order that fabrics require: resources that are fixed early come first.
 //!
 //! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange → connect
-//! → commit → plan. A rank that fails at any step reports it to the others, so that no rank waits for it.
+//! → commit → plan. Where a rank fails at any step, the bring-up fails on all ranks, so that no rank waits for it; the
+//! world, and what is open in it, goes on.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -140,16 +141,28 @@ impl Communicator {
                 Next::Anew(next) => {
                     tracing::warn!("bringing the communicator up anew: {error}");
                     ask = next;
+                    continue;
                 }
-                Next::End { tell } => {
-                    // Other ranks wait in the next collective: they must learn why it never completes.
-                    if tell {
-                        world.report_failure(&error.to_string());
-                    }
-                    return Err(error);
-                }
+                // Other ranks wait in the next collective: they must learn why it never completes.
+                Next::Refuse => members.refuse(&error),
+                Next::Leave => world.report_failure(&error.to_string()),
+                Next::End => {}
             }
+            return Err(error);
         }
+    }
+}
+
+impl Communicator {
+    /// Takes part in the bring-up that the other ranks begin, with a refusal, where this rank has no options to
+    /// [`open`](Self::open) one with. For callers that read arguments before core can. Returns `why`.
+    pub fn refuse_open(world: &World, why: Error) -> Error {
+        match world.admit(Ask::First) {
+            Ok(members) => members.refuse(&why),
+            // All ranks know of it.
+            Err(error) => tracing::debug!("refusing a bring-up that does not begin: {error}"),
+        }
+        why
     }
 }
 
@@ -204,7 +217,10 @@ fn bring_up(
     levels.agree(members, &needs)?;
     let mut transports =
         stuck.keep(levels.open(&OpenWith { members, needs: &needs, deadline: bounds.deadline })?);
-    let windows = transports.make_windows(&mut kernels, &needs)?;
+    let windows = transports.allocate_windows(&mut kernels, &needs)?;
+    // To register may be collective on a fabric, where a rank without memory would leave the others waiting.
+    members.barrier("window memory")?;
+    transports.register_windows(&windows, &needs)?;
     levels.connect(members, &mut transports, &stuck)?;
     let names = levels.link_names(&transports);
     watchdog.name_links(WatchedLinks { names, domains: levels.domains });
