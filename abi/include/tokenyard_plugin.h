@@ -1377,7 +1377,8 @@ typedef struct TyDispatch {
    */
   uint32_t reserved;
   /**
-   * `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes.
+   * `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes, of at
+   * most as many bytes as max(H, K + 1) numbers of f32, rounded up to 16 bytes.
    */
   struct TyTensor x;
   /**
