@@ -19,6 +19,7 @@ mod dtype;
 mod errors;
 mod exchange;
 mod exit;
+mod integer;
 mod memory;
 mod operations;
 mod options;

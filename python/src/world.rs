@@ -13,6 +13,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::Config;
 use crate::errors::raise;
+use crate::integer::Integer;
 use crate::owned::Owned;
 
 /// The world's settings where no config has them.
@@ -129,27 +130,32 @@ impl World {
 
 fn world_config(py: Python<'_>, config: &Option<Bound<'_, PyAny>>) -> PyResult<WorldConfig> {
     match config {
-        Some(config) => Ok(Config::read(config)?.world),
-        None => CoreConfig::parse(DEFAULT_CONFIG, "default")
-            .map(|config| config.world)
-            .map_err(|error| raise(py, &error)),
+        Some(config) => Config::read(config),
+        None => CoreConfig::parse(DEFAULT_CONFIG, "default"),
     }
+    .map(|config| config.world)
+    .map_err(|error| raise(py, &error))
 }
 
 #[pymethods]
 impl World {
     #[new]
-    #[pyo3(signature = (rank, ranks, *, exchange, local_rank=0, config=None))]
+    #[pyo3(signature = (rank, ranks, *, exchange, local_rank=Integer::Fits(0), config=None),
+           text_signature = "(rank, ranks, *, exchange, local_rank=0, config=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn py_new(
         py: Python<'_>,
-        rank: u32,
-        ranks: u32,
+        rank: Integer<u32>,
+        ranks: Integer<u32>,
         exchange: Py<PyAny>,
-        local_rank: u32,
+        local_rank: Integer<u32>,
         config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let place = RankId { rank, ranks, local_rank };
+        let read = || {
+            let (rank, ranks) = (rank.get("rank")?, ranks.get("ranks")?);
+            Ok(RankId { rank, ranks, local_rank: local_rank.get("local_rank")? })
+        };
+        let place = read().map_err(|error| raise(py, &error))?;
         Self::join(py, place, Gather::Function(exchange), &config)
     }
 
