@@ -20,6 +20,7 @@ mod errors;
 mod exchange;
 mod exit;
 mod integer;
+mod log;
 mod memory;
 mod operations;
 mod options;
@@ -96,5 +97,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<output::Handle>()?;
     module.add_class::<array::Array>()?;
     owned::register()?;
+    log::register();
     exit::register(module)
 }
