@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Communicator;
+use super::attended;
 use super::claims::Claims;
 use super::components::{Components, OpenComponents};
 use super::levels::{LevelReport, Levels, OpenWith, windows_of};
@@ -128,8 +129,19 @@ impl Communicator {
     /// come back do so here, and a rank that is lost meanwhile is left out.
     ///
     /// # Errors
-    /// Every disagreement of [`Config`], components and ranks, on every rank, with the fix.
+    /// Every disagreement of [`Config`], components and ranks, on every rank, with the fix. What one rank alone meets is
+    /// [`ErrorKind::Refused`] on the others, and the world goes on. [`ErrorKind::Transport`] names a component that does
+    /// not come back from a call within `late_ms`; this rank then leaves the world.
     pub fn open(world: &Arc<World>, config: &Config, options: CommunicatorOptions) -> Result<Self> {
+        let (own, copy) = (Arc::clone(world), config.clone());
+        attended::run(world, config, move || Self::open_here(&own, &copy, options))
+    }
+
+    fn open_here(
+        world: &Arc<World>,
+        config: &Config,
+        options: CommunicatorOptions,
+    ) -> Result<Self> {
         let mut ask = Ask::First;
         loop {
             let members = world.admit(ask)?;
