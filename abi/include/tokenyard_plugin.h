@@ -1377,7 +1377,8 @@ typedef struct TyDispatch {
    */
   uint32_t reserved;
   /**
-   * `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes.
+   * `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes, of at
+   * most as many bytes as max(H, K + 1) numbers of f32, rounded up to 16 bytes.
    */
   struct TyTensor x;
   /**
@@ -1834,9 +1835,10 @@ typedef struct TyServeRing {
  * A transport. A vendor fills this structure to contribute a fabric.
  *
  * Thread rules: the host calls *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`,
- * `register`, `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) on one thread that may
- * block. One thread at a time calls *hot* slots (`post`, `poll`, `read_signal`) of one queue; different
- * threads may use different queues at once. `health` may be called from any thread.
+ * `register`, `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) on one thread at a time,
+ * which may block: up to `serve_ring` it is a thread of the bring-up. One thread at a time calls *hot*
+ * slots (`post`, `poll`, `read_signal`) of one queue; different threads may use different queues at
+ * once. `health` may be called from any thread.
  *
  * Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
  * `connect` per peer, `commit`, (`serve_ring`,) then hot slots, then `close`.

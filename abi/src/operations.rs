@@ -112,7 +112,8 @@ pub struct TyDispatch {
     pub exchange: u32,
     /// Zero.
     pub reserved: u32,
-    /// `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes.
+    /// `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes, of at
+    /// most as many bytes as max(H, K + 1) numbers of f32, rounded up to 16 bytes.
     pub x: TyTensor,
     /// `[T, S]` of 4-byte elements, any strides; absent unless the caller has quantised the rows.
     pub scales: TyTensor,

@@ -175,9 +175,10 @@ pub struct TyEvent {
 /// A transport. A vendor fills this structure to contribute a fabric.
 ///
 /// Thread rules: the host calls *cold* slots (`probe`, `open`, `close`, `memory_needs`, `alloc`,
-/// `register`, `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) on one thread that may
-/// block. One thread at a time calls *hot* slots (`post`, `poll`, `read_signal`) of one queue; different
-/// threads may use different queues at once. `health` may be called from any thread.
+/// `register`, `endpoint`, `connect`, `commit`, `serve_ring`, `peer_address`) on one thread at a time,
+/// which may block: up to `serve_ring` it is a thread of the bring-up. One thread at a time calls *hot*
+/// slots (`post`, `poll`, `read_signal`) of one queue; different threads may use different queues at
+/// once. `health` may be called from any thread.
 ///
 /// Order of calls: `probe`, `open`, `memory_needs`, (`alloc`,) `register` per window, `endpoint` and
 /// `connect` per peer, `commit`, (`serve_ring`,) then hot slots, then `close`.

@@ -12,6 +12,10 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard_core::Error;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::run::ToLauncher;
 
 /// Version of the JSON documents; grows when a field changes its meaning or goes away.
 ///
@@ -34,11 +38,10 @@ pub(crate) fn init_log() {
         ));
         EnvFilter::new("warn")
     });
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(colours(std::io::stderr().is_terminal()))
-        .init();
+        .with_ansi(colours(std::io::stderr().is_terminal()));
+    tracing_subscriber::registry().with(filter).with(lines).with(ToLauncher).init();
 }
 
 /// Whether to use colours, as <https://no-color.org> asks.

@@ -3,9 +3,10 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
-use common::{Config, expect_code, json, stderr, stdout, tokenyard};
+use common::{Config, Library, expect_code, json, stderr, stdout, tokenyard};
 
 fn call(arguments: &[&str]) -> Output {
     tokenyard().args(arguments).output().unwrap()
@@ -330,19 +331,24 @@ fn each_of_several_errors_of_a_config_begins_as_an_error() {
 }
 
 #[test]
-fn a_run_shows_the_warnings_of_ranks_without_a_wish_for_their_log() {
-    let config = Config::with("[kernels.cpuu]\nthreads = 1");
+fn a_run_shows_each_warning_of_its_ranks_once_without_a_wish_for_their_log() {
+    let (library, mode) = (Library::new(""), std::fs::Permissions::from_mode(0o666));
+    std::fs::set_permissions(library.file(), mode).unwrap();
+    let paths = [library.file()];
+    let config =
+        Config::with(&format!("[plugins]\npaths = {paths:?}\n[kernels.cpuu]\nthreads = 1"));
     let output = tokenyard()
         .env_remove("TOKENYARD_LOG")
-        .args(["run", config.path().to_str().unwrap(), "--ranks", "2", "--steps", "1"])
+        .args(["run", config.path().to_str().unwrap(), "--ranks", "4", "--steps", "1"])
         .output()
         .unwrap();
     expect_code(&output, 0);
-    let text = stdout(&output);
-    let found = text.lines().any(|line| {
-        line.starts_with("warning: ") && line.contains("no component is called `cpuu` here")
-    });
-    assert!(found, "{text}");
+    let (text, shown) = (stderr(&output), stdout(&output));
+    for words in ["no component is called `cpuu` here", "libearly.so, mode 0666"] {
+        let found: Vec<_> = text.lines().filter(|line| line.contains(words)).collect();
+        assert!(matches!(found[..], [line] if line.contains("] warning: ")), "{words}: {text}");
+        assert!(!shown.contains(words), "{shown}");
+    }
 }
 
 #[test]

@@ -10,13 +10,13 @@ use tokenyard_conformance::exchange::options;
 use tokenyard_conformance::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_conformance::round::Round;
-use tokenyard_core::Result;
 use tokenyard_core::abi::TY_CAP_MANUAL_PROGRESS;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::find_transport;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Transport, TransportOpen};
+use tokenyard_core::{ErrorKind, Result};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 
@@ -24,12 +24,14 @@ use tracing::span::{Attributes, Id, Record};
 #[derive(Default)]
 struct State {
     hangs: bool,
-    /// Threads that are inside `progress` and do not return.
+    /// The call of a bring-up that does not return.
+    hangs_in: &'static str,
+    /// Threads that are inside `progress`, or that call, and do not return.
     inside: u32,
     closed: u32,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { hangs: false, inside: 0, closed: 0 });
+static STATE: Mutex<State> = Mutex::new(State { hangs: false, hangs_in: "", inside: 0, closed: 0 });
 static CHANGED: Condvar = Condvar::new();
 static LOG: Mutex<String> = Mutex::new(String::new());
 static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -54,6 +56,7 @@ impl Transport for Hanging {
     }
 
     fn open(settings: Settings, open: &TransportOpen<'_>) -> Result<Self> {
+        hang_in("open");
         let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), open)?;
         Ok(Self { memory: inner.memory_needs()?, inner, after: settings.after })
     }
@@ -63,8 +66,14 @@ impl Transport for Hanging {
     }
 
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        hang_in("connect");
         await_hanging(self.after);
         self.inner.connect(peer, data)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        hang_in("commit");
+        self.inner.commit()
     }
 
     fn progress(&self) -> std::result::Result<bool, i32> {
@@ -87,6 +96,7 @@ impl Transport for Hanging {
 impl Drop for Hanging {
     fn drop(&mut self) {
         STATE.lock().unwrap().closed += 1;
+        CHANGED.notify_all();
     }
 }
 
@@ -151,10 +161,21 @@ fn await_hanging(threads: u32) {
     drop(CHANGED.wait_while(state, |state| state.inside < threads).unwrap());
 }
 
+/// Does not return from this call of a bring-up, if it is the one that hangs.
+fn hang_in(call: &str) {
+    let mut state = STATE.lock().unwrap();
+    if state.hangs_in == call {
+        state.inside += 1;
+        let mut state = CHANGED.wait_while(state, |state| state.hangs_in == call).unwrap();
+        state.inside -= 1;
+        CHANGED.notify_all();
+    }
+}
+
 /// Lets the threads that hang return, into transports that must still exist.
 fn release() {
     let mut state = STATE.lock().unwrap();
-    state.hangs = false;
+    (state.hangs, state.hangs_in) = (false, "");
     CHANGED.notify_all();
     drop(CHANGED.wait_while(state, |state| state.inside > 0).unwrap());
 }
@@ -209,4 +230,27 @@ fn a_bring_up_fails_where_progress_hangs_and_says_so() {
     release();
     let text = "transport `hanging` has not come back from `progress`";
     assert!(errors.iter().any(|error| error.contains(text)), "{errors:?}");
+}
+
+#[test]
+fn a_bring_up_ends_where_a_transport_does_not_come_back_from_a_call_and_names_both() {
+    for call in ["open", "connect", "commit"] {
+        let (_alone, mut config) = set_up("");
+        config.world.late = Duration::from_millis(1500);
+        STATE.lock().unwrap().hangs_in = call;
+        let errors = in_threads(2, &config, |world| {
+            Communicator::open(world, &config, options(&case(2))).unwrap_err()
+        })
+        .unwrap();
+        assert_eq!(closed(), 0, "a thread is still inside");
+        release();
+        // The threads end their bring-ups, and what these have opened.
+        let state = STATE.lock().unwrap();
+        drop(CHANGED.wait_while(state, |state| state.closed < 2).unwrap());
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Transport, "{error}");
+            let says = format!("transport `hanging` is inside of `{call}`");
+            assert!(error.to_string().contains(&says), "{error}");
+        }
+    }
 }

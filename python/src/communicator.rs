@@ -12,9 +12,10 @@ use crate::array::Array;
 use crate::config::Config;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
+use crate::integer::Integer;
 use crate::operations::{
     self, CallStream, CombineArguments, Counted, DispatchArguments, Forms, Given, Giving, Order,
-    PendingCombine, PendingDispatch, PendingReplay, ReplayArguments, Sums,
+    PendingCombine, PendingDispatch, PendingReplay, ReplayArguments, StreamArguments, Sums,
 };
 use crate::options;
 use crate::output::{Handle, Received};
@@ -52,27 +53,48 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (world, config, experts, topk, hidden, max_tokens, *, in_flight=2, handles=8))]
+    #[pyo3(signature = (world, config, experts, topk, hidden, max_tokens, *, in_flight=Integer::Fits(2),
+                        handles=Integer::Fits(8)),
+           text_signature = "(world, config, experts, topk, hidden, max_tokens, *, in_flight=2, handles=8)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn new(
         py: Python<'_>,
         world: &World,
         config: &Bound<'_, PyAny>,
-        experts: u32,
-        topk: u32,
-        hidden: u32,
-        max_tokens: u32,
-        in_flight: u32,
-        handles: u32,
+        experts: Integer<u32>,
+        topk: Integer<u32>,
+        hidden: Integer<u32>,
+        max_tokens: Integer<u32>,
+        in_flight: Integer<u32>,
+        handles: Integer<u32>,
     ) -> PyResult<Self> {
-        let config = Config::read(config)?;
-        if config.kernels.name == "cuda" {
-            // The loader does not look where pip puts CUDA's compiler.
-            py.import("tokenyard._nvrtc")?.call_method0("preload")?;
-        }
         let world = world.core().map_err(|error| raise(py, &error))?;
-        let options = CommunicatorOptions { experts, topk, hidden, max_tokens, in_flight, handles };
-        let opened = py.detach(|| CoreCommunicator::open(world.get()?, &config, options));
+        let read = || {
+            let options = CommunicatorOptions {
+                experts: experts.get("experts")?,
+                topk: topk.get("topk")?,
+                hidden: hidden.get("hidden")?,
+                max_tokens: max_tokens.get("max_tokens")?,
+                in_flight: in_flight.get("in_flight")?,
+                handles: handles.get("handles")?,
+            };
+            let config = Config::read(config)?;
+            if config.kernels.name == "cuda" {
+                // The loader does not look where pip puts CUDA's compiler.
+                let preloaded =
+                    py.import("tokenyard._nvrtc").and_then(|nvrtc| nvrtc.call_method0("preload"));
+                preloaded.map_err(|raised| invalid(format!("cannot preload NVRTC: {raised}")))?;
+            }
+            Ok((config, options))
+        };
+        let read = read();
+        let opened = py.detach(|| {
+            let world = world.get()?;
+            match read {
+                Ok((config, options)) => CoreCommunicator::open(world, &config, options),
+                Err(why) => Err(CoreCommunicator::refuse_open(world, why)),
+            }
+        });
         let comm = opened.map_err(|error| raise(py, &error))?;
         let shared = Arc::new(Shared::new(comm, world));
         exit::remember(Arc::downgrade(&shared));
@@ -104,10 +126,14 @@ impl Communicator {
     /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError,
     /// RefusedError, FullError: nothing was moved. DeadlineError, PeerLostError, TransportError: the
     /// communicator is closed.
-    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
+    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=Integer::Fits(1),
                         zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
                         without_sync=false, expert_totals=None, waited_ns=None, scale_layout="row_major",
-                        source_index="rank_and_token"))]
+                        source_index="rank_and_token"),
+           text_signature = "($self, x, topk_idx, topk_weights=None, *, scales=None, layout='flat', alignment=1, \
+                             zero_padding=False, cast=None, worst_case=False, max_tokens=None, stream=None, \
+                             without_sync=False, expert_totals=None, waited_ns=None, scale_layout='row_major', \
+                             source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch(
         &self,
@@ -117,19 +143,19 @@ impl Communicator {
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
         layout: &str,
-        alignment: u32,
+        alignment: Integer<u32>,
         zero_padding: bool,
         cast: Option<&str>,
         worst_case: bool,
-        max_tokens: Option<u32>,
-        stream: Option<usize>,
+        max_tokens: Option<Integer<u32>>,
+        stream: Option<Integer<usize>>,
         without_sync: bool,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
         scale_layout: &str,
         source_index: &str,
     ) -> PyResult<(Received, Handle)> {
-        let stream = CallStream { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let counted = Counted { expert_totals, waited_ns };
         let forms = Forms { scale_layout, source_index };
@@ -149,10 +175,14 @@ impl Communicator {
     }
 
     /// The first half of `dispatch`, with its arguments: compute, then call `recv()` of the result.
-    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=1,
+    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=Integer::Fits(1),
                         zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
                         without_sync=false, expert_totals=None, waited_ns=None, scale_layout="row_major",
-                        source_index="rank_and_token"))]
+                        source_index="rank_and_token"),
+           text_signature = "($self, x, topk_idx, topk_weights=None, *, scales=None, layout='flat', alignment=1, \
+                             zero_padding=False, cast=None, worst_case=False, max_tokens=None, stream=None, \
+                             without_sync=False, expert_totals=None, waited_ns=None, scale_layout='row_major', \
+                             source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch_send(
         &self,
@@ -162,19 +192,19 @@ impl Communicator {
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
         layout: &str,
-        alignment: u32,
+        alignment: Integer<u32>,
         zero_padding: bool,
         cast: Option<&str>,
         worst_case: bool,
-        max_tokens: Option<u32>,
-        stream: Option<usize>,
+        max_tokens: Option<Integer<u32>>,
+        stream: Option<Integer<usize>>,
         without_sync: bool,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
         scale_layout: &str,
         source_index: &str,
     ) -> PyResult<PendingDispatch> {
-        let stream = CallStream { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let counted = Counted { expert_totals, waited_ns };
         let forms = Forms { scale_layout, source_index };
@@ -206,12 +236,12 @@ impl Communicator {
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
         cast: Option<&str>,
-        stream: Option<usize>,
+        stream: Option<Integer<usize>>,
         without_sync: bool,
         scale_layout: &str,
         source_index: &str,
     ) -> PyResult<Received> {
-        let stream = CallStream { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync };
         let forms = Forms { scale_layout, source_index };
         let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, forms, stream };
         operations::replay(py, &self.shared, &arguments)
@@ -229,12 +259,12 @@ impl Communicator {
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
         cast: Option<&str>,
-        stream: Option<usize>,
+        stream: Option<Integer<usize>>,
         without_sync: bool,
         scale_layout: &str,
         source_index: &str,
     ) -> PyResult<PendingReplay> {
-        let stream = CallStream { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync };
         let forms = Forms { scale_layout, source_index };
         let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, forms, stream };
         operations::replay_send(py, &self.shared, &arguments)
@@ -283,11 +313,11 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
-        stream: Option<usize>,
+        stream: Option<Integer<usize>>,
         without_sync: bool,
         waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
-        let stream = CallStream { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
         let sums =
             Sums { weighted, topk_weights, topk_idx, round_once, compress, sum_weights, waited_ns };
@@ -316,11 +346,11 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
-        stream: Option<usize>,
+        stream: Option<Integer<usize>>,
         without_sync: bool,
         waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PendingCombine> {
-        let stream = CallStream { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync };
         let outputs = [out, out_weights, missing];
         let sums =
             Sums { weighted, topk_weights, topk_idx, round_once, compress, sum_weights, waited_ns };
@@ -335,7 +365,8 @@ impl Communicator {
     /// `operation` is `"dispatch"`, `"replay"` or `"combine"`; for a combine with `topk_weights` it is `"replay"`.
     /// `layout` is that of the other ranks' dispatch, or of the dispatch of the handle. In the capture of a graph raise
     /// instead: no other rank waits there.
-    #[pyo3(signature = (operation, why, *, layout="flat", alignment=1, zero_padding=false))]
+    #[pyo3(signature = (operation, why, *, layout="flat", alignment=Integer::Fits(1), zero_padding=false),
+           text_signature = "($self, operation, why, *, layout='flat', alignment=1, zero_padding=False)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn refuse(
         &self,
@@ -343,12 +374,14 @@ impl Communicator {
         operation: &str,
         why: String,
         layout: &str,
-        alignment: u32,
+        alignment: Integer<u32>,
         zero_padding: bool,
     ) -> PyResult<()> {
-        let layout =
-            options::layout(layout, alignment, zero_padding).map_err(|error| raise(py, &error))?;
-        let call = options::refused_call(operation, layout).map_err(|error| raise(py, &error))?;
+        let read = || {
+            let layout = options::layout(layout, alignment.get("alignment")?, zero_padding)?;
+            options::refused_call(operation, layout)
+        };
+        let call = read().map_err(|error| raise(py, &error))?;
         let stream = CallStream { raw: None, without_sync: false };
         Err(operations::refuse(py, &self.shared, stream, call, invalid(why)))
     }
@@ -377,7 +410,7 @@ impl Communicator {
         &self,
         py: Python<'_>,
         received: &Received,
-        stream: Option<usize>,
+        stream: Option<Integer<usize>>,
         outputs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         operations::copy_out(py, &self.shared, received, stream, outputs)
@@ -445,7 +478,7 @@ impl Communicator {
         rank_tokens: &Bound<'_, PyAny>,
         expert_tokens: &Bound<'_, PyAny>,
         is_token_in_rank: &Bound<'_, PyAny>,
-        stream: usize,
+        stream: Integer<usize>,
     ) -> PyResult<bool> {
         let tensors = [topk_idx, rank_tokens, expert_tokens, is_token_in_rank];
         operations::count_routing(py, &self.shared, tensors, stream)
@@ -455,7 +488,7 @@ impl Communicator {
     /// here. The memory of what was dropped is used again once they, too, have passed what they have now. Local.
     ///
     /// Raises InvalidInputError where the communicator has no streams, and for a stream that is captured.
-    fn release_after(&self, py: Python<'_>, streams: Vec<usize>) -> PyResult<()> {
+    fn release_after(&self, py: Python<'_>, streams: Vec<Integer<usize>>) -> PyResult<()> {
         operations::release_after(py, &self.shared, &streams)
     }
 
@@ -481,13 +514,16 @@ impl Communicator {
     }
 
     /// Leaves a rank out of this rank's operations. Local.
-    fn mask_rank(&self, py: Python<'_>, rank: u32) -> PyResult<()> {
-        self.shared.call(py, |comm| comm.mask_rank(rank))
+    fn mask_rank(&self, py: Python<'_>, rank: Integer<u32>) -> PyResult<()> {
+        self.shared.call(py, |comm| comm.mask_rank(rank.get("rank")?))
     }
 
     /// Takes a rank back. Collective.
-    fn unmask_rank(&self, py: Python<'_>, rank: u32) -> PyResult<()> {
-        self.shared.call(py, |comm| comm.unmask_rank(rank))
+    fn unmask_rank(&self, py: Python<'_>, rank: Integer<u32>) -> PyResult<()> {
+        self.shared.call(py, |comm| match rank.get("rank") {
+            Ok(rank) => comm.unmask_rank(rank),
+            Err(why) => Err(comm.refuse_unmask(why)),
+        })
     }
 
     /// Takes all ranks back that are not lost. Collective.

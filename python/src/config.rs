@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tokenyard_core::config::Config as CoreConfig;
-use tokenyard_core::{Error, ErrorKind};
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::errors::{invalid, raise};
+use crate::integer::Integer;
 
 /// A config that was read and checked: who takes part, and which components do the work.
 #[pyclass(frozen, module = "tokenyard")]
@@ -19,17 +20,17 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::load`]; an object that is neither.
-    pub(crate) fn read(argument: &Bound<'_, PyAny>) -> PyResult<CoreConfig> {
+    pub(crate) fn read(argument: &Bound<'_, PyAny>) -> Result<CoreConfig> {
         if let Ok(config) = argument.cast::<Self>() {
             return Ok(config.get().core.clone());
         }
-        let py = argument.py();
         let Ok(path) = argument.extract::<PathBuf>() else {
-            let found = argument.get_type().name()?;
+            let found = argument.get_type().name();
+            let found = found.map_or_else(|_| "an object".into(), |name| name.to_string());
             let text = format!("config: found {found}; expected a tokenyard.Config or a path");
-            return Err(raise(py, &invalid(text)));
+            return Err(invalid(text));
         };
-        CoreConfig::load(&path).map_err(|error| raise(py, &error))
+        CoreConfig::load(&path)
     }
 }
 
@@ -60,16 +61,23 @@ impl Config {
     ///
     /// Raises ConfigError for another name, or another `decode`.
     #[staticmethod]
-    #[pyo3(signature = (name, *, deadline_ms=30_000, late_ms=1_800_000, decode="direct", sms=None))]
+    #[pyo3(signature = (name, *, deadline_ms=Integer::Fits(30_000), late_ms=Integer::Fits(1_800_000),
+                        decode="direct", sms=None),
+           text_signature = "(name, *, deadline_ms=30_000, late_ms=1_800_000, decode='direct', sms=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn built_in(
         py: Python<'_>,
         name: &str,
-        deadline_ms: u64,
-        late_ms: u64,
+        deadline_ms: Integer<u64>,
+        late_ms: Integer<u64>,
         decode: &str,
-        sms: Option<u32>,
+        sms: Option<Integer<u32>>,
     ) -> PyResult<Self> {
+        let read = || {
+            let sms = sms.map(|sms| sms.get("sms")).transpose()?;
+            Ok((deadline_ms.get("deadline_ms")?, late_ms.get("late_ms")?, sms))
+        };
+        let (deadline_ms, late_ms, sms) = read().map_err(|error: Error| raise(py, &error))?;
         let (kernels, transport) = match name {
             "cpu" => ("cpu", "shm"),
             "nvlink" => ("cuda", "nvlink"),

@@ -7,6 +7,7 @@ use tokenyard_core::moe::{DType, RoutingCounts, Shape, TopkScratch, validate_top
 
 use crate::array::Array;
 use crate::errors::{invalid, raise};
+use crate::integer::Integer;
 use crate::tensor::Tensor;
 
 /// How many of these tokens go where: `(rank_tokens, expert_tokens, is_token_in_rank)`, which DeepEP calls a dispatch
@@ -21,10 +22,11 @@ use crate::tensor::Tensor;
 pub(crate) fn routing_counts(
     py: Python<'_>,
     topk_idx: &Bound<'_, PyAny>,
-    experts: u32,
-    ranks: u32,
+    experts: Integer<u32>,
+    ranks: Integer<u32>,
 ) -> PyResult<(Array, Array, Array)> {
-    count(topk_idx, experts, ranks).map_err(|error| raise(py, &error))
+    let read = || count(topk_idx, experts.get("experts")?, ranks.get("ranks")?);
+    read().map_err(|error| raise(py, &error))
 }
 
 fn count(topk_idx: &Bound<'_, PyAny>, experts: u32, ranks: u32) -> Result<(Array, Array, Array)> {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use crate::log;
 use crate::shared::Shared;
 
 /// Every communicator that may be open.
@@ -35,6 +36,7 @@ pub(crate) fn is_near() -> bool {
 /// Ends the waits of other threads.
 #[pyfunction]
 fn end_waits(py: Python<'_>) {
+    log::flush(py);
     ENDS.store(true, Ordering::Release);
     let open = OPEN.lock().map(|open| open.clone()).unwrap_or_default();
     py.detach(|| {

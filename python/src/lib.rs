@@ -20,6 +20,8 @@ mod errors;
 mod exchange;
 mod exit;
 mod gather;
+mod integer;
+mod log;
 mod memory;
 mod operations;
 mod options;
@@ -96,5 +98,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<output::Handle>()?;
     module.add_class::<array::Array>()?;
     owned::register()?;
+    log::register();
     exit::register(module)
 }

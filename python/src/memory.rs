@@ -11,6 +11,7 @@ use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
 
 use crate::config::Config;
 use crate::errors::raise;
+use crate::integer::Integer;
 
 /// The longest put: larger than any row, so that no row is split. Its exact value does not matter.
 const LARGEST_PUT: u64 = 1 << 40;
@@ -24,28 +25,41 @@ const LARGEST_PUT: u64 = 1 << 40;
 ///
 /// Local: nothing is opened. Raises InvalidInputError, ConfigError; UnsupportedError for another kernel set.
 #[pyfunction]
-#[pyo3(signature = (config, ranks, experts, topk, hidden, max_tokens, *, domains=1, in_flight=2, handles=8))]
+#[pyo3(signature = (config, ranks, experts, topk, hidden, max_tokens, *, domains=Integer::Fits(1),
+                    in_flight=Integer::Fits(2), handles=Integer::Fits(8)),
+       text_signature = "(config, ranks, experts, topk, hidden, max_tokens, *, domains=1, in_flight=2, handles=8)")]
 #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
 pub(crate) fn memory_needed<'py>(
     py: Python<'py>,
     config: &Bound<'py, PyAny>,
-    ranks: u32,
-    experts: u32,
-    topk: u32,
-    hidden: u32,
-    max_tokens: u32,
-    domains: u32,
-    in_flight: u32,
-    handles: u32,
+    ranks: Integer<u32>,
+    experts: Integer<u32>,
+    topk: Integer<u32>,
+    hidden: Integer<u32>,
+    max_tokens: Integer<u32>,
+    domains: Integer<u32>,
+    in_flight: Integer<u32>,
+    handles: Integer<u32>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let config = Config::read(config)?;
-    let shape = Shape { ranks, experts, topk, hidden, max_tokens };
-    let spread = Spread { in_flight, domains };
-    let (sizes, one) = sizes(&config, shape, spread).map_err(|error| raise(py, &error))?;
+    let read = || {
+        let shape = Shape {
+            ranks: ranks.get("ranks")?,
+            experts: experts.get("experts")?,
+            topk: topk.get("topk")?,
+            hidden: hidden.get("hidden")?,
+            max_tokens: max_tokens.get("max_tokens")?,
+        };
+        let spread =
+            Spread { in_flight: in_flight.get("in_flight")?, domains: domains.get("domains")? };
+        let handles = handles.get("handles")?;
+        let (sizes, one) = sizes(&Config::read(config)?, shape, spread)?;
+        Ok((sizes, one * u64::from(handles)))
+    };
+    let (sizes, handles) = read().map_err(|error| raise(py, &error))?;
     let bytes = PyDict::new(py);
     bytes.set_item("control", sizes.control_bytes)?;
     bytes.set_item("arena", sizes.arena_bytes)?;
-    bytes.set_item("handles", one * u64::from(handles))?;
+    bytes.set_item("handles", handles)?;
     Ok(bytes)
 }
 

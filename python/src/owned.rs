@@ -13,6 +13,11 @@ use tokenyard_core::{Error, ErrorKind, Result};
 /// The id of this process. Each operation needs it several times, and to ask the system takes longer than to read it.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
+/// The id of this process.
+pub(crate) fn process() -> u32 {
+    PROCESS.load(Ordering::Relaxed)
+}
+
 /// Asks for the id of this process.
 extern "C" fn note_process() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
@@ -38,11 +43,11 @@ pub(crate) struct Owned<T> {
 
 impl<T> Owned<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { value: ManuallyDrop::new(value), process: PROCESS.load(Ordering::Relaxed) }
+        Self { value: ManuallyDrop::new(value), process: process() }
     }
 
     fn is_mine(&self) -> bool {
-        self.process == PROCESS.load(Ordering::Relaxed)
+        self.process == process()
     }
 
     /// The value.

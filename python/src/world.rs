@@ -15,6 +15,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::config::Config;
 use crate::errors::raise;
 use crate::gather::{Failure, Gather, gpu_of_torch};
+use crate::integer::Integer;
 use crate::owned::Owned;
 
 /// The world's settings where no config has them.
@@ -150,11 +151,11 @@ impl World {
 
 fn world_config(py: Python<'_>, config: &Option<Bound<'_, PyAny>>) -> PyResult<WorldConfig> {
     match config {
-        Some(config) => Ok(Config::read(config)?.world),
-        None => CoreConfig::parse(DEFAULT_CONFIG, "default")
-            .map(|config| config.world)
-            .map_err(|error| raise(py, &error)),
+        Some(config) => Config::read(config),
+        None => CoreConfig::parse(DEFAULT_CONFIG, "default"),
     }
+    .map(|config| config.world)
+    .map_err(|error| raise(py, &error))
 }
 
 #[pymethods]
@@ -164,15 +165,20 @@ impl World {
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn py_new(
         py: Python<'_>,
-        rank: u32,
-        ranks: u32,
+        rank: Integer<u32>,
+        ranks: Integer<u32>,
         exchange: Py<PyAny>,
-        local_rank: Option<u32>,
+        local_rank: Option<Integer<u32>>,
         config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let local_rank = local_rank.or_else(|| local_rank_of_environment(&environment));
-        let launched = Launched { rank: None, local_rank };
-        let joiner = Joiner { rank, ranks, launched, gather: Gather::Function(exchange) };
+        let read = || {
+            let local_rank = local_rank.map(|given| given.get("local_rank")).transpose()?;
+            let local_rank = local_rank.or_else(|| local_rank_of_environment(&environment));
+            let launched = Launched { rank: None, local_rank };
+            let (rank, ranks) = (rank.get("rank")?, ranks.get("ranks")?);
+            Ok(Joiner { rank, ranks, launched, gather: Gather::Function(exchange) })
+        };
+        let joiner = read().map_err(|error| raise(py, &error))?;
         Self::join(py, joiner, &config)
     }
 

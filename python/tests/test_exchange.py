@@ -209,7 +209,11 @@ def forms(world, case):
                 comm.release_after([0])
 
 
-@every_case
+# Their weights are wider than their rows.
+SMALL = [Case(2, seed=8, experts=64, topk=32, hidden=32), Case(4, seed=8, topk=8, hidden=4)]
+
+
+@pytest.mark.parametrize("case", [*CASES, *SMALL])
 def test_a_combine_may_bring_weights_and_leave_experts_out(ranks, case):
     ranks(case.ranks, forms, case)
 

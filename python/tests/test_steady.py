@@ -108,3 +108,17 @@ def test_five_thousand_more_steps_take_no_more_memory(ranks, loop):
         assert all_steps[0] - half[0] < MOST, f"rank {rank}: {half} bytes, then {all_steps}"
         # The kernel counts pages of the arena, too, when they are first used.
         assert all_steps[1] - half[1] < 8 << 20, f"rank {rank}: {half} bytes, then {all_steps}"
+
+
+def openings(world):
+    found = []
+    for number in range(50):
+        if number in (10, 49):
+            found.append(allocated()[0])
+        tokenyard.Communicator(world, config(), experts=2, topk=2, hidden=8, max_tokens=2).close()
+    return found
+
+
+def test_forty_more_openings_take_no_more_memory(ranks):
+    for rank, (early, late) in enumerate(ranks(2, openings)):
+        assert late - early < 4 * MOST, f"rank {rank}: {early} bytes, then {late}"

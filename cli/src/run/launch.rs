@@ -1,5 +1,6 @@
 //! Starts the ranks, reads their messages, and reports the result.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -49,7 +50,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
         args: rank_arguments(parts.as_ref()),
         ranks: plan.case.ranks as u32,
         env: Vec::new(),
-        // A requested log is shown; otherwise the messages of the ranks contain all that is needed.
+        // A requested log is shown; otherwise the messages of the ranks contain all that is needed, warnings too.
         stderr: match std::env::var_os(LOG_VARIABLE) {
             Some(_) => Stderr::Inherit,
             None => Stderr::Capture,
@@ -136,6 +137,8 @@ struct Heard {
     steps: u32,
     /// Steps that rank 0 has done.
     done: u32,
+    /// Warnings that were shown.
+    warned: BTreeSet<String>,
     deadline: Duration,
     /// Whether ranks go on without a lost one.
     masks: bool,
@@ -153,6 +156,7 @@ impl Heard {
             stages: vec![Stage::Starting; ranks],
             steps,
             done: 0,
+            warned: BTreeSet::new(),
             deadline: world.deadline,
             masks: world.on_failure == OnFailure::Mask,
             give_up: None,
@@ -253,6 +257,12 @@ impl Heard {
                     }
                 }
                 Ok(Message::Opened(_) | Message::Step { .. }) => {}
+                // All ranks may warn of the same.
+                Ok(Message::Warned { text }) => {
+                    if self.warned.insert(text.clone()) {
+                        People::errors().say(format_args!("[rank {rank}] warning: {text}"));
+                    }
+                }
                 // A plugin may print. Its lines are no messages, and must not go to standard
                 // output.
                 Err(_) => People::errors().say(format_args!("[rank {rank}] {line}")),

@@ -22,6 +22,8 @@ pub(crate) enum Message {
     Done(RankResult),
     /// The rank ends because of an error.
     Failed(Failure),
+    /// A warning of its log.
+    Warned { text: String },
 }
 
 /// Facts of an open communicator; the same on all ranks except for the window sizes.

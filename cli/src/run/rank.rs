@@ -19,7 +19,7 @@ use super::plan::Plan;
 use super::results::RankTally;
 use super::summary::Summary;
 use super::times::{Times, settle};
-use super::{RunArgs, Verdict, results};
+use super::{RunArgs, Verdict, results, warnings};
 use crate::output::{People, print_json};
 use crate::{preload, signals, writable};
 
@@ -40,6 +40,9 @@ struct Rank<'a> {
 pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let launched = tokenyard_launch::adopt()?;
     signals::report_to_launcher(launched);
+    if launched {
+        warnings::tell_launcher();
+    }
     let mut name = "rank".to_owned();
     let end = Rank::join(args, launched).map_err(Failure::from).and_then(|rank| {
         name = format!("rank {}", rank.world.rank());

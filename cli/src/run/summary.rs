@@ -153,9 +153,6 @@ impl<'a> Summary<'a> {
             if let Some(line) = nics_line(&opened.report) {
                 people.say(line);
             }
-            for warning in warnings(&opened.report) {
-                people.say(format_args!("{} {warning}", people.paint(Style::Warn, "warning:")));
-            }
         }
         if self.ranks.is_empty() {
             return;
@@ -339,11 +336,6 @@ fn layout_words(layout: Layout) -> String {
         }
         Layout::Packed => "packed layout".to_owned(),
     }
-}
-
-/// The warnings of the ranks while they opened the communicator. Their log is shown only where it was asked for.
-fn warnings(report: &serde_json::Value) -> impl Iterator<Item = &str> {
-    report["warnings"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str)
 }
 
 fn components_line(opened: &Opened) -> String {

@@ -63,12 +63,18 @@ pub(super) fn result_of(op: Op, kind: FrameKind, payload: &[u8], ranks: u32) -> 
         Op::AllGather | Op::Exchange => ranks as usize,
         Op::Barrier | Op::Agree => 0,
         Op::Admit => 1,
+        // Never an outcome: a refusal has a verdict.
+        Op::Refuse => 0,
     };
     if kind == FrameKind::Outcome {
         return decode_outcome(payload, items).map(|(round, items)| Outcome { round, items });
     }
-    let (_, CollectiveFailure { kind, text }): (u64, _) = decode(payload)?;
+    let (_, CollectiveFailure { kind, rank, text }): (u64, _) = decode(payload)?;
     let error = Error::new(kind, op.name(), text);
+    let error = match rank {
+        Some(rank) => error.with_rank(rank),
+        None => error,
+    };
     Err(match kind {
         ErrorKind::Mismatch => error.with_fix("run every rank with the same code and config"),
         ErrorKind::Deadline => error.with_fix("read the logs of the missing ranks"),

@@ -49,6 +49,8 @@ pub(crate) struct Members<'a> {
     on_trial: Vec<u32>,
     /// True once another rank has started again.
     anew: Cell<bool>,
+    /// True once a collective has failed, which it does on all ranks.
+    all_know: Cell<bool>,
 }
 
 /// The next step after a failed bring-up.
@@ -56,11 +58,12 @@ pub(crate) struct Members<'a> {
 pub(crate) enum Next {
     /// All ranks try again, with [`World::admit`] of this value.
     Anew(Ask),
-    /// The bring-up ends with the error.
-    End {
-        /// True if the other ranks cannot know of the error, so that it must be reported to them.
-        tell: bool,
-    },
+    /// The bring-up ends with the error, which every rank has.
+    End,
+    /// The bring-up ends, and the other ranks do not know it yet: [`Members::refuse`] tells them.
+    Refuse,
+    /// The others go on without this rank, which came back: it leaves the world.
+    Leave,
 }
 
 impl World {
@@ -81,6 +84,7 @@ impl World {
             membership: Membership::without(&admitted.absent, &liveness, self),
             on_trial: admitted.on_trial,
             anew: Cell::new(false),
+            all_know: Cell::new(false),
         })
     }
 
@@ -161,9 +165,19 @@ impl Members<'_> {
         self.met(self.world.barrier(topic))
     }
 
-    /// Records the verdict of rank 0 that another rank has started again.
+    /// Ends the bring-up on all ranks, which are in its next collective or come to it. The world goes on.
+    pub(crate) fn refuse(&self, error: &Error) {
+        self.world.refuse("open communicator", error);
+    }
+
+    /// Records that a collective has failed, and the verdict of rank 0 that another rank has started again.
     fn met<T>(&self, result: Result<T>) -> Result<T> {
         let is_lost = |error: &Error| error.kind() == ErrorKind::PeerLost;
+        // What this rank alone may not give is no verdict. Where it is one, all ranks refuse alike.
+        let is_verdict = |error: &Error| error.kind() != ErrorKind::InvalidInput;
+        if result.as_ref().is_err_and(is_verdict) {
+            self.all_know.set(true);
+        }
         if self.membership.on_failure == OnFailure::Mask
             && result.as_ref().is_err_and(is_lost)
             && !self.is_over()
@@ -199,10 +213,11 @@ impl Members<'_> {
         if !self.on_trial.is_empty() && !came_back && !self.is_over() {
             return Next::Anew(Ask::Without(error.detail()));
         }
-        // Where all ranks have the same error, all know of it. But all ranks must learn that a rank
-        // that came back does not continue.
-        let known = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Mismatch);
-        Next::End { tell: came_back || !known }
+        match (came_back, self.all_know.get()) {
+            (true, _) => Next::Leave,
+            (false, true) => Next::End,
+            (false, false) => Next::Refuse,
+        }
     }
 
     fn is_over(&self) -> bool {

@@ -18,7 +18,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The most bytes of a reason that crosses the wire.
 pub const MAX_REASON: usize = 512;
-/// The most bytes of a verdict that crosses the wire.
+/// The most bytes of a verdict that crosses the wire, and of a refusal, which becomes one.
 pub(super) const MAX_VERDICT: usize = 4096;
 /// The most bytes of a collective's topic.
 pub const MAX_TOPIC: usize = 128;
@@ -113,6 +113,8 @@ pub(super) enum Op {
     Agree,
     /// Fixes the ranks of the world from here on, returning ranks included.
     Admit,
+    /// Its rank cannot take part in the collective that the others call: it fails on all ranks, and the world goes on.
+    Refuse,
 }
 
 impl Op {
@@ -123,6 +125,7 @@ impl Op {
             Self::Barrier => "barrier",
             Self::Agree => "agree",
             Self::Admit => "admit",
+            Self::Refuse => "refuse",
         }
     }
 }
@@ -293,6 +296,8 @@ pub(super) fn decode_outcome(payload: &[u8], items: usize) -> Result<(u64, Vec<V
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CollectiveFailure {
     pub(super) kind: ErrorKind,
+    /// The rank that refused, where one did.
+    pub(super) rank: Option<u32>,
     #[serde(with = "Text::<MAX_VERDICT>")]
     pub(super) text: String,
 }
@@ -358,13 +363,14 @@ mod tests {
             let decoded = Refusal::decode(&refusal.encode("why")).unwrap();
             assert_eq!(decoded, (refusal, "why".to_owned()));
         }
-        for op in [Op::AllGather, Op::Exchange, Op::Barrier, Op::Agree, Op::Admit] {
+        for op in [Op::AllGather, Op::Exchange, Op::Barrier, Op::Agree, Op::Admit, Op::Refuse] {
             survives(Contribution { round: 7, op, topic: "shape".into(), data: vec![1, 2] });
         }
         for kind in
             [ErrorKind::Deadline, ErrorKind::InvalidInput, ErrorKind::Mismatch, ErrorKind::PeerLost]
         {
-            survives((5_u64, CollectiveFailure { kind, text: "ranks differ".into() }));
+            let text = "ranks differ".to_owned();
+            survives((5_u64, CollectiveFailure { kind, rank: Some(3), text }));
         }
         for end in [End::Left, End::Lost("killed".into())] {
             survives((2_u32, end));
@@ -409,7 +415,8 @@ mod tests {
         let most = (u64::MAX, u32::MAX);
         let beat = Beat { begun: vec![(most.0, most.0); 99], quiet: vec![(most.1, most.1); 999] };
         let all = vec![u32::MAX; MAX_RANKS as usize];
-        let verdict = CollectiveFailure { kind: ErrorKind::Mismatch, text: long.clone() };
+        let (kind, rank) = (ErrorKind::Mismatch, Some(most.1));
+        let verdict = CollectiveFailure { kind, rank, text: long.clone() };
         for (kind, payload) in [
             (FrameKind::Refused, Refusal::Late.encode(&long)),
             (FrameKind::Heartbeat, beat.encode()),

@@ -14,7 +14,7 @@ use super::secret::Secret;
 use crate::{Error, ErrorKind, Result};
 
 /// The version of the protocol of control connections. Another version is refused.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Bytes of the id of a job.
 pub const JOB_BYTES: usize = 16;
 /// The most bytes of a message before the session has its keys.
@@ -248,7 +248,7 @@ mod tests {
         };
         assert!(altered(0, b'X').contains("found [58, 59, 42, 53], expected [54"));
         let version = altered(4, 2);
-        assert!(version.contains("found version 2 of the protocol, expected 3"), "{version}");
+        assert!(version.contains("found version 2 of the protocol, expected 4"), "{version}");
         assert!(version.contains("run the same tokenyard on every rank"), "{version}");
         assert!(altered(7, 5).contains("found a message of 1380 bytes, expected at most 1024"));
         let good = Preamble { bytes: 100 };

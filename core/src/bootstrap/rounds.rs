@@ -80,7 +80,9 @@ impl Rounds {
         let round = self.open.entry(number).or_insert_with(|| Round::new(rank, &part, count, now));
         let (op, topic) = (part.op, part.topic.clone());
         let same = (op, &topic) == (round.op, &round.topic);
+        let refusal = (op == Op::Refuse).then(|| part.clone());
         if same
+            && refusal.is_none()
             && round.verdict.is_none()
             && let Err(error) = round.add(rank, part.data, count)
         {
@@ -93,16 +95,17 @@ impl Rounds {
         if let Some(arrived) = round.arrived.get_mut(rank as usize) {
             *arrived = true;
         }
-        let due = match &round.verdict {
-            Some(verdict) => vec![round.delivery(rank, FrameKind::Verdict, verdict)],
-            None if !same => {
+        let due = match (&round.verdict, refusal) {
+            (Some(verdict), _) => vec![round.delivery(rank, FrameKind::Verdict, verdict)],
+            (None, Some(refusal)) => round.refused(number, rank, &refusal),
+            (None, None) if !same => {
                 let text = round.other_topic(rank, op, &topic);
                 // An admit means that its rank starts a bring-up again because of a loss.
                 let anew = op == Op::Admit || round.op == Op::Admit;
                 let kind = if anew { ErrorKind::PeerLost } else { ErrorKind::Mismatch };
                 round.fail(number, kind, text)
             }
-            None => Vec::new(),
+            (None, None) => Vec::new(),
         };
         Ok(self.settle(number, due))
     }
@@ -277,13 +280,33 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_cannot_take_part_fails_the_round_for_all_and_no_other_round() {
+        let (mut rounds, now) = (rounds(), Instant::now());
+        rounds.contribute(0, part(0, Op::AllGather, "t", b"x"), now).unwrap();
+        let refusal = part(0, Op::Refuse, "open communicator", b"found 33\n");
+        let due = rounds.contribute(1, refusal, now).unwrap();
+        assert_eq!(to(&due), [0, 1]);
+        let failure = verdict(&due[0]);
+        assert_eq!((failure.kind, failure.rank), (ErrorKind::Refused, Some(1)));
+        assert_eq!(failure.text, "rank 1 cannot open communicator: found 33?");
+        // The first refusal counts, and all ranks have the same one.
+        let late = rounds.contribute(2, part(0, Op::Refuse, "open", b"found 34"), now).unwrap();
+        assert_eq!((to(&late), verdict(&late[0])), (vec![2], failure));
+        for rank in 0..3 {
+            let due = rounds.contribute(rank, part(1, Op::Barrier, "next", b""), now).unwrap();
+            assert!(due.iter().all(|delivery| delivery.kind == FrameKind::Outcome));
+        }
+        assert!(rounds.open.is_empty());
+    }
+
+    #[test]
     fn a_round_that_waits_too_long_names_who_is_missing() {
         let (mut rounds, now) = (rounds(), Instant::now());
         rounds.contribute(1, part(0, Op::Barrier, "start", b""), now).unwrap();
         assert!(rounds.expire(now + Duration::from_millis(900)).is_empty());
         let due = rounds.expire(now + Duration::from_millis(1100));
         assert_eq!(to(&due), [1]);
-        let CollectiveFailure { kind, text } = verdict(&due[0]);
+        let CollectiveFailure { kind, text, .. } = verdict(&due[0]);
         assert_eq!(kind, ErrorKind::Deadline);
         assert!(text.contains("ranks 0, 2 did not arrive within 1.0 s"), "{text}");
         assert!(rounds.expire(now + Duration::from_secs(9)).is_empty());

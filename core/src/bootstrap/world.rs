@@ -361,6 +361,14 @@ impl World {
         self.call(Op::Agree, topic, encode(items)).map(|outcome| outcome.round)
     }
 
+    /// Takes part in the collective that the other ranks call now, or call next, with a refusal: it fails there with
+    /// [`ErrorKind::Refused`], `rank 2 cannot {what}: {why}`, and here. The world goes on. Where a rank is lost, all know
+    /// that.
+    pub(crate) fn refuse(&self, what: &str, why: &Error) {
+        let refused = self.call(Op::Refuse, what, why.to_string().into_bytes()).map(drop);
+        tracing::debug!("refusing to {what}: {refused:?}");
+    }
+
     /// Reports to the others that this rank ends because of an error, and leaves the world. They
     /// receive `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under way on
     /// another thread ends with [`ErrorKind::PeerLost`], and so does every later one. Returns within

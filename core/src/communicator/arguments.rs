@@ -48,7 +48,7 @@ pub struct Dispatch<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Replay<'a> {
     /// As in [`Dispatch`]; T is that of the handle. Without a cast it may be `[T, any]`, with at most as many
-    /// bytes as H numbers of f32. Rows of another width take the same routes, if the kernel set [supports
+    /// bytes as [`Shape::widest_row`] numbers of f32. Rows of another width take the same routes, if the kernel set [supports
     /// it](super::CallForm::RoundOnce).
     pub x: TensorRef<'a>,
     /// As in [`Dispatch`].
@@ -335,7 +335,7 @@ impl<'a> Replay<'a> {
         let others =
             self.scales.is_some() || self.topk_weights.is_some() || self.cast != Cast::None;
         let bytes = self.x.cols() * self.x.dtype().map_or(1, DType::bytes);
-        let most = 4 * shape.hidden as usize;
+        let most = 4 * shape.widest_row() as usize;
         if others || bytes == 0 || bytes > most {
             return refuse(format!(
                 "x: found rows of {} numbers, {bytes} bytes; expected hidden = {}, or another number \

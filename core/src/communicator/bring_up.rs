@@ -1,12 +1,14 @@
 //! Bring-up, in the order that fabrics require: resources that are fixed early come first.
 //!
 //! load → agree → discover → probe → needs → open → allocate → register → endpoint → exchange → connect
-//! → commit → plan. A rank that fails at any step reports it to the others, so that no rank waits for it.
+//! → commit → plan. Where a rank fails at any step, the bring-up fails on all ranks, so that no rank waits for it; the
+//! world, and what is open in it, goes on.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Communicator;
+use super::attended;
 use super::claims::Claims;
 use super::components::{Components, OpenComponents};
 use super::levels::{LevelReport, Levels, OpenWith, windows_of};
@@ -127,8 +129,19 @@ impl Communicator {
     /// come back do so here, and a rank that is lost meanwhile is left out.
     ///
     /// # Errors
-    /// Every disagreement of [`Config`], components and ranks, on every rank, with the fix.
+    /// Every disagreement of [`Config`], components and ranks, on every rank, with the fix. What one rank alone meets is
+    /// [`ErrorKind::Refused`] on the others, and the world goes on. [`ErrorKind::Transport`] names a component that does
+    /// not come back from a call within `late_ms`; this rank then leaves the world.
     pub fn open(world: &Arc<World>, config: &Config, options: CommunicatorOptions) -> Result<Self> {
+        let (own, copy) = (Arc::clone(world), config.clone());
+        attended::run(world, config, move || Self::open_here(&own, &copy, options))
+    }
+
+    fn open_here(
+        world: &Arc<World>,
+        config: &Config,
+        options: CommunicatorOptions,
+    ) -> Result<Self> {
         let mut ask = Ask::First;
         loop {
             let members = world.admit(ask)?;
@@ -140,16 +153,28 @@ impl Communicator {
                 Next::Anew(next) => {
                     tracing::warn!("bringing the communicator up anew: {error}");
                     ask = next;
+                    continue;
                 }
-                Next::End { tell } => {
-                    // Other ranks wait in the next collective: they must learn why it never completes.
-                    if tell {
-                        world.report_failure(&error.to_string());
-                    }
-                    return Err(error);
-                }
+                // Other ranks wait in the next collective: they must learn why it never completes.
+                Next::Refuse => members.refuse(&error),
+                Next::Leave => world.report_failure(&error.to_string()),
+                Next::End => {}
             }
+            return Err(error);
         }
+    }
+}
+
+impl Communicator {
+    /// Takes part in the bring-up that the other ranks begin, with a refusal, where this rank has no options to
+    /// [`open`](Self::open) one with. For callers that read arguments before core can. Returns `why`.
+    pub fn refuse_open(world: &World, why: Error) -> Error {
+        match world.admit(Ask::First) {
+            Ok(members) => members.refuse(&why),
+            // All ranks know of it.
+            Err(error) => tracing::debug!("refusing a bring-up that does not begin: {error}"),
+        }
+        why
     }
 }
 
@@ -204,7 +229,10 @@ fn bring_up(
     levels.agree(members, &needs)?;
     let mut transports =
         stuck.keep(levels.open(&OpenWith { members, needs: &needs, deadline: bounds.deadline })?);
-    let windows = transports.make_windows(&mut kernels, &needs)?;
+    let windows = transports.allocate_windows(&mut kernels, &needs)?;
+    // To register may be collective on a fabric, where a rank without memory would leave the others waiting.
+    members.barrier("window memory")?;
+    transports.register_windows(&windows, &needs)?;
     levels.connect(members, &mut transports, &stuck)?;
     let names = levels.link_names(&transports);
     watchdog.name_links(WatchedLinks { names, domains: levels.domains });

@@ -6,16 +6,11 @@ use super::arguments::{LateTopk, Replay};
 use super::output::{Handle, Received};
 use super::tensor::TensorRef;
 use crate::Result;
+use crate::moe::Shape;
 
-/// Numbers of a row: K weights, a word whose bits select the experts that enter the sum, and zeros up to a
-/// multiple of 16 bytes.
-pub(super) fn width(topk: usize) -> usize {
-    (topk + 1).next_multiple_of(4)
-}
-
-/// Fills such rows, one for each token. Experts whose id is negative do not count.
-fn fill(rows: &mut Vec<f32>, topk: usize, weights: &[f32], ids: Option<&[i64]>) {
-    let width = width(topk);
+/// Fills [rows of weights](Shape::weights_row), one for each token. Experts whose id is negative do not count.
+fn fill(rows: &mut Vec<f32>, shape: &Shape, weights: &[f32], ids: Option<&[i64]>) {
+    let (topk, width) = (shape.topk as usize, shape.weights_row() as usize);
     rows.clear();
     rows.resize(weights.len() / topk * width, 0.0);
     for (token, row) in rows.chunks_exact_mut(width).enumerate() {
@@ -34,11 +29,11 @@ impl Communicator {
         handle: &Handle,
         topk: &LateTopk<'_>,
     ) -> Result<Received> {
-        let k = self.shape.topk as usize;
         let mut rows = std::mem::take(&mut self.late_weights);
         let ids = topk.ids.as_ref().map(|ids| ids.elements::<i64>());
-        fill(&mut rows, k, topk.weights.elements::<f32>(), ids);
-        let received = TensorRef::from_slice(&rows, handle.tokens(), width(k))
+        fill(&mut rows, &self.shape, topk.weights.elements::<f32>(), ids);
+        let width = self.shape.weights_row() as usize;
+        let received = TensorRef::from_slice(&rows, handle.tokens(), width)
             .and_then(|x| self.replay(handle, &Replay::new(x)));
         self.late_weights = rows;
         received
@@ -51,15 +46,16 @@ mod tests {
 
     #[test]
     fn a_row_has_the_weights_and_a_bit_for_each_expert_that_counts() {
+        let shape = |topk| Shape { ranks: 1, experts: 9, topk, hidden: 4, max_tokens: 2 };
         let mut rows = vec![7.0; 3];
-        fill(&mut rows, 3, &[0.5, 1.0, 2.0, 3.0, 4.0, 5.0], Some(&[9, -1, 0, -1, -1, 8]));
+        fill(&mut rows, &shape(3), &[0.5, 1.0, 2.0, 3.0, 4.0, 5.0], Some(&[9, -1, 0, -1, -1, 8]));
         let bits: Vec<u32> = rows.iter().skip(3).step_by(4).map(|word| word.to_bits()).collect();
         assert_eq!(
             (rows.len(), &rows[..3], &rows[4..7]),
             (8, &[0.5, 1.0, 2.0][..], &[3.0, 4.0, 5.0][..])
         );
         assert_eq!(bits, [0b101, 0b100]);
-        fill(&mut rows, 4, &[1.0; 4], None);
+        fill(&mut rows, &shape(4), &[1.0; 4], None);
         assert_eq!((rows.len(), rows[4].to_bits()), (8, 0b1111));
     }
 }

@@ -38,12 +38,19 @@ impl Communicator {
     /// # Errors
     /// As [`mask_rank`](Self::mask_rank); a rank that is lost.
     pub fn unmask_rank(&mut self, rank: u32) -> Result<()> {
-        self.check_masked(rank)?;
+        self.check_masked(rank).map_err(|why| self.refuse_unmask(why))?;
         if rank == self.rank() {
             // Others may have sent rows to it meanwhile that it never took.
             return self.clear_masks();
         }
         self.between_operations(|comm| comm.components.kernels().set_mask(rank, false))
+    }
+
+    /// Takes part in the call of [`unmask_rank`](Self::unmask_rank) that the other ranks make now, with a refusal, and
+    /// returns it: they raise [`ErrorKind::Refused`], and no mask changes.
+    pub fn refuse_unmask(&self, why: Error) -> Error {
+        self.world.refuse("unmask ranks", &why);
+        why
     }
 
     /// Takes all ranks back that are not lost. Collective, as [`unmask_rank`](Self::unmask_rank).

@@ -22,6 +22,7 @@
 mod abandoned;
 mod arguments;
 mod arriving;
+mod attended;
 mod blank;
 mod bring_up;
 mod buffer;

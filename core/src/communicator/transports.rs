@@ -77,8 +77,8 @@ impl Transports {
         }
     }
 
-    /// Allocates every window and registers it with the transports of its levels.
-    pub(super) fn make_windows(
+    /// Allocates every window, in memory that the transports of its levels can register.
+    pub(super) fn allocate_windows(
         &mut self,
         kernels: &mut OpenKernels,
         needs: &KernelNeeds,
@@ -100,15 +100,26 @@ impl Transports {
                 Some((number, owner)) => Window { id, ..owner.alloc(number, bytes)? },
                 None => kernels.allocate(id, bytes, &memory)?,
             };
-            for (number, transport) in self.of_window(needs, id) {
-                // SAFETY: window memory belongs to the kernel set or to a transport. `Components` drops the
-                // transports first and the kernel set after them. So does `bring_up` on an error, because
-                // locals are dropped in reverse order of declaration.
-                unsafe { transport.register(&Window { id: number, ..window })? };
-            }
             windows.push(window);
         }
         Ok(windows)
+    }
+
+    /// Registers every window with the transports of its levels.
+    pub(super) fn register_windows(
+        &mut self,
+        windows: &[Window],
+        needs: &KernelNeeds,
+    ) -> Result<()> {
+        for window in windows {
+            for (number, transport) in self.of_window(needs, window.id) {
+                // SAFETY: window memory belongs to the kernel set or to a transport. `Components` drops the
+                // transports first and the kernel set after them. So does `bring_up` on an error, because
+                // locals are dropped in reverse order of declaration.
+                unsafe { transport.register(&Window { id: number, ..*window })? };
+            }
+        }
+        Ok(())
     }
 
     /// The merged needs of a window's levels: kinds are intersected, handles united, the larger

@@ -12,12 +12,15 @@ use std::ffi::c_void;
 
 use super::registry::KernelsRef;
 use super::transport::{check_window, missing_slot};
-use super::{blank_error, check, config_as_ty, services};
+use super::{attended, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
 use crate::kernels::KernelShape;
 use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
+
+/// The kind of these components, in words.
+const KIND: &str = "kernel set";
 
 impl KernelsRef {
     /// Checks whether the kernel set can run here; returns the kinds of memory that it works on.
@@ -29,7 +32,9 @@ impl KernelsRef {
         let mut kinds = 0;
         let mut error = blank_error();
         // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
-        let status = unsafe { probe(services(), &config_as_ty(config), &mut kinds, &mut error) };
+        let status = attended(KIND, self.name(), "probe", || unsafe {
+            probe(services(), &config_as_ty(config), &mut kinds, &mut error)
+        });
         check("probe", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         Ok(kinds)
@@ -46,8 +51,9 @@ impl KernelsRef {
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();
         // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
-        let status =
-            unsafe { open(services(), &config_as_ty(config), shape, &mut instance, &mut error) };
+        let status = attended(KIND, self.name(), "open", || unsafe {
+            open(services(), &config_as_ty(config), shape, &mut instance, &mut error)
+        });
         check("open", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         Ok(OpenKernels { component: *self, instance, close, levels: None })
@@ -107,6 +113,15 @@ impl OpenKernels {
         check(slot, status, &error).map_err(|e| e.with_context("component", self.name()))
     }
 
+    /// As [`call`](Self::call), of a slot of a bring-up.
+    fn cold(
+        &mut self,
+        slot: &'static str,
+        call: impl FnOnce(&abi::TyKernelsTable, *mut c_void, *mut abi::TyError) -> Option<i32>,
+    ) -> Result<()> {
+        attended(KIND, self.name(), slot, || self.call(slot, call))
+    }
+
     /// Allocates the memory of a window.
     ///
     /// # Errors
@@ -114,7 +129,7 @@ impl OpenKernels {
     pub fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
         let mut window = Window { id, bytes, ..NO_WINDOW };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
-        self.call("allocate", |t, i, e| unsafe {
+        self.cold("allocate", |t, i, e| unsafe {
             t.allocate.map(|f| f(i, needs, &mut window, e))
         })?;
         check_window(self.name(), &window, id, bytes)?;
@@ -130,7 +145,7 @@ impl OpenKernels {
     /// All memory that the plan points to stays valid until `self` is dropped.
     pub unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
         // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("plan", |t, i, e| unsafe { t.plan.map(|f| f(i, plan, e)) })
+        self.cold("plan", |t, i, e| unsafe { t.plan.map(|f| f(i, plan, e)) })
     }
 
     /// Ends a dispatch.

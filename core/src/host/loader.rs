@@ -1,4 +1,5 @@
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use object::read::ReadCache;
@@ -254,7 +255,7 @@ unsafe fn judge_header(
     Ok(())
 }
 
-/// Copies the tables of an export, and never reads beyond a table's own size.
+/// Copies the tables of an export, each with its address there, and never reads beyond a table's own size.
 ///
 /// # Safety
 /// `components` has `count` pointers to tables that start with their size.
@@ -263,7 +264,7 @@ unsafe fn copy_tables<T: Copy>(
     kind: &ExportKind,
     components: *const *const T,
     count: usize,
-) -> Result<Vec<T>> {
+) -> Result<Vec<(usize, T)>> {
     let fail = |what: String, fix: &str| {
         Err(refused(path, what).with_context("symbol", kind.symbol).with_fix(fix))
     };
@@ -311,7 +312,7 @@ unsafe fn copy_tables<T: Copy>(
             );
             copy
         };
-        tables.push(copy);
+        tables.push((table as usize, copy));
     }
     Ok(tables)
 }
@@ -386,6 +387,8 @@ macro_rules! judge {
         /// # Safety
         /// `export` points to constant data that starts with a `TyExportHeader`.
         unsafe fn $name(path: &Path, export: *const $export) -> Result<Vec<$component>> {
+            // By address: every communicator makes a registry, whose tables are the same.
+            static JUDGED: Mutex<Vec<(usize, $component)>> = Mutex::new(Vec::new());
             // SAFETY: by this function's contract; the export is read whole only after its header
             // was judged, and its tables only up to their own size.
             let tables = unsafe {
@@ -393,7 +396,7 @@ macro_rules! judge {
                 copy_tables::<$table>(path, &$kind, (*export).components, (*export).count)?
             };
             let mut components = Vec::new();
-            for mut table in tables {
+            for (address, mut table) in tables {
                 // SAFETY: strings of an export are constant data of the library.
                 let name = unsafe {
                     tame(&mut table.version);
@@ -408,8 +411,15 @@ macro_rules! judge {
                     }
                 )+
                 table.size = size_of::<$table>();
-                // Judged tables live as long as the library, which is never unloaded.
-                components.push($component { table: Box::leak(Box::new(table)) });
+                let mut judged = JUDGED.lock().unwrap_or_else(PoisonError::into_inner);
+                let known = judged.iter().find(|(of, _)| *of == address);
+                let component = known.map(|(_, component)| *component).unwrap_or_else(|| {
+                    // Judged tables live as long as the library, which is never unloaded.
+                    let component = $component { table: Box::leak(Box::new(table)) };
+                    judged.push((address, component));
+                    component
+                });
+                components.push(component);
             }
             Ok(components)
         }

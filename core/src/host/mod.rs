@@ -1,5 +1,6 @@
 //! The host's side of the plugin ABI: safe handles over judged tables, the loader and the registry.
 
+mod attended;
 mod calls;
 mod elf;
 mod installed;
@@ -10,6 +11,8 @@ mod topology;
 mod transport;
 mod writable;
 
+pub use attended::ThreadPart;
+pub(crate) use attended::{Attended, ColdCall, ThreadContext, attended};
 pub use calls::Lookout;
 pub(crate) use calls::{Slot, inside};
 pub use installed::add_plugin_folder;

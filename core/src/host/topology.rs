@@ -1,6 +1,6 @@
 use super::registry::TopologyRef;
 use super::transport::missing_slot;
-use super::{blank_error, check, config_as_ty, services};
+use super::{attended, blank_error, check, config_as_ty, services};
 use crate::Result;
 use crate::abi;
 use crate::config::ComponentTable;
@@ -35,7 +35,9 @@ pub fn discover(component: &TopologyRef, config: &ComponentTable, ask: &Discover
     };
     let mut error = blank_error();
     // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
-    let status = unsafe { discover(services(), &request, &mut place, &mut error) };
+    let status = attended("topology", component.name(), "discover", || unsafe {
+        discover(services(), &request, &mut place, &mut error)
+    });
     check("discover", status, &error)
         .map_err(|e| config.locate(e).with_context("component", component.name()))?;
     let nics = place.nics.iter().take(place.nic_count as usize);

@@ -1,7 +1,7 @@
 use std::ffi::c_void;
 
 use super::registry::TransportRef;
-use super::{Slot, as_ty, blank_error, check, config_as_ty, inside, services};
+use super::{Slot, as_ty, attended, blank_error, check, config_as_ty, inside, services};
 use crate::abi;
 use crate::config::ComponentTable;
 use crate::exchange::Given;
@@ -20,6 +20,11 @@ pub(crate) fn missing_slot(component: &str, slot: &'static str) -> Error {
     )
 }
 
+/// Runs `call`, which calls a slot that may take long.
+fn cold<T>(transport: &'static str, slot: Slot, call: impl FnOnce() -> T) -> T {
+    attended("transport", transport, slot.name(), || inside(slot, call))
+}
+
 impl TransportRef {
     /// Gets the capabilities of the transport on this machine.
     ///
@@ -30,7 +35,7 @@ impl TransportRef {
         let mut capabilities = crate::transport::NO_CAPABILITIES;
         let mut error = blank_error();
         // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
-        let status = inside(Slot::Probe, || unsafe {
+        let status = cold(self.name(), Slot::Probe, || unsafe {
             probe(services(), &config_as_ty(config), &mut capabilities, &mut error)
         });
         check("probe", status, &error)
@@ -122,8 +127,9 @@ impl TransportRef {
         let mut instance = std::ptr::null_mut();
         let mut error = blank_error();
         // SAFETY: a judged table; every structure belongs to this side and is valid for the call.
-        let status =
-            inside(Slot::Open, || unsafe { open(services(), &request, &mut instance, &mut error) });
+        let status = cold(self.name(), Slot::Open, || unsafe {
+            open(services(), &request, &mut instance, &mut error)
+        });
         check("open", status, &error)
             .map_err(|e| config.locate(e).with_context("component", self.name()))?;
         let link = abi::TyLink { table, instance, capabilities };
@@ -233,7 +239,7 @@ impl OpenTransport {
         call: impl FnOnce(&abi::TyTransportTable, *mut abi::TyError) -> Option<i32>,
     ) -> Result<()> {
         let mut error = blank_error();
-        let status = inside(slot, || call(self.component.table, &mut error))
+        let status = cold(self.name(), slot, || call(self.component.table, &mut error))
             .ok_or_else(|| missing_slot(self.name(), slot.name()))?;
         check(slot.name(), status, &error).map_err(|e| e.with_context("component", self.name()))
     }
@@ -366,7 +372,7 @@ impl OpenTransport {
 impl Drop for OpenTransport {
     fn drop(&mut self) {
         // SAFETY: the instance is open and no code can use it after this.
-        inside(Slot::Close, || unsafe { (self.close)(self.instance) });
+        cold(self.name(), Slot::Close, || unsafe { (self.close)(self.instance) });
     }
 }
 

@@ -90,6 +90,17 @@ impl Shape {
         expert / self.local_experts()
     }
 
+    /// Numbers of the row with which a combine brings the weights of a token: K weights, a word whose bits select the
+    /// experts that enter the sum, and zeros up to a multiple of 16 bytes.
+    pub fn weights_row(&self) -> u32 {
+        (self.topk + 1).next_multiple_of(4)
+    }
+
+    /// Numbers of 4 bytes in the widest row that any call may have.
+    pub fn widest_row(&self) -> u32 {
+        self.hidden.max(self.weights_row())
+    }
+
     /// The most ranks one token can go to: min(K, R).
     pub fn max_fanout(&self) -> u32 {
         self.topk.min(self.ranks)

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use tokenyard_core::Result;
 use tokenyard_core::communicator::{
     Combine, Communicator, Handle as CoreHandle, LateTopk, OnStream, RefusedCall, Statistics,
     TensorRef,
 };
 use tokenyard_core::moe::{DType, Layout};
+use tokenyard_core::{Error, Result};
 
 use super::{
-    CallStream, Counted, Inputs, KeptHandle, Maybe, Object, PendingCombine, Waiting, optional,
-    read_handle, refuse,
+    CallStream, Counted, Inputs, KeptHandle, Maybe, Object, PendingCombine, StreamArguments,
+    Waiting, optional, read_handle, refuse,
 };
 use crate::array::Array;
 use crate::dtype;
@@ -44,7 +44,7 @@ pub(crate) struct CombineArguments<'a, 'py> {
     pub(crate) sums: Sums<'a, 'py>,
     /// `out`, `out_weights`, `missing`.
     pub(crate) outputs: [Maybe<'a, 'py>; 3],
-    pub(crate) stream: CallStream,
+    pub(crate) stream: StreamArguments,
 }
 
 /// The outputs of a combine: the caller's objects, or arrays that were made for it.
@@ -61,6 +61,7 @@ impl Combined {
 
 /// A combine that is ready to be called.
 struct ReadyCombine {
+    stream: CallStream,
     handle: KeptHandle,
     call: Combine<'static>,
     counted: Statistics<'static>,
@@ -70,11 +71,11 @@ struct ReadyCombine {
 
 impl CombineArguments<'_, '_> {
     fn read(&self, shared: &Shared) -> Result<ReadyCombine> {
-        self.stream.check()?;
+        let stream = self.stream.read()?;
         let handle = read_handle(self.handle)?;
         let mut kept = Inputs::default();
         let counted = Counted { expert_totals: None, waited_ns: self.sums.waited_ns };
-        let counted = counted.read(self.stream, &mut kept)?;
+        let counted = counted.read(stream, &mut kept)?;
         let core = handle.get()?;
         let x = Tensor::read("x", self.x)?;
         let tokens = core.tokens() as i64;
@@ -109,7 +110,7 @@ impl CombineArguments<'_, '_> {
             out_weights: out_weights.map(|(_, tensor)| kept.keep_mut(tensor)).transpose()?,
             missing: optional("missing", missing)?.map(|m| kept.keep_mut(m)).transpose()?,
         };
-        Ok(ReadyCombine { call, counted, kept, outputs, handle: Arc::clone(&handle) })
+        Ok(ReadyCombine { stream, call, counted, kept, outputs, handle: Arc::clone(&handle) })
     }
 
     /// A new output, where the host can make it.
@@ -153,7 +154,11 @@ impl CombineArguments<'_, '_> {
         Ok(Some(LateTopk { weights: kept.keep(weights)?, ids: kept.optional(ids)? }))
     }
 
-    /// The refusal that the others get where the arguments cannot be read.
+    /// As that of a dispatch.
+    fn refuse(&self, py: Python<'_>, shared: &Shared, why: Error) -> PyErr {
+        refuse(py, shared, self.stream.of_refusal(), self.refused(shared), why)
+    }
+
     fn refused(&self, shared: &Shared) -> RefusedCall {
         if self.sums.topk_weights.is_none_or(|weights| weights.is_none()) {
             return RefusedCall::Combine;
@@ -191,10 +196,8 @@ pub(crate) fn combine(
     shared: &Arc<Shared>,
     arguments: &CombineArguments<'_, '_>,
 ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
-    let stream = arguments.stream;
-    let ReadyCombine { handle, call, counted, kept: _kept, outputs } = arguments
-        .read(shared)
-        .map_err(|why| refuse(py, shared, stream, arguments.refused(shared), why))?;
+    let ReadyCombine { stream, handle, call, counted, kept: _kept, outputs } =
+        arguments.read(shared).map_err(|why| arguments.refuse(py, shared, why))?;
     shared.call(py, |comm| in_order!(comm, stream, counted, combine(handle.get()?, call)))?;
     Ok(outputs.clone_ref(py))
 }
@@ -204,10 +207,8 @@ pub(crate) fn combine_send(
     shared: &Arc<Shared>,
     arguments: &CombineArguments<'_, '_>,
 ) -> PyResult<PendingCombine> {
-    let stream = arguments.stream;
-    let ReadyCombine { handle, call, counted, kept, outputs } = arguments
-        .read(shared)
-        .map_err(|why| refuse(py, shared, stream, arguments.refused(shared), why))?;
+    let ReadyCombine { stream, handle, call, counted, kept, outputs } =
+        arguments.read(shared).map_err(|why| arguments.refuse(py, shared, why))?;
     let pending = shared
         .call(py, |comm| in_order!(comm, stream, counted, combine_send(handle.get()?, call)))?;
     Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })

@@ -15,6 +15,7 @@ use tokenyard_core::moe::{Layout, ScaleLayout, SourceIndex};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::errors::{invalid, raise};
+use crate::integer::Integer;
 use crate::options;
 use crate::output::{Handle, Received};
 use crate::owned::Owned;
@@ -86,6 +87,29 @@ fn stream(raw: Option<usize>) -> Option<Stream> {
     raw.map(|raw| unsafe { Stream::new(raw as *mut std::ffi::c_void) })
 }
 
+/// The stream of a call, and whether the host waits there, as Python gave them.
+pub(crate) struct StreamArguments {
+    pub(crate) raw: Option<Integer<usize>>,
+    pub(crate) without_sync: bool,
+}
+
+impl StreamArguments {
+    fn read(&self) -> Result<CallStream> {
+        let raw = self.raw.as_ref().map(|raw| raw.get("stream")).transpose()?;
+        match (raw, self.without_sync) {
+            (None, true) => {
+                Err(invalid("without_sync: found True without a stream; expected both"))
+            }
+            (raw, without_sync) => Ok(CallStream { raw, without_sync }),
+        }
+    }
+
+    /// The stream for the refusal of a call.
+    fn of_refusal(&self) -> CallStream {
+        self.read().unwrap_or(CallStream { raw: None, without_sync: false })
+    }
+}
+
 /// The stream of a call, and whether the host waits there.
 #[derive(Clone, Copy)]
 pub(crate) struct CallStream {
@@ -94,15 +118,6 @@ pub(crate) struct CallStream {
 }
 
 impl CallStream {
-    fn check(self) -> Result<()> {
-        match self {
-            Self { raw: None, without_sync: true } => {
-                Err(invalid("without_sync: found True without a stream; expected both"))
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn on<'a>(
         self,
         comm: &'a mut Communicator,
@@ -282,13 +297,12 @@ impl PendingCombine {
     }
 }
 
-/// How a dispatch arranges what arrives.
-#[derive(Clone, Copy)]
+/// How a dispatch arranges what arrives, as Python gave it.
 pub(crate) struct Order {
-    pub(crate) alignment: u32,
+    pub(crate) alignment: Integer<u32>,
     pub(crate) zero_padding: bool,
     pub(crate) worst_case: bool,
-    pub(crate) max_tokens: Option<u32>,
+    pub(crate) max_tokens: Option<Integer<u32>>,
 }
 
 /// The forms of packed arrays, as Python gave them.
@@ -314,12 +328,13 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) cast: Option<&'a str>,
     pub(crate) order: Order,
     pub(crate) forms: Forms<'a>,
-    pub(crate) stream: CallStream,
+    pub(crate) stream: StreamArguments,
     pub(crate) counted: Counted<'a, 'py>,
 }
 
 /// A dispatch that is ready to be called.
 struct ReadyDispatch {
+    stream: CallStream,
     call: Dispatch<'static>,
     counted: Statistics<'static>,
     kept: Inputs,
@@ -327,14 +342,14 @@ struct ReadyDispatch {
 
 impl DispatchArguments<'_, '_> {
     fn layout(&self) -> Result<Layout> {
-        let Order { alignment, zero_padding, .. } = self.order;
-        options::layout(self.layout, alignment, zero_padding)
+        let Order { alignment, zero_padding, .. } = &self.order;
+        options::layout(self.layout, alignment.get("alignment")?, *zero_padding)
     }
 
     fn read(&self) -> Result<ReadyDispatch> {
-        self.stream.check()?;
+        let stream = self.stream.read()?;
         let mut kept = Inputs::default();
-        let counted = self.counted.read(self.stream, &mut kept)?;
+        let counted = self.counted.read(stream, &mut kept)?;
         let (scale_layout, source_index) = self.forms.read()?;
         let call = Dispatch {
             x: kept.keep(Tensor::read("x", self.x)?)?,
@@ -344,16 +359,20 @@ impl DispatchArguments<'_, '_> {
             layout: self.layout()?,
             cast: options::cast(self.cast)?,
             sizes: if self.order.worst_case { Sizes::WorstCase } else { Sizes::Exact },
-            max_tokens: self.order.max_tokens,
+            max_tokens: self.order.max_tokens.as_ref().map(|m| m.get("max_tokens")).transpose()?,
             scale_layout,
             source_index,
         };
-        Ok(ReadyDispatch { call, counted, kept })
+        Ok(ReadyDispatch { stream, call, counted, kept })
     }
 
-    /// The refusal that the others get where the arguments cannot be read.
-    fn refused(&self) -> RefusedCall {
-        RefusedCall::Dispatch(self.layout().unwrap_or(Layout::Flat))
+    /// Takes part in the others' call with a refusal, where the arguments cannot be read, and returns what to raise.
+    fn refuse(&self, py: Python<'_>, shared: &Shared, why: Error) -> PyErr {
+        // Ranks may differ in all of a layout but its name.
+        let named = || options::layout(self.layout, 1, false);
+        let call =
+            RefusedCall::Dispatch(self.layout().or_else(|_| named()).unwrap_or(Layout::Flat));
+        refuse(py, shared, self.stream.of_refusal(), call, why)
     }
 }
 
@@ -374,9 +393,8 @@ pub(crate) fn dispatch(
     shared: &Arc<Shared>,
     arguments: &DispatchArguments<'_, '_>,
 ) -> PyResult<(Received, Handle)> {
-    let stream = arguments.stream;
-    let ReadyDispatch { call, counted, kept: _kept } =
-        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
+    let ReadyDispatch { stream, call, counted, kept: _kept } =
+        arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
     let (received, handle) =
         shared.call(py, |comm| in_order!(comm, stream, counted, dispatch(&call)))?;
     Ok((Received::new(received, shared, stream.raw), Handle::new(handle)))
@@ -387,9 +405,8 @@ pub(crate) fn dispatch_send(
     shared: &Arc<Shared>,
     arguments: &DispatchArguments<'_, '_>,
 ) -> PyResult<PendingDispatch> {
-    let stream = arguments.stream;
-    let ReadyDispatch { call, counted, kept } =
-        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
+    let ReadyDispatch { stream, call, counted, kept } =
+        arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
     let pending = shared.call(py, |comm| in_order!(comm, stream, counted, dispatch_send(&call)))?;
     Ok(PendingDispatch(Waiting::new(shared, stream, pending.keeping(kept))))
 }
@@ -402,16 +419,24 @@ pub(crate) struct ReplayArguments<'a, 'py> {
     pub(crate) scales: Maybe<'a, 'py>,
     pub(crate) cast: Option<&'a str>,
     pub(crate) forms: Forms<'a>,
-    pub(crate) stream: CallStream,
+    pub(crate) stream: StreamArguments,
+}
+
+/// A replay that is ready to be called.
+struct ReadyReplay {
+    stream: CallStream,
+    handle: KeptHandle,
+    call: Replay<'static>,
+    kept: Inputs,
 }
 
 impl ReplayArguments<'_, '_> {
-    fn read(&self) -> Result<(KeptHandle, Replay<'static>, Inputs)> {
-        self.stream.check()?;
+    fn read(&self) -> Result<ReadyReplay> {
+        let stream = self.stream.read()?;
         let handle = read_handle(self.handle)?;
         let mut kept = Inputs::default();
         let (scale_layout, source_index) = self.forms.read()?;
-        let replay = Replay {
+        let call = Replay {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
             topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
@@ -420,13 +445,14 @@ impl ReplayArguments<'_, '_> {
             source_index,
         };
         handle.get()?;
-        Ok((handle, replay, kept))
+        Ok(ReadyReplay { stream, handle, call, kept })
     }
 
-    fn refused(&self) -> RefusedCall {
+    fn refuse(&self, py: Python<'_>, shared: &Shared, why: Error) -> PyErr {
         let handle = read_handle(self.handle).ok();
         let layout = handle.and_then(|handle| handle.get().ok().map(CoreHandle::layout));
-        RefusedCall::Replay(layout.unwrap_or(Layout::Flat))
+        let call = RefusedCall::Replay(layout.unwrap_or(Layout::Flat));
+        refuse(py, shared, self.stream.of_refusal(), call, why)
     }
 }
 
@@ -435,9 +461,8 @@ pub(crate) fn replay(
     shared: &Arc<Shared>,
     arguments: &ReplayArguments<'_, '_>,
 ) -> PyResult<Received> {
-    let stream = arguments.stream;
-    let (handle, call, _kept) =
-        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
+    let ReadyReplay { stream, handle, call, kept: _kept } =
+        arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
     let received = shared.call(py, |comm| in_order!(comm, stream, replay(handle.get()?, &call)))?;
     Ok(Received::new(received, shared, stream.raw))
 }
@@ -447,9 +472,8 @@ pub(crate) fn replay_send(
     shared: &Arc<Shared>,
     arguments: &ReplayArguments<'_, '_>,
 ) -> PyResult<PendingReplay> {
-    let stream = arguments.stream;
-    let (handle, call, kept) =
-        arguments.read().map_err(|why| refuse(py, shared, stream, arguments.refused(), why))?;
+    let ReadyReplay { stream, handle, call, kept } =
+        arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
     let pending =
         shared.call(py, |comm| in_order!(comm, stream, replay_send(handle.get()?, &call)))?;
     Ok(PendingReplay(Waiting::new(shared, stream, pending.keeping(kept))))

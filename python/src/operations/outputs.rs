@@ -8,8 +8,9 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::moe::Layout;
 
-use super::{CallStream, Inputs, Object, stream};
+use super::{CallStream, Inputs, Object, StreamArguments, stream};
 use crate::errors::{invalid, raise};
+use crate::integer::Integer;
 use crate::output::Received;
 use crate::reader::Reader;
 use crate::shared::Shared;
@@ -34,8 +35,14 @@ const COPIED: [&str; 15] = [
     "ranges",
 ];
 
-pub(crate) fn release_after(py: Python<'_>, shared: &Shared, streams: &[usize]) -> PyResult<()> {
-    let streams: Vec<_> = streams.iter().filter_map(|raw| stream(Some(*raw))).collect();
+pub(crate) fn release_after(
+    py: Python<'_>,
+    shared: &Shared,
+    streams: &[Integer<usize>],
+) -> PyResult<()> {
+    let streams: Result<Vec<_>> = streams.iter().map(|raw| raw.get("streams")).collect();
+    let streams = streams.map_err(|error| raise(py, &error))?;
+    let streams: Vec<_> = streams.into_iter().filter_map(|raw| stream(Some(raw))).collect();
     shared.call(py, |comm| comm.release_after(&streams))
 }
 
@@ -44,7 +51,7 @@ pub(crate) fn count_routing(
     py: Python<'_>,
     shared: &Shared,
     [ids, of_ranks, of_experts, is_in]: [Object<'_, '_>; 4],
-    raw: usize,
+    raw: Integer<usize>,
 ) -> PyResult<bool> {
     let mut kept = Inputs::default();
     let mut read = || {
@@ -55,10 +62,9 @@ pub(crate) fn count_routing(
             expert_tokens: room("expert_tokens", of_experts)?,
             is_token_in_rank: room("is_token_in_rank", is_in)?,
         };
-        Ok((ids, room))
+        Ok((ids, room, CallStream { raw: Some(raw.get("stream")?), without_sync: false }))
     };
-    let (ids, mut room) = read().map_err(|error| raise(py, &error))?;
-    let stream = CallStream { raw: Some(raw), without_sync: false };
+    let (ids, mut room, stream) = read().map_err(|error| raise(py, &error))?;
     let counted = shared.call_if_free(py, |comm| match stream.on(comm, Statistics::default()) {
         Some(mut on) => on.count_routing(ids, &mut room),
         None => Err(invalid("stream: found none; expected one")),
@@ -79,14 +85,17 @@ pub(crate) fn copy_out(
     py: Python<'_>,
     shared: &Shared,
     received: &Received,
-    stream: Option<usize>,
+    stream: Option<Integer<usize>>,
     given: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let mut kept = Inputs::default();
-    let stream = CallStream { raw: stream, without_sync: false };
-    let received = received.core().map_err(|error| raise(py, &error))?;
-    let read = read_outputs(given, received.layout(), &mut kept);
-    let mut outputs = read.map_err(|error| raise(py, &error))?;
+    let read = || {
+        let stream = StreamArguments { raw: stream, without_sync: false }.read()?;
+        let received = received.core()?;
+        let outputs = read_outputs(given, received.layout(), &mut kept)?;
+        Ok((stream, received, outputs))
+    };
+    let (stream, received, mut outputs) = read().map_err(|error| raise(py, &error))?;
     shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
 }
 

@@ -1,6 +1,7 @@
 """Arguments of normal calls, judged alike whichever library their tensors are of. Values are looked at elsewhere: the
 host reads none of a GPU."""
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from ._arrays import FLOATS, FP8, Array, Refusal, Tensor, read
 FIRST_TOKENS = 1024
 # Above it, a map of ranks cannot route: its ranks are the choices of a token.
 MOST_CHOICES = 32
+# DeepEP's integers have 32 bits.
+MOST = 2**31 - 1
 
 
 @dataclass
@@ -93,6 +96,12 @@ def read_bias(library: Library, bias: Any, dtype: Any, shape: tuple[int, int]) -
     return [library.contiguous(one) for one in found]
 
 
+def expect_integer(name: str, value: Any, least: int) -> None:
+    """Refuses what is no integer of 32 bits, or too small."""
+    if not isinstance(value, numbers.Integral) or not least <= int(value) <= MOST:
+        raise Refusal(f"{name}: found {value!r}; expected an integer from {least} to {MOST}")
+
+
 @dataclass
 class Routing:
     """The tensors of a dispatch that say where its tokens go."""
@@ -120,10 +129,10 @@ def read_routing(library: Library, call: DispatchCall, tokens: int, ranks: int) 
         raise Refusal(
             f"num_tokens_per_expert: found {experts} experts; expected a multiple of the {ranks} ranks"
         )
-    if call.expert_alignment < 1:
-        raise Refusal(f"expert_alignment: found {call.expert_alignment}; expected at least 1")
+    expect_integer("expert_alignment", call.expert_alignment, 1)
     worst, least = call.num_worst_tokens, ranks * tokens
-    if worst < 0 or 0 < worst < least:
+    expect_integer("num_worst_tokens", worst, 0)
+    if 0 < worst < least:
         raise Refusal(
             f"num_worst_tokens: found {worst}; expected 0, or at least ranks * tokens = {least}"
         )

@@ -8,7 +8,7 @@ import numpy as np
 import tokenyard
 
 from . import _routing
-from ._arguments import NUMPY, read_bias
+from ._arguments import NUMPY, expect_integer, read_bias
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
 from ._engine import Engine, Opened, Way, way_of
 from ._normal import Rows, read_rows
@@ -166,8 +166,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
             f"x: found {tokens} tokens; expected at most num_max_tokens_per_rank = {call.tokens}"
         )
     _routing.check_experts(call.experts, engine.ranks)
-    if call.alignment is None or call.alignment < 1:
-        raise Refusal(f"expert_alignment: found {call.alignment}; expected at least 1")
+    expect_integer("expert_alignment", call.alignment, 1)
     _routing.check_ids(ids, call.experts)
     if call.stats is not None:
         local = call.experts // engine.ranks

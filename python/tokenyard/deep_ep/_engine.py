@@ -101,11 +101,11 @@ class Engine:
     def __init__(
         self, group: Any, comm: Any = None, waits: _world.Waits = _world.DEFAULT_WAITS
     ) -> None:
-        self.config = _world.load_config(waits)
-        self.output = _world.output_mode()
+        self.config, self.output, wrong = _world.settings(waits)
         self._waits = waits
         self.world = _world.world_of(group, comm, self.config)
         self.rank, self.ranks = self.world.rank, self.world.ranks
+        _world.expect_settings(self.world, wrong)
         _world.drop_parked(self.world)
         # Later calls may come from threads that chose no GPU.
         self.gpu = _world.chosen_gpu()
@@ -308,7 +308,6 @@ class Engine:
                         rank=rank,
                         operation="dispatch",
                     )
-        self._agreed_tokens.add(first.max_tokens)
         tokens = max(sizes.tokens for sizes in wanted.values())
         named = first.max_tokens if self.on_device else None
         self.current = self._open(
@@ -322,6 +321,8 @@ class Engine:
                 first.sms,
             )
         )
+        # Not of a communicator that cannot be opened: the next call agrees again.
+        self._agreed_tokens.add(first.max_tokens)
 
     def decoding(self) -> list[tokenyard.Communicator]:
         """The communicators of low-latency calls, in the order in which all ranks have opened them; where there are

@@ -139,6 +139,29 @@ def output_mode() -> str:
     return mode
 
 
+def settings(waits: Waits) -> tuple[tokenyard.Config, str, errors.Error | None]:
+    """The config and the mode of outputs; where one is wrong, what is, and settings to meet the other ranks with."""
+    try:
+        return load_config(waits), output_mode(), None
+    except errors.Error as wrong:
+        return tokenyard.Config.built_in("cpu"), OUTPUTS[0], wrong
+
+
+def expect_settings(world: tokenyard.World, wrong: errors.Error | None) -> None:
+    """Raises what is wrong with the settings of this rank, or that those of another are. Collective."""
+    views = gather_json(world, "settings of buffer", str(wrong) if wrong is not None else "")
+    if wrong is not None:
+        raise wrong
+    for rank, text in views.items():
+        if text:
+            raise errors.RefusedError(
+                f"rank {rank} cannot make a buffer: {text}",
+                kind="refused",
+                rank=rank,
+                operation="make buffer",
+            )
+
+
 def world_of(group: Any, comm: Any, config: tokenyard.Config) -> tokenyard.World:
     """Joins the ranks of a group of torch, or of a communicator of mpi4py, or of the environment. Collective."""
     if isinstance(group, tokenyard.World):

@@ -55,9 +55,9 @@ pub struct Spread {
     pub domains: u32,
 }
 
-/// The widest row that any call may have: fp32 with as many scale bytes as channels.
+/// The widest row that any call may have: fp32 with as many scale bytes as channels, or weights of a combine.
 fn widest_row(shape: &Shape) -> RowFormat {
-    RowFormat { x_bytes: 4 * shape.hidden, scale_bytes: shape.hidden.max(4), weights: true }
+    RowFormat { x_bytes: 4 * shape.widest_row(), scale_bytes: shape.hidden.max(4), weights: true }
 }
 
 const NO_RECORDS: ControlLayout = ControlLayout {
@@ -274,6 +274,12 @@ mod tests {
             }
             assert_eq!(sizes.control_bytes, 2 * sizes.slot_bytes);
         }
+    }
+
+    #[test]
+    fn there_is_room_for_the_weights_of_a_combine_whatever_the_hidden_size() {
+        let widest = |hidden| widest_row(&Shape { hidden, topk: 8, ..SHAPE }).x_bytes;
+        assert_eq!([4, 8, 12, 64].map(widest), [48, 48, 48, 256]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Devices and their contexts.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use tokenyard_core::bootstrap::environment;
@@ -7,6 +8,23 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use super::{DeviceFacts, Driver, RawContext, RawDevice, Reach, Uuid};
 use crate::platform::Platform;
+
+thread_local! {
+    /// The current device of the thread for which this one brings a communicator up.
+    static OF_CALLER: Cell<Option<RawDevice>> = const { Cell::new(None) };
+}
+
+/// The current device of this thread for [`take_over`], or 0.
+pub fn of_thread(platform: &'static Platform) -> usize {
+    let driver = platform.driver;
+    let current = driver.load(None).ok().and_then(|()| driver.current_device());
+    current.map_or(0, |device| device.0 as usize + 1)
+}
+
+/// Has [`Device::choose`] take what [`of_thread`] was on another thread.
+pub fn take_over(device: usize) {
+    OF_CALLER.set(device.checked_sub(1).map(|device| RawDevice(device as i32)));
+}
 
 /// A device of this machine.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +46,7 @@ impl Device {
         let count = Self::count(platform)?;
         let ordinal = match configured {
             Some(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),
-            None => match driver.current_device() {
+            None => match OF_CALLER.get().or_else(|| driver.current_device()) {
                 Some(raw) => {
                     let mut all = Self::all(platform, count)?.into_iter();
                     return all.find(|device| device.raw == raw).ok_or_else(|| none(platform));

@@ -15,7 +15,7 @@ pub(crate) mod stream_model;
 mod times;
 
 pub(crate) use device::local_rank;
-pub use device::{Context, Device, Entered};
+pub use device::{Context, Device, Entered, of_thread, take_over};
 pub(crate) use graph::Graph;
 pub(crate) use host::HostWindow;
 pub use host::IoPage;

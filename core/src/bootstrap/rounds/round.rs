@@ -6,9 +6,10 @@ use std::time::Instant;
 use super::super::agreement::Agreement;
 use super::super::frame::{FrameKind, MAX_PAYLOAD};
 use super::super::message::{
-    Ask, CollectiveFailure, Contribution, Op, decode, decode_items, encode, encode_outcome,
-    items_bytes,
+    Ask, CollectiveFailure, Contribution, MAX_VERDICT, Op, decode, decode_items, encode,
+    encode_outcome, items_bytes,
 };
+use super::super::text::clean;
 use super::Delivery;
 use crate::{Error, ErrorKind, Result};
 
@@ -40,7 +41,7 @@ pub(super) enum Parts {
 impl Round {
     pub(super) fn new(rank: u32, part: &Contribution, ranks: usize, now: Instant) -> Self {
         let parts = match part.op {
-            Op::Barrier => Parts::None,
+            Op::Barrier | Op::Refuse => Parts::None,
             Op::Admit => Parts::Asks { first: true },
             Op::AllGather => Parts::Items(vec![Vec::new(); ranks]),
             Op::Exchange => Parts::Columns((0..ranks).map(|_| None).collect()),
@@ -130,7 +131,23 @@ impl Round {
 
     /// Settles the round: a verdict for all ranks that arrived, stored for those that arrive later.
     pub(super) fn fail(&mut self, number: u64, kind: ErrorKind, text: String) -> Vec<Delivery> {
-        let payload = Arc::new(encode(&(number, CollectiveFailure { kind, text })));
+        self.settle(number, CollectiveFailure { kind, rank: None, text })
+    }
+
+    /// As [`fail`](Self::fail), because `rank` cannot take part.
+    pub(super) fn refused(
+        &mut self,
+        number: u64,
+        rank: u32,
+        refusal: &Contribution,
+    ) -> Vec<Delivery> {
+        let why = clean(&String::from_utf8_lossy(&refusal.data), MAX_VERDICT);
+        let text = format!("rank {rank} cannot {}: {why}", refusal.topic);
+        self.settle(number, CollectiveFailure { kind: ErrorKind::Refused, rank: Some(rank), text })
+    }
+
+    fn settle(&mut self, number: u64, failure: CollectiveFailure) -> Vec<Delivery> {
+        let payload = Arc::new(encode(&(number, failure)));
         self.parts = Parts::None;
         self.verdict = Some(Arc::clone(&payload));
         let arrived = self.ranks_that(|arrived| arrived);

@@ -144,3 +144,28 @@ fn arguments_that_cannot_be_are_refused_before_anything_is_sent() {
         world.barrier("still fine").unwrap();
     });
 }
+
+#[test]
+fn a_rank_that_cannot_go_on_with_a_bring_up_ends_it_on_all_ranks_and_the_world_goes_on() {
+    for meeting in [Meeting::new(), Meeting::masking()] {
+        on_threads(3, |rank| {
+            let world = meeting.join(rank, 3).unwrap();
+            for text in ["found topk = 33", "found hidden = 6"] {
+                let members = world.admit(Ask::First).unwrap();
+                members.barrier("first step").unwrap();
+                if rank == 1 {
+                    let error = Error::new(ErrorKind::InvalidInput, "check shape", text);
+                    assert!(matches!(members.after(&error, DEADLINE), Next::Refuse));
+                    members.refuse(&error);
+                } else {
+                    let error = members.all_gather("second step", b"").unwrap_err();
+                    assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)));
+                    let says = format!("rank 1 cannot open communicator: check shape: {text}");
+                    assert!(error.to_string().contains(&says), "{error}");
+                    assert!(matches!(members.after(&error, DEADLINE), Next::End));
+                }
+            }
+            world.barrier("all go on").unwrap();
+        });
+    }
+}

@@ -317,7 +317,7 @@ fn an_error_that_no_loss_explains_is_no_reason_to_begin_anew() {
         for kind in [ErrorKind::Config, ErrorKind::Transport] {
             let error = Error::new(kind, "connect", "no");
             let next = members.after(&error, Duration::from_millis(50));
-            assert!(matches!(next, Next::End { tell: true }), "{next:?}");
+            assert!(matches!(next, Next::Refuse), "{next:?}");
         }
         world.barrier("done").unwrap();
     });
@@ -421,7 +421,7 @@ fn a_rank_that_comes_back_and_differs_is_left_out_and_may_come_with_the_next_bri
         let come_back = |hidden: &str| {
             let world = meeting.join(1, 3).unwrap();
             match bring_up_with(&world, hidden, Ask::First) {
-                Err(Next::End { tell: true }) => world.report_failure("it differs"),
+                Err(Next::Leave) => world.report_failure("it differs"),
                 Err(Next::Anew(ask)) => panic!("it goes on: {ask:?}"),
                 other => {
                     other.unwrap();

@@ -24,7 +24,7 @@ impl OpenKernels {
             reserved: 0,
         };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
-        self.call("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
+        self.cold("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
         self.check_window_levels(&needs)?;
         for (name, level, limits, link) in [
             ("scale-up", abi::TY_LEVEL_SCALE_UP, &limits.scale_up, &needs.scale_up),

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenyard import errors
 
-from .._arguments import read_bias, read_rows
+from .._arguments import expect_integer, read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._engine import Engine, Opened
@@ -169,8 +169,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
             f"x: found {tokens} tokens; expected at most num_max_tokens_per_rank = {call.tokens}"
         )
     check_experts(call.experts, engine.ranks)
-    if call.alignment is None or call.alignment < 1:
-        raise Refusal(f"expert_alignment: found {call.alignment}; expected at least 1")
+    expect_integer("expert_alignment", call.alignment, 1)
     if call.stats is not None:
         local = call.experts // engine.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))

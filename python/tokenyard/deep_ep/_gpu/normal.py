@@ -7,7 +7,7 @@ from tokenyard import errors
 from tokenyard._native import _routing
 
 from .. import _handles
-from .._arguments import DispatchCall, first_tokens, read_bias, read_routing, read_rows
+from .._arguments import MOST, DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
 from .._engine import Engine, Opened, way_of
 from .._routing import check_experts
@@ -120,11 +120,13 @@ def _looks(engine: Engine, call: DispatchCall) -> Sizes:
 def _read_at_once(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed] | None:
     """The arguments, where all are as most callers give them."""
     found = _routing(call, engine.ranks)
-    if found is None or call.num_tokens_per_rank is None or call.expert_alignment < 1:
+    if found is None or call.num_tokens_per_rank is None:
+        return None
+    if not 1 <= call.expert_alignment <= MOST:
         return None
     tokens, hidden, topk, experts = found
     worst = call.num_worst_tokens
-    if worst and worst < engine.ranks * tokens:
+    if worst and not engine.ranks * tokens <= worst <= MOST:
         return None
     most, named = _room(engine, call, tokens)
     sizes = sizes_of(experts, topk, hidden, most, named, False, call.sms)

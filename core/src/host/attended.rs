@@ -1,0 +1,94 @@
+//! The cold calls of components, so that one that does not return can be named: who calls it waits on another thread.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// A call of a component that has not returned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ColdCall {
+    kind: &'static str,
+    component: &'static str,
+    slot: &'static str,
+    pub(crate) since: Instant,
+}
+
+impl fmt::Display for ColdCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, component, slot, .. } = self;
+        write!(f, "{kind} `{component}` is inside of `{slot}`")
+    }
+}
+
+/// The innermost call that a thread is in, for another thread.
+#[derive(Debug, Default)]
+pub(crate) struct Attended(Mutex<Option<ColdCall>>);
+
+thread_local! {
+    /// Set while this thread is attended.
+    static MINE: RefCell<Option<Arc<Attended>>> = const { RefCell::new(None) };
+}
+
+impl Attended {
+    /// Runs `work` on this thread, whose calls [`now`](Self::now) gives.
+    pub(crate) fn attend(self: Arc<Self>, work: impl FnOnce()) {
+        MINE.set(Some(self));
+        work();
+        MINE.set(None);
+    }
+
+    /// The call under way.
+    pub(crate) fn now(&self) -> Option<ColdCall> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn swap(&self, call: Option<ColdCall>) -> Option<ColdCall> {
+        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), call)
+    }
+}
+
+/// Runs `call`, which calls a slot of a component.
+pub(crate) fn attended<T>(
+    kind: &'static str,
+    component: &'static str,
+    slot: &'static str,
+    call: impl FnOnce() -> T,
+) -> T {
+    let Some(mine) = MINE.with_borrow(Clone::clone) else { return call() };
+    // A component may call another one.
+    let outer = mine.swap(Some(ColdCall { kind, component, slot, since: Instant::now() }));
+    let result = call();
+    mine.swap(outer);
+    result
+}
+
+/// What the components of a kernel set read of the thread that calls them: the device that a framework chose there.
+#[derive(Debug)]
+pub struct ThreadPart {
+    /// The kernel set.
+    pub kernels: &'static str,
+    /// The value on this thread.
+    pub get: fn() -> usize,
+    /// Has components find this value on this thread.
+    pub set: fn(usize),
+}
+
+inventory::collect!(ThreadPart);
+
+/// What a thread takes over that goes on for another one.
+#[derive(Debug)]
+pub(crate) struct ThreadContext(Vec<(&'static ThreadPart, usize)>);
+
+impl ThreadContext {
+    /// That of this thread, for a config with these kernels.
+    pub(crate) fn of_this_thread(kernels: &str) -> Self {
+        let parts = inventory::iter::<ThreadPart>.into_iter();
+        let parts = parts.filter(|part| part.kernels == kernels);
+        Self(parts.map(|part| (part, (part.get)())).collect())
+    }
+
+    pub(crate) fn adopt(&self) {
+        self.0.iter().for_each(|(part, value)| (part.set)(*value));
+    }
+}
