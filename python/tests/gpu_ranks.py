@@ -16,6 +16,7 @@ import gpu_graphs
 import gpu_growth
 import gpu_host_time
 import gpu_kill
+import gpu_lifetimes
 import gpu_low_latency
 import gpu_masks
 import gpu_native
@@ -38,6 +39,7 @@ MODULES = [
     gpu_low_latency,
     gpu_streams,
     gpu_epilogue,
+    gpu_lifetimes,
     gpu_graphs,
     gpu_captures,
     gpu_masks,

@@ -40,13 +40,10 @@ class Opened:
     world: tokenyard.World
     # The engine of the buffer that opened it; handles may outlive that.
     owner: "weakref.ref[Engine]"
-    arena_bytes: int
     # Calls that it takes of those that not every kernel set takes.
     forms: frozenset[str]
     # Where outputs lie: `auto`, `arena` or `copy`.
     output: str
-    # Elements of the largest rows that a flat dispatch can give.
-    most_elements: int
     # Streams of torch on which calls were made, and on which a graph captured some.
     streams: set[int] = field(default_factory=set)
     captured_streams: set[int] = field(default_factory=set)
@@ -399,11 +396,9 @@ class Engine:
                 in_flight=IN_FLIGHT,
                 handles=handles,
             )
-        arena = max(communicator.report()["window_bytes"])
         forms = frozenset(communicator.forms)
         owner = weakref.ref(self)
-        most = sizes.tokens * self.ranks * sizes.hidden
-        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output, most)
+        opened = Opened(communicator, sizes, self.world, owner, forms, self.output)
         _world.park_after(opened, self.world, communicator)
         return opened
 

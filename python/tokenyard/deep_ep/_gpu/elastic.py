@@ -235,11 +235,7 @@ def _give(
 ) -> Given:
     """The received rows, ids and weights. One call copies them, where they do not stay, and what `places` wants."""
     opened = record.opened
-    sizes = opened.sizes
-    local = sizes.experts // opened.communicator.ranks
-    most = opened.most_elements * routed.x.element_size()
-    most *= min(sizes.topk, local) if call.is_expanded else 1
-    stays = stays_in_arena(opened, stream, call.reference, most)
+    stays = stays_in_arena(opened, stream)
     given, wanted = _room(call, record, received, routed, stays)
     names = _ARRAYS[: 3 if given.scales is None else 2] if stays else ()
     copied = None
