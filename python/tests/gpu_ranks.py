@@ -10,6 +10,7 @@ import sys
 import time
 
 import gpu_captures
+import gpu_compile
 import gpu_device_time
 import gpu_epilogue
 import gpu_graphs
@@ -38,10 +39,11 @@ MODULES = [
     gpu_v2_more,
     gpu_low_latency,
     gpu_streams,
-    gpu_epilogue,
     gpu_lifetimes,
+    gpu_epilogue,
     gpu_graphs,
     gpu_captures,
+    gpu_compile,
     gpu_masks,
     gpu_growth,
     gpu_host_time,

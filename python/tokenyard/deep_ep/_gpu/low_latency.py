@@ -10,7 +10,7 @@ from tokenyard import errors
 from .. import _handles
 from .._arrays import Refusal
 from .._engine import Engine, Opened, way_of
-from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
+from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook
 from .._missing import missing
 from .._routing import check_experts
 from .._sizes import Sizes, sizes_of
@@ -253,7 +253,7 @@ def _hook(
             with stream.resumed():
                 filling.run(arrived, stream)
 
-    return _once(receive)
+    return Hook(receive)
 
 
 def _arrived(handle: Any) -> Record:
@@ -356,7 +356,7 @@ def _combine(
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
         event = stream.finish(inputs, (out,))
-    hook = _once(pending.recv) if call.has_hook else None
+    hook = Hook(pending.recv) if call.has_hook else None
     return (out if call.out is None else call.out), event, hook
 
 

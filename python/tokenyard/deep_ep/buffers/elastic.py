@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import _C, _elastic
 from .._arrays import Tensor
+from .._dynamo import make_opaque
 from .._engine import Engine
 from .._gpu import elastic, streams
 from .._missing import missing, refuse_missing
@@ -54,6 +55,7 @@ class ElasticBuffer:
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
+        make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
         waits = Waits(num_gpu_timeout_secs, max(DEFAULT_WAITS.late, num_cpu_timeout_secs))
         self._engine = engine = Engine(group, waits=waits)

@@ -11,6 +11,7 @@ from tokenyard import errors
 from .. import _C, _low_latency, _normal
 from .._arguments import DispatchCall
 from .._arrays import Tensor, like_type, to_numpy
+from .._dynamo import make_opaque
 from .._engine import Engine
 from .._gpu import low_latency, normal, streams
 from .._missing import refuse_missing
@@ -63,6 +64,7 @@ class Buffer:
         **others: Any,
     ) -> None:
         refuse_missing("Buffer", others, ("use_fabric", "allow_nvlink_for_normal_mode"))
+        make_opaque(Buffer, _low_latency.Hook, EventHandle, EventOverlap)
         self._engine = Engine(group, comm)
         self.group = group
         self.rank, self.group_size = self._engine.rank, self._engine.ranks
