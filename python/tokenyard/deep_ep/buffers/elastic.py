@@ -252,7 +252,8 @@ class ElasticBuffer:
         - `topk_weights`: `[N, K]`, or `[X]` expanded; they go back to their tokens, `[T, K]`, 0 where the id is -1.
 
         Copies on one rank are summed in k order and rounded, then ranks in the order of their last k; without
-        `allow_multiple_reduction` the first rounding is left out. Collective; errors are those of `dispatch`.
+        `allow_multiple_reduction` expanded rows have one sum in k order, which takes a combine for each k.
+        Collective; errors are those of `dispatch`.
         """
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
