@@ -40,6 +40,7 @@ class Opened:
     world: tokenyard.World
     # The engine of the buffer that opened it; handles may outlive that.
     owner: "weakref.ref[Engine]"
+    arena_bytes: int
     # Calls that it takes of those that not every kernel set takes.
     forms: frozenset[str]
     # Where outputs lie: `auto`, `arena` or `copy`.
@@ -49,6 +50,8 @@ class Opened:
     captured_streams: set[int] = field(default_factory=set)
     # Whether callers have got outputs that lie in the arena.
     lends: bool = False
+    # Rows of the last low latency dispatch, if they lie in the arena: the next one goes elsewhere.
+    last_rows: Any = None
 
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""
@@ -396,9 +399,10 @@ class Engine:
                 in_flight=IN_FLIGHT,
                 handles=handles,
             )
+        arena = max(communicator.report()["window_bytes"])
         forms = frozenset(communicator.forms)
         owner = weakref.ref(self)
-        opened = Opened(communicator, sizes, self.world, owner, forms, self.output)
+        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output)
         _world.park_after(opened, self.world, communicator)
         return opened
 
@@ -470,6 +474,8 @@ class Engine:
         if self._counts is not None:
             opened.append(self._counts)
         self._opened, self._counts, self.current = {}, None, None
+        for one in opened:
+            one.last_rows = None
         with ExitStack() as closing:
             # The last callback runs first: all ranks close in the order in which they opened.
             for each in reversed(opened):

@@ -165,6 +165,14 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any
     return sizes, (x.contiguous(), ids.contiguous())
 
 
+def _has_room(opened: Opened, x: Any) -> bool:
+    """Whether the arena has room for one more output, beside those that live."""
+    sizes = opened.sizes
+    # Arrays beside the rows are smaller than an eighth of them.
+    most = sizes.experts * sizes.tokens * sizes.hidden * x.element_size() * 9 // 8
+    return bool(opened.arena_bytes - opened.communicator.held_bytes >= most)
+
+
 def _expect_statistics(opened: Opened, operation: str) -> None:
     """Refuses waiting times by name where kernels count none."""
     if not opened.takes("statistics"):
@@ -187,6 +195,8 @@ def _dispatch(
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
+        if opened.last_rows is not None and not _has_room(opened, arrays[0]):
+            opened.last_rows = None
         if call.wait_stats is not None:
             _expect_statistics(opened, "dispatch")
         forms = opened.forms
@@ -222,6 +232,9 @@ def _dispatch(
         received, native = sent.recv()
     record = Record(opened, ids, native)
     *arrays, memory = _make(call, received or output, stays, record)
+    if stays and not stream.is_captured:
+        # As in DeepEP, which has two buffers, rows live until the dispatch behind the next, whoever drops them.
+        opened.last_rows = arrays[0]
     filling = _filling(call, opened, stays, tuple(arrays))
     hook = None
     if has_hook:
