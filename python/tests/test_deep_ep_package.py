@@ -189,7 +189,7 @@ def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work(
         ("ty_merge_bf16", 2.0, 1.0),
         ("ty_combine_bf16", 4.0, 5.0),
         ("elementwise", 9.0, 7.0),
-        ("ty_cast_staged", 10.0, 4.0),
+        ("ty_dispatch_staged_cast", 10.0, 4.0),
         ("ty_merge_bf16", 12.0, 1.0),
         ("ty_combine_bf16", 14.0, 7.0),
         ("elementwise", 15.0, 9.0),
@@ -201,8 +201,11 @@ def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work(
     assert figure(kernels, "combine", 2, 2) == [1.0, 6.0]
     assert figure(kernels, "elementwise", 2, 1) == 8.0
     assert figure(kernels, "notify", 2, 1) == float("inf")
+    # A call may be a loop of operations: the figure is that of one.
+    loops = [testing.Kernel("ty_dispatch", at, 2.0) for at in range(9)]
+    assert figure(loops, "barrier", 2, 1) == 2.0
     # Kernels that are fewer than the calls have no turns, and none of them is the first call's.
-    assert figure(kernels[4:], "ty_dispatch", 2, 2) == [float("inf")] * 2
+    assert figure(kernels[4:8], "ty_dispatch", 2, 2) == [float("inf")] * 2
 
 
 def test_the_clock_of_the_host_times_calls():
