@@ -1,14 +1,16 @@
 """The device's time of calls in graphs: the drop-in's, beside the package's for the same work. Figures, no limits."""
 
+import functools
 import math
 
 import torch
-from gpu_common import Skipped, device_of, inputs, layout_of, prepare, v1, v2
+from gpu_common import Skipped, device_of, inputs, layout_of, output_mode, prepare, v1, v2
 from gpu_native import time_in_graph
 from oracle import Case
 
 import tokenyard
-from tokenyard.deep_ep.utils.testing import bench_kineto
+from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
+from tokenyard.deep_ep.utils.testing import _profiled, bench_kineto
 
 NEEDS_GPUS = True
 DECODE = Case(2, experts=288, topk=8, hidden=7168, max_tokens=128, tokens=(128, 128), seed=11)
@@ -179,6 +181,133 @@ def times_of(comm, x, idx, weights, tokens):
     return f"dispatch {dispatch:.2f} us, combine {combine:.2f} us"
 
 
+def time_of(call, calls=20):
+    """Microseconds of a call among others in a row, by events: the host's part too, where the GPU waits for it."""
+    for _ in range(3):
+        call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return 1e3 * begin.elapsed_time(end) / calls
+
+
+def of_outputs(world):
+    """Dispatches of 4096 tokens whose counts the host waits for: outputs in memory of torch, and in the arena."""
+    times = {}
+    for mode in ("arena", "auto") * 2:
+        with output_mode(mode):
+            buffer, elastic = v1(world), v2(world, PREFILL)
+        for name, call in eager_calls(buffer, elastic, inputs(world, PREFILL)):
+            times.setdefault(name, []).append(time_of(call))
+        call = None
+        elastic.destroy()
+        buffer.destroy()
+    lines = []
+    for name, found in times.items():
+        left, copied = min(found[::2]), min(found[1::2])
+        lines.append(f"{name}: default {copied:.0f} us, arena {left:.0f} us")
+    return "\n       ".join(lines)
+
+
+def eager_calls(buffer, elastic, tensors):
+    x, idx, weights = tensors
+    routes = {"topk_idx": idx, "topk_weights": weights}
+    of_v1, of_v2 = {**routes, **layout_of(buffer, idx, PREFILL.experts)}, dict(routes)
+    of_v2["num_experts"] = PREFILL.experts
+    cast = per_token_cast_to_fp8(x)
+    yield "V1, BF16", lambda: buffer.dispatch(x, **of_v1)
+    yield "V1, FP8", lambda: buffer.dispatch(cast, **of_v1)
+    handle = buffer.dispatch(x, **of_v1)[4]
+    yield "V1, BF16, with a handle", lambda: buffer.dispatch(x, handle=handle)
+    yield "V2, BF16, flat", lambda: elastic.dispatch(x, **of_v2)
+    yield "V2, FP8, flat", lambda: elastic.dispatch(cast, **of_v2)
+    yield "V2, BF16, expanded", lambda: elastic.dispatch(x, do_expand=True, **of_v2)
+    yield "V2, FP8, expanded", lambda: elastic.dispatch(cast, do_expand=True, **of_v2)
+
+
+def of_one_sum(world):
+    """Combines of expanded rows: with multiple reduction, and with one sum in k order."""
+    lines = []
+    for is_multiple in (True, False):
+        buffer = v2(world, PREFILL, allow_multiple_reduction=is_multiple)
+        x, idx, _ = inputs(world, PREFILL)
+        rows, _, _, handle, _ = buffer.dispatch(
+            x, topk_idx=idx, num_experts=PREFILL.experts, do_expand=True
+        )
+        took = time_of(lambda buffer=buffer, rows=rows, handle=handle: buffer.combine(rows, handle))
+        lines.append(f"allow_multiple_reduction={is_multiple}: {took:.0f} us")
+        del rows, handle
+        buffer.destroy()
+    return "\n       ".join(lines)
+
+
+def barriers(world):
+    """As DeepEP's script takes it: the figure is that of one barrier, whatever a call makes of them."""
+    buffer = v2(world, DECODE)
+
+    def loop():
+        for _ in range(1000):
+            buffer.barrier()
+
+    found = bench_kineto(
+        loop, "barrier", num_tests=3, suppress_kineto_output=True, barrier=buffer.barrier
+    )
+    if found == math.inf:
+        return Skipped("the profiler sees no kernel")
+    assert 1e-6 < found < 1e-3, found
+    by_events = time_of(loop, 3) / 1000
+    buffer.destroy()
+    return f"a barrier: kernel {1e6 * found:.1f} us, in a row {by_events:.1f} us"
+
+
+def one_kernel_for_each(world):
+    """A profiler shows one kernel with `dispatch` in its name and one with `combine`, as DeepEP's scripts want it."""
+    buffer, names = v1(world, low_latency_mode=True), {}
+    x, idx, weights = inputs(world, DECODE)
+    most = (DECODE.max_tokens, DECODE.experts)
+    routes = {**layout_of(buffer, idx, DECODE.experts), "topk_idx": idx, "topk_weights": weights}
+
+    def low_latency(has_hook, is_cast):
+        rows, _, handle, _, hook = buffer.low_latency_dispatch(
+            x, idx, *most, use_fp8=is_cast, return_recv_hook=has_hook
+        )
+        if has_hook:
+            hook()
+        _, _, hook = buffer.low_latency_combine(
+            torch.empty((rows[0] if is_cast else rows).shape, dtype=x.dtype, device=x.device),
+            idx,
+            weights,
+            handle,
+            return_recv_hook=has_hook,
+        )
+        if has_hook:
+            hook()
+
+    def normal():
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **routes)
+        buffer.combine(rows, handle)
+
+    steps = {"normal": normal}
+    for has_hook in (False, True):
+        for is_cast in (False, True):
+            steps[f"low latency, hook {has_hook}, FP8 {is_cast}"] = functools.partial(
+                low_latency, has_hook, is_cast
+            )
+    for what, step in steps.items():
+        step()
+        torch.cuda.synchronize()
+        names[what] = {kernel.name for kernel in _profiled(torch, step, 3, None)}
+        if not names[what]:
+            return Skipped("the profiler sees no kernel")
+        for word in ("dispatch", "combine"):
+            assert sum(word in name for name in names[what]) == 1, (what, names[what])
+    buffer.destroy()
+    return None
+
+
 def by_profiler(world):
     """The helper of DeepEP's scripts finds the kernels of a dispatch and of a combine by DeepEP's names."""
     prepare(world)
@@ -200,4 +329,14 @@ def by_profiler(world):
     return "kernels by the profiler: " + ", ".join(f"{1e6 * seconds:.1f} us" for seconds in found)
 
 
-CHECKS = [of_decoding, of_prefill, of_elastic, few_tokens, by_profiler]
+CHECKS = [
+    of_decoding,
+    of_prefill,
+    of_elastic,
+    of_outputs,
+    of_one_sum,
+    few_tokens,
+    by_profiler,
+    one_kernel_for_each,
+    barriers,
+]

@@ -314,6 +314,33 @@ def refused_by_the_communicator_of_the_call(world):
     buffer.destroy()
 
 
+def rows_for_two_dispatches(world):
+    """Rows that are dropped stay whole until the dispatch behind the next one, as in DeepEP's two buffers. Where the
+    arena has no room for that, the next dispatch has their place."""
+    buffer = v1(world, low_latency_mode=True)
+    x, idx, _ = inputs(world, CASE)
+
+    def dispatch(value):
+        rows, *_ = buffer.low_latency_dispatch(
+            x + value, idx, CASE.max_tokens, CASE.experts, use_fp8=False
+        )
+        return rows.data_ptr(), rows
+
+    places = [dispatch(value)[0] for value in range(4)]
+    assert len(set(places[:2])) == len(set(places[2:])) == 2, places
+    opened = next(one for one in buffer._engine._opened.values() if one.last_rows is not None)
+    alive, most = [], CASE.experts * CASE.max_tokens * CASE.hidden * x.element_size() * 9 // 8
+    while opened.arena_bytes - opened.communicator.held_bytes >= most:
+        alive.append(dispatch(1))
+    alive.pop()
+    for value in range(3):
+        place = dispatch(value)[0]
+        assert place not in [place for place, _ in alive]
+    alive.clear()
+    buffer.destroy()
+    assert opened.last_rows is None
+
+
 def outputs_of_every_mode(world):
     """Packed rows in the arena, as `auto` gives them, or in memory of torch, and their combines."""
     for mode in ("copy", "arena"):
@@ -338,6 +365,7 @@ CHECKS = [
     sends_under_way_at_once,
     two_threads,
     poisoned_arena,
+    rows_for_two_dispatches,
     outputs_of_every_mode,
     waits_of_a_dispatch_in_halves,
     waits_of_a_combine_in_halves,

@@ -11,6 +11,7 @@ import sys
 import time
 
 import gpu_captures
+import gpu_compile
 import gpu_device_time
 import gpu_epilogue
 import gpu_graphs
@@ -18,6 +19,7 @@ import gpu_groups
 import gpu_growth
 import gpu_host_time
 import gpu_kill
+import gpu_lifetimes
 import gpu_low_latency
 import gpu_masks
 import gpu_native
@@ -39,9 +41,11 @@ MODULES = [
     gpu_v2_more,
     gpu_low_latency,
     gpu_streams,
+    gpu_lifetimes,
     gpu_epilogue,
     gpu_graphs,
     gpu_captures,
+    gpu_compile,
     gpu_masks,
     gpu_growth,
     gpu_host_time,

@@ -172,35 +172,19 @@ def local_memory(world):
 
 
 def outputs_of_every_mode(world):
-    """In the arena or in memory of torch; the arena's are counted while they live."""
+    """In memory of torch, or in the arena where that is asked for: the arena's are counted while they live."""
     for mode in ("copy", "arena", "auto"):
         with output_mode(mode):
             buffer = v1(world)
         _, recv_x, handle = check_normal(world, buffer, CASE, torch.float32)
         opened = buffer._engine.current
-        assert (opened.communicator.held_bytes > 0) == (mode != "copy")
+        assert (opened.communicator.held_bytes > 0) == (mode == "arena")
         del recv_x, handle
         assert opened.communicator.held_bytes == 0
         buffer.destroy()
     with output_mode("elsewhere"):
         error = raised(lambda: v1(world))
         assert "expected auto, arena or copy" in str(error), error
-    buffer = v1(world)
-    check_normal(world, buffer, CASE, torch.float32)
-    opened = buffer._engine.current
-    # Enough are alive: the next go to memory of torch.
-    alive = []
-    x, idx, weights = inputs(world, CASE, torch.float32)
-    options = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
-    worst = CASE.ranks * opened.sizes.tokens * CASE.hidden * 4
-    while opened.arena_bytes - opened.communicator.held_bytes >= 2 * worst and len(alive) < 200:
-        alive.append(buffer.dispatch(x, **options)[0])
-    before = opened.communicator.held_bytes
-    alive.append(buffer.dispatch(x, **options)[0])
-    assert opened.communicator.held_bytes == before or len(alive) > 200
-    for recv_x in alive:
-        same(recv_x, rows_of(world, CASE, CASE.sources(world.rank), torch.float32))
-    buffer.destroy()
 
 
 def arrays_of_another_library(world):

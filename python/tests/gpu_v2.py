@@ -137,8 +137,9 @@ def check_expanded(world, case, is_synced, alignment):
     buffer.destroy()
 
 
-def rounded_once(world):
-    """Without multiple reduction, sums of expanded rows are rounded once, whatever the kernel set does in bfloat16."""
+def summed_in_k_order(world):
+    """Without multiple reduction expanded rows have one sum in k order, rounded once: bit for bit in float32, where
+    nearly each order of a sum has bits of its own."""
     case, me = CASE, world.rank
     buffer = v2(world, case, allow_multiple_reduction=False)
     x, idx, _ = inputs(world, case)
@@ -146,37 +147,31 @@ def rounded_once(world):
         recv_x, _, _, handle, _ = buffer.dispatch(
             x, topk_idx=idx, num_experts=case.experts, do_cpu_sync=is_synced, do_expand=True
         )
-        opened = handle._record.opened
-        opened.forms -= {"round_once"}
-        # Whole numbers, of which float32 holds every sum, and bfloat16 few. Row k of a token is a function of both.
         found = len(case.sources(me))
         slots = handle.recv_src_metadata[:found, 2:].long()
         sources = handle.recv_src_metadata[:found, 0].long()
-        rows = torch.full_like(recv_x, torch.nan)
-        given = numbers(case, sources)
-        rows[slots[slots >= 0]] = given[slots >= 0].to(rows.dtype)
         tokens = me * case.max_tokens + torch.arange(len(x), device=x.device)
-        terms = numbers(case, tokens) * (idx >= 0)[:, :, None]
-        bias = torch.ones_like(x)
-        for biases in (None, (bias, bias)):
-            exact = terms.sum(1) + (0 if biases is None else 2)
-            combined, *_ = buffer.combine(rows, handle, bias=biases)
-            same(combined, exact.to(x.dtype))
-        # Else the check would pass with a rounding of each rank's sums.
-        local = case.experts // case.ranks
-        by_rank = sum(
-            (terms * (idx // local == rank)[:, :, None]).sum(1).to(x.dtype).float()
-            for rank in range(case.ranks)
-        )
-        assert not torch.equal(by_rank.to(x.dtype), terms.sum(1).to(x.dtype))
+        for dtype in (torch.float32, x.dtype):
+            rows = torch.full_like(recv_x, torch.nan, dtype=dtype)
+            rows[slots[slots >= 0]] = thirds(case, sources)[slots >= 0].to(dtype)
+            terms = thirds(case, tokens).to(dtype).float()
+            bias = torch.full_like(x, 0.1, dtype=dtype)
+            for biases in (None, (bias, bias)):
+                expected = torch.zeros(x.shape, device=x.device)
+                if biases is not None:
+                    expected += bias.float() + bias.float()
+                for k in range(case.topk):
+                    expected += torch.where(idx[:, k : k + 1] >= 0, terms[:, k], 0)
+                combined, *_ = buffer.combine(rows, handle, bias=biases)
+                same(combined, expected.to(dtype))
     buffer.destroy()
 
 
-def numbers(case, tokens):
-    """Rows for the selections of tokens, `[n, K, H]` float32: whole numbers below 256."""
+def thirds(case, tokens):
+    """Rows for the selections of tokens, `[n, K, H]` float32: thirds of whole numbers below 256."""
     k = torch.arange(case.topk, device=tokens.device)[None, :, None]
     h = torch.arange(case.hidden, device=tokens.device)[None, None, :]
-    return ((tokens[:, None, None] * 37 + k * 101 + h * 11) % 256).float()
+    return ((tokens[:, None, None] * 37 + k * 101 + h * 11) % 256).float() / 3
 
 
 def fp8(world):
@@ -249,4 +244,4 @@ def with_tokens(case, most):
     return dataclasses.replace(case, max_tokens=most)
 
 
-CHECKS = [flat, expanded, rounded_once, fp8, handle_tensors, tokens_of_each_call]
+CHECKS = [flat, expanded, summed_in_k_order, fp8, handle_tensors, tokens_of_each_call]

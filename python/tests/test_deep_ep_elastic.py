@@ -101,7 +101,7 @@ def flat(world, case, domains, has_sync):
     buffer.destroy()
 
 
-def summed(case, me, domains, bias, scale, rounds=True):
+def summed(case, me, domains, bias, scale):
     """Copies of a rank in k order, then ranks (or domains of them) by their last k. Rounded once per level.
 
     `scale(expert)` is what a copy is multiplied by, or None where rows are flat.
@@ -121,8 +121,7 @@ def summed(case, me, domains, bias, scale, rounds=True):
             else:
                 copy = (row * F32(factor)).astype(BF16).astype(F32)
                 partials[rank] = partials[rank] + copy if rank in partials else copy
-        if rounds:
-            partials = {r: p.astype(BF16).astype(F32) for r, p in partials.items()}
+        partials = {r: p.astype(BF16).astype(F32) for r, p in partials.items()}
         order = sorted(last, key=last.get)
         if domains > 1:
             merged, last_of = {}, {}
@@ -130,13 +129,27 @@ def summed(case, me, domains, bias, scale, rounds=True):
                 domain = rank // size
                 merged[domain] = merged.get(domain, F32(0)) + partials[rank]
                 last_of[domain] = last[rank]
-            partials = {d: m.astype(BF16).astype(F32) if rounds else m for d, m in merged.items()}
+            partials = {d: m.astype(BF16).astype(F32) for d, m in merged.items()}
             order = sorted(last_of, key=last_of.get)
         total = np.zeros(case.hidden, F32) if bias is None else 2 * bias[token].astype(F32)
         for key in order:
             total = total + partials[key]
         out[token] = total.astype(BF16)
     return out
+
+
+def summed_in_k_order(case, me, bias, scale, dtype):
+    """One sum in float32 of a third of each copy, rounded once."""
+    out = np.zeros((case.tokens[me], case.hidden), F32)
+    for token in range(case.tokens[me]):
+        row = case.row(me, token).astype(BF16).astype(F32)
+        if bias is not None:
+            out[token] = bias[token].astype(F32) + bias[token].astype(F32)
+        for e in case.idx[me][token]:
+            if e >= 0:
+                copy = (row * F32(scale(int(e)))).astype(BF16).astype(F32)
+                out[token] += (copy / F32(3)).astype(dtype).astype(F32)
+    return out.astype(dtype)
 
 
 @every_case
@@ -210,10 +223,14 @@ def expanded(world, case, domains, alignment, has_sync):
         do_expand=True,
         do_cpu_sync=has_sync,
     )
-    for bias in (None, np.full(x.shape, 0.5, BF16)):
-        combined, back, _ = buffer.combine(y, handle, bias=None if bias is None else (bias, bias))
-        assert back is None
-        same(combined, summed(case, me, domains, bias, scale, rounds=False))
+    # In float32 nearly each order of a sum has bits of its own.
+    for dtype in (F32, BF16):
+        thirds = (y.astype(F32) / F32(3)).astype(dtype)
+        for bias in (None, np.full(x.shape, 0.1, dtype)):
+            both = None if bias is None else (bias, bias)
+            combined, back, _ = buffer.combine(thirds, handle, bias=both)
+            assert back is None
+            same(combined, summed_in_k_order(case, me, bias, scale, dtype))
     raises(world, "allow_multiple_reduction = False", buffer.combine, y, handle, weights)
     buffer.destroy()
 

@@ -208,6 +208,35 @@ def test_experts_that_are_masked_at_the_combine_are_left_out(ranks):
     ranks(2, masked, CASES[1])
 
 
+def keywords_of_forks(world, case):
+    """UCCL's `is_intranode`, and what SGLang always passes: without `overlap` it describes nothing."""
+    me, buffer = world.rank, buffer_of(world, low_latency_mode=True, is_intranode=True)
+    x, idx, weights = case.x[me].astype(BF16), case.idx[me], case.weights[me]
+    packed, _, handle, _, _ = buffer.low_latency_dispatch(
+        x, idx, case.max_tokens, case.experts, use_fp8=False
+    )
+    plain, _, _ = buffer.low_latency_combine(packed, idx, weights, handle)
+    off = {"overlap": False, "block_m": 64, "threshold": 9, "num_sms": 3}
+    off |= {"packed_recv_count": np.ones(2), "comp_signal": np.ones(2)}
+    for keywords in (off, {"num_sms": 3}):
+        combined, _, _ = buffer.low_latency_combine(packed, idx, weights, handle, **keywords)
+        same(combined, plain)
+    for name, keywords in {
+        "overlap": {**off, "overlap": True},
+        "block_m": {"block_m": 64},
+        "src_signals": {**off, "src_signals": np.ones(2)},
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"found {name};"):
+            buffer.low_latency_combine(packed, idx, weights, handle, **keywords)
+    with pytest.raises(TypeError, match="blocks"):
+        buffer.low_latency_combine(packed, idx, weights, handle, blocks=1)
+    buffer.destroy()
+
+
+def test_keywords_of_forks_that_ask_for_nothing_are_taken(ranks):
+    ranks(2, keywords_of_forks, CASES[1])
+
+
 def refused(world, case, with_hook):
     me, buffer = world.rank, buffer_of(world)
     good = (rows_of(case, me), case.idx[me], case.max_tokens, case.experts)

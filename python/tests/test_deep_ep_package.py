@@ -148,6 +148,13 @@ def test_the_helpers_of_scripts_compute_what_they_say():
     packed[:, :2] = powers.view(np.uint32) >> 23
     found = math.per_token_cast_back(fp8, packed.view(np.int32))
     np.testing.assert_array_equal(found, math.per_token_cast_back(fp8, powers))
+    # DeepEP's low latency test views them with as many columns as there are groups, so with a quarter of the rows.
+    fp8, scales = math.per_token_cast_to_fp8(np.resize(x, (8, 512)))
+    powers = np.exp2(np.ceil(np.log2(scales))).astype(np.float32)
+    packed = (powers.view(np.uint32) >> 23).astype(np.uint8).view(np.int32)
+    assert packed.shape == (8, 1)
+    found = math.per_token_cast_back(fp8, packed.reshape(-1, 4))
+    np.testing.assert_array_equal(found, math.per_token_cast_back(fp8, powers))
     ids = np.array([[3, 1, 3, -1], [-1, -1, -1, -1], [0, 1, 2, 3]])
     math.inplace_unique(ids, 4)
     assert ids.tolist() == [[3, 1, -1, -1], [-1] * 4, [3, 2, 1, 0]]
@@ -182,7 +189,7 @@ def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work(
         ("ty_merge_bf16", 2.0, 1.0),
         ("ty_combine_bf16", 4.0, 5.0),
         ("elementwise", 9.0, 7.0),
-        ("ty_cast_staged", 10.0, 4.0),
+        ("ty_dispatch_staged_cast", 10.0, 4.0),
         ("ty_merge_bf16", 12.0, 1.0),
         ("ty_combine_bf16", 14.0, 7.0),
         ("elementwise", 15.0, 9.0),
@@ -194,8 +201,11 @@ def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work(
     assert figure(kernels, "combine", 2, 2) == [1.0, 6.0]
     assert figure(kernels, "elementwise", 2, 1) == 8.0
     assert figure(kernels, "notify", 2, 1) == float("inf")
+    # A call may be a loop of operations: the figure is that of one.
+    loops = [testing.Kernel("ty_dispatch", at, 2.0) for at in range(9)]
+    assert figure(loops, "barrier", 2, 1) == 2.0
     # Kernels that are fewer than the calls have no turns, and none of them is the first call's.
-    assert figure(kernels[4:], "ty_dispatch", 2, 2) == [float("inf")] * 2
+    assert figure(kernels[4:8], "ty_dispatch", 2, 2) == [float("inf")] * 2
 
 
 def test_the_clock_of_the_host_times_calls():

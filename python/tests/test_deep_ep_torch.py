@@ -139,3 +139,7 @@ def test_what_a_dispatch_gives_needs_room_for_its_handle(ranks):
 
 def test_tensors_of_a_subclass_give_plain_tensors_and_negated_ones_their_values(ranks):
     run(ranks, "subclass")
+
+
+def test_calls_in_compiled_functions_give_what_they_give_outside_and_are_not_traced(ranks):
+    run(ranks, "compiled")

@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_common import inputs, output_mode, v1
+from gpu_common import SMALL, inputs, output_mode, v1
+from gpu_compile import check_compiled
 from gradients import check_gradients
 from oracle import Case
 from pool import CONFIG
@@ -294,6 +295,17 @@ def without_room(world, case):
         assert _record_at(ends.data_ptr()) is record
         del x, weights, block, tokens, ends
         assert give(torch.zeros(most, dtype=torch.int32))[2] is None
+
+
+def compiled(world, case):
+    buffer = buffer_of(world, low_latency_mode=True)
+    elastic = ElasticBuffer(
+        world, num_max_tokens_per_rank=SMALL.max_tokens, explicitly_destroy=True
+    )
+    x, *others = tensors(SMALL, world.rank, torch.bfloat16)
+    check_compiled(buffer, elastic, (x, *others))
+    elastic.destroy()
+    buffer.destroy()
 
 
 class Subclass(torch.Tensor):

@@ -66,7 +66,7 @@ impl Usage {
 fn most_spills(kernel: &str) -> [u32; 2] {
     match kernel {
         "ty_dispatch" => [8, 8],
-        "ty_cast_staged_long" => [20, 44],
+        "ty_dispatch_staged_cast_long" => [20, 44],
         "ty_dispatch_staged_long" => [0, 16],
         "ty_ring_posts" => [8, 0],
         "ty_combine_staged_bf16" => [0, 20],

@@ -85,6 +85,8 @@ class Record:
     # Tokens that arrived, and their rows: copies of them with padding, where expanded.
     found: int
     filled: int
+    # [N, K]: rows of copies, or -1; where expanded.
+    slots: Array | None = None
 
     @property
     def given(self) -> int:
@@ -266,6 +268,7 @@ def _make_handle(
     metadata[:found, 1] = source // record.tokens * topk + last
     if call.is_expanded:
         metadata[:found, 2:] = places
+        record.slots = places.copy()
     counts = np.array(received.expert_counts)
     aligned = -(-counts // record.alignment) * record.alignment
     expert_psum = np.array(received.expert_ends) if call.is_expanded else np.cumsum(aligned)
@@ -337,12 +340,29 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Tensor | None]:
         terms = _read_combine(call, record)
     except Exception as error:
         engine.refuse(opened, "combine", error)
+    if record.slots is not None and not call.rounds_per_rank:
+        return like(call.x, _sum_in_k_order(record, record.slots, terms)), None
     out, weights = opened.communicator.combine(
-        record.native,
-        terms.rows,
-        terms.weights,
-        bias=terms.biases or None,
-        round_once=record.is_expanded and not call.rounds_per_rank,
+        record.native, terms.rows, terms.weights, bias=terms.biases or None
     )
     combined = like(call.x, np.asarray(out).view(terms.rows.dtype))
     return combined, None if weights is None else like(call.x, np.asarray(weights))
+
+
+def _sum_in_k_order(record: Record, slots: Array, terms: Terms) -> Array:
+    """Sums of float32 in k order, rounded once: a combine for each k, of that k's rows alone.
+
+    One combine sums the rows of a rank before it adds those of the next rank. Of one k a token has one row at most, so
+    the combine only moves it.
+    """
+    sums = np.zeros((record.native.tokens, terms.rows.shape[1]), np.float32)
+    for bias in terms.biases:
+        sums += bias.astype(np.float32)
+    part = np.zeros_like(terms.rows)
+    for of_k in slots.T:
+        its = of_k[of_k >= 0]
+        part[its] = terms.rows[its]
+        moved, _ = record.opened.communicator.combine(record.native, part)
+        sums += np.asarray(moved).view(part.dtype).astype(np.float32)
+        part[its] = 0
+    return np.asarray(sums.astype(part.dtype))

@@ -45,13 +45,13 @@ class Opened:
     forms: frozenset[str]
     # Where outputs lie: `auto`, `arena` or `copy`.
     output: str
-    # Elements of the largest rows that a flat dispatch can give.
-    most_elements: int
     # Streams of torch on which calls were made, and on which a graph captured some.
     streams: set[int] = field(default_factory=set)
     captured_streams: set[int] = field(default_factory=set)
     # Whether callers have got outputs that lie in the arena.
     lends: bool = False
+    # Rows of the last low latency dispatch, if they lie in the arena: the next one goes elsewhere.
+    last_rows: Any = None
 
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""
@@ -403,8 +403,7 @@ class Engine:
         arena = max(communicator.report()["window_bytes"])
         forms = frozenset(communicator.forms)
         owner = weakref.ref(self)
-        most = sizes.tokens * self.ranks * sizes.hidden
-        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output, most)
+        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output)
         _world.park_after(opened, self.world, communicator)
         return opened
 
@@ -476,6 +475,8 @@ class Engine:
         if self._counts is not None:
             opened.append(self._counts)
         self._opened, self._counts, self.current = {}, None, None
+        for one in opened:
+            one.last_rows = None
         with ExitStack() as closing:
             # The last callback runs first: all ranks close in the order in which they opened.
             for each in reversed(opened):

@@ -14,8 +14,18 @@ from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
 from ._engine import Engine, Opened, way_of
 from ._sizes import Sizes
 
-Hook = Callable[[], None]
 T = TypeVar("T")
+
+
+class Hook:
+    """The first call does it, later ones nothing."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._left = [call]
+
+    def __call__(self) -> None:
+        if self._left:
+            self._left.pop()()
 
 
 @dataclass
@@ -181,18 +191,7 @@ def dispatch(
     packed = x if blocks.scales is None else (x, like(reference, blocks.scales))
     ranges = like(reference, blocks.ranges)
     handle = (source, ranges, call.tokens, blocks.x.shape[2], call.experts)
-    return packed, like(reference, blocks.counts), handle, _once(receive)
-
-
-def _once(call: Callable[[], Any]) -> Hook:
-    """A hook: the first call does it, later ones nothing."""
-    left = [call]
-
-    def hook() -> None:
-        if left:
-            left.pop()()
-
-    return hook
+    return packed, like(reference, blocks.counts), handle, Hook(receive)
 
 
 @dataclass
@@ -300,7 +299,7 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
         )
     )
     result = like(call.x, terms.out) if call.out is None else call.out
-    return result, _once(lambda: waits.during(pending.recv))
+    return result, Hook(lambda: waits.during(pending.recv))
 
 
 def combine_buffer(handle: Any) -> Tensor:

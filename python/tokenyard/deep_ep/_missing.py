@@ -53,5 +53,17 @@ def refuse_missing(operation: str, keywords: dict[str, object], ignored: tuple[s
             continue
         if name not in MISSING:
             raise TypeError(f"{operation}() got an unexpected keyword argument {name!r}")
-        if value is not None and value is not False and value != 0:
+        asks_for_nothing = value is None or (isinstance(value, (int, float)) and not value)
+        if not asks_for_nothing:
             missing(operation, name)
+
+
+# They describe the signals of `overlap`.
+_OF_OVERLAP = ("packed_recv_count", "comp_signal", "block_m", "threshold")
+
+
+def ignored_keywords(keywords: dict[str, object]) -> tuple[str, ...]:
+    """Keywords of a fork's low latency combine that mean nothing here, whatever their values: without `overlap`, all
+    that describe it."""
+    is_off = "overlap" in keywords and not keywords["overlap"]
+    return ("num_sms", *_OF_OVERLAP) if is_off else ("num_sms",)

@@ -39,7 +39,7 @@ TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
 #if TY_PUTS
 
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
-    ty_combine_put(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+    ty_return_put(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
   ty::combine_put(ty::in_place(a), Up(p), shared);
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
@@ -103,8 +103,8 @@ TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
   }
 TY_STAGED_DISPATCH(ty_dispatch_staged, 2, false)
 TY_STAGED_DISPATCH(ty_dispatch_staged_long, ty::kMostPieces, false)
-TY_STAGED_DISPATCH(ty_cast_staged, 1, true)
-TY_STAGED_DISPATCH(ty_cast_staged_long, ty::kMostPieces, true)
+TY_STAGED_DISPATCH(ty_dispatch_staged_cast, 1, true)
+TY_STAGED_DISPATCH(ty_dispatch_staged_cast_long, ty::kMostPieces, true)
 TY_STAGED_COMBINE(ty_combine_staged_bf16, 2, Bf16, Bf16)
 TY_STAGED_COMBINE(ty_combine_staged_bf16_long, ty::kMostPieces, Bf16, Bf16)
 TY_STAGED_COMBINE(ty_combine_staged_f16, 2, F16, F16)

@@ -96,7 +96,7 @@ impl StagedKernels {
         refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
         Ok(Self {
             dispatch: find("ty_dispatch_staged", 2)?,
-            cast: find("ty_cast_staged", 1)?,
+            cast: find("ty_dispatch_staged_cast", 1)?,
             combine: [
                 find("ty_combine_staged_bf16", 2)?,
                 find("ty_combine_staged_f16", 2)?,
@@ -187,7 +187,7 @@ impl Kernels {
             module.cooperative("ty_combine_f32")?,
         ];
         let puts = device_api.source().puts;
-        let combine_put = if puts { Some(module.function("ty_combine_put")?) } else { None };
+        let combine_put = if puts { Some(module.function("ty_return_put")?) } else { None };
         let spread = module.function("ty_spread")?;
         let merge = [
             module.function("ty_merge_bf16")?,
@@ -247,5 +247,36 @@ pub(super) fn summable(dtype: u32) -> (usize, u64) {
         Some(DType::F16) => (1, 2),
         Some(DType::F32) => (2, 4),
         _ => (0, 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// Kernels that run beside the one that a dispatch or a combine has always.
+    const BESIDE: [&str; 9] = [
+        "ty_return_put",
+        "ty_refuse_staged",
+        "ty_spread",
+        "ty_merge_",
+        "ty_agree",
+        "ty_group",
+        "ty_copy_out",
+        "ty_count_routing",
+        "ty_arrive",
+    ];
+
+    /// Scripts ask a profiler for the one kernel whose name has the word.
+    #[test]
+    fn the_names_of_kernels_show_one_for_each_dispatch_and_each_combine() {
+        let source = include_str!("exchange.cu");
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let words = source.split(|c: char| !is_part(c));
+        let names: Vec<&str> = words.filter(|word| word.starts_with("ty_")).collect();
+        for name in &names {
+            let words = ["dispatch", "combine"].iter().filter(|word| name.contains(*word)).count();
+            let is_beside = BESIDE.iter().any(|one| name.starts_with(one));
+            assert_eq!(words, usize::from(!is_beside), "{name}");
+        }
+        assert!(names.len() > 20, "{names:?}");
     }
 }

@@ -510,7 +510,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   }
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
 #if TY_PUTS
-  model::launch(1, kWarps * kWave, [=, &r] { ty_combine_put(a, r.params()); });
+  model::launch(1, kWarps * kWave, [=, &r] { ty_return_put(a, r.params()); });
   same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u);
   same("combine", a.c.cell->code, how.expected);
   // Both do nothing if it was refused.

@@ -96,7 +96,7 @@ bool is_long_for(u32 pieces, u32 each) { return pieces > each * kWarps * kWave; 
 
 void run_staged(const StagedDispatchArgs& a, const Up::Params& params, bool is_long) {
   if (a.dispatch.cast != 0)
-    is_long ? ty_cast_staged_long(a, params) : ty_cast_staged(a, params);
+    is_long ? ty_dispatch_staged_cast_long(a, params) : ty_dispatch_staged_cast(a, params);
   else
     is_long ? ty_dispatch_staged_long(a, params) : ty_dispatch_staged(a, params);
 }

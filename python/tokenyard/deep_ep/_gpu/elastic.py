@@ -14,6 +14,7 @@ from .._sizes import Sizes, align, sizes_of
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
+from .ordered import Ordered
 from .streams import CallStream, Timing
 from .tensors import (
     Routed,
@@ -234,11 +235,7 @@ def _give(
 ) -> Given:
     """The received rows, ids and weights. One call copies them, where they do not stay, and what `places` wants."""
     opened = record.opened
-    sizes = opened.sizes
-    local = sizes.experts // opened.communicator.ranks
-    most = opened.most_elements * routed.x.element_size()
-    most *= min(sizes.topk, local) if call.is_expanded else 1
-    stays = stays_in_arena(opened, stream, call.reference, most)
+    stays = stays_in_arena(opened, stream)
     given, wanted = _room(call, record, received, routed, stays)
     names = _ARRAYS[: 3 if given.scales is None else 2] if stays else ()
     copied = None
@@ -326,10 +323,18 @@ class Places:
         """Rows of each local expert."""
         return self._part(2)
 
+    def slots(self) -> Any:
+        """`[N, K]`: local experts, or where expanded rows of copies; -1 where a token has none here."""
+        places = self._part(1).view(-1, self._record.opened.sizes.topk)
+        if self._record.is_exact:
+            return places
+        # Behind the tokens that arrived they are unspecified.
+        numbers = torch.arange(len(places), device=places.device)
+        return torch.where((numbers < self._part(3)[-1])[:, None], places, -1)
+
     def metadata(self) -> Any:
         topk, record, source = self._record.opened.sizes.topk, self._record, self._part(0)
-        # [N, K]: local experts, or rows of copies; -1 where a token has none here.
-        places = self._part(1).view(len(source), topk)
+        places = self.slots()
         numbers = torch.arange(topk, dtype=torch.int32, device=source.device)
         last = torch.where(places >= 0, numbers, -1).amax(dim=1)
         metadata = torch.full((len(source), topk + 2), -1, dtype=torch.int32, device=source.device)
@@ -404,33 +409,37 @@ def combine(
             opened, native = record.opened, record.native
             sizes = opened.sizes
             rows, weights, biases = _read_combine(call, record)
-            once = record.is_expanded and not call.rounds_per_rank
-            dtype = rows.dtype
-            if once and not opened.takes("round_once"):
-                # Sums of float32 are rounded nowhere but at the end.
-                rows, biases, once = rows.float(), [bias.float() for bias in biases], False
-            out = rows.new_empty((native.tokens, sizes.hidden))
+            out, ordered = rows.new_empty((native.tokens, sizes.hidden)), None
+            if record.is_expanded and not call.rounds_per_rank:
+                ordered = Ordered(rows, call.handle._places.slots(), biases, out)
             if weights is not None:
                 out_weights = weights.new_empty((native.tokens, sizes.topk))
         except Exception as error:
             engine.refuse(opened, "combine", error)
         name_stream(opened, stream)
-        opened.communicator.combine(
-            native,
-            rows,
-            weights,
-            bias=biases or None,
-            round_once=once,
-            out=out,
-            out_weights=out_weights,
-            stream=stream.raw,
-            without_sync=opened.takes("without_sync")
-            and (stream.is_captured or not record.is_exact),
-        )
-        out = out.to(dtype)
+        without_sync = record.opened.takes("without_sync")
+
+        def bring(rows: Any, out: Any, biases: Any = None) -> None:
+            record.opened.communicator.combine(
+                native,
+                rows,
+                weights,
+                bias=biases,
+                out=out,
+                out_weights=out_weights,
+                stream=stream.raw,
+                without_sync=without_sync and (stream.is_captured or not record.is_exact),
+            )
+
+        if ordered is None:
+            bring(rows, out, biases or None)
+        else:
+            out.copy_(ordered.sum(bring))
     if not stream.is_async:
         return out, out_weights, EventOverlap()
     inputs = (call.x, call.topk_weights, rows, weights, *biases)
+    if ordered is not None:
+        inputs = (*inputs, call.handle._places.memory)
     return out, out_weights, stream.finish(inputs, (out, out_weights))
 
 

@@ -10,7 +10,7 @@ from tokenyard import errors
 from .. import _handles
 from .._arrays import Refusal
 from .._engine import Engine, Opened, way_of
-from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook, _once
+from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook
 from .._missing import missing
 from .._routing import check_experts
 from .._sizes import Sizes, sizes_of
@@ -165,6 +165,14 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any
     return sizes, (x.contiguous(), ids.contiguous())
 
 
+def _has_room(opened: Opened, x: Any) -> bool:
+    """Whether the arena has room for one more output, beside those that live."""
+    sizes = opened.sizes
+    # Arrays beside the rows are smaller than an eighth of them.
+    most = sizes.experts * sizes.tokens * sizes.hidden * x.element_size() * 9 // 8
+    return bool(opened.arena_bytes - opened.communicator.held_bytes >= most)
+
+
 def _expect_statistics(opened: Opened, operation: str) -> None:
     """Refuses waiting times by name where kernels count none."""
     if not opened.takes("statistics"):
@@ -187,6 +195,8 @@ def _dispatch(
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
+        if opened.last_rows is not None and not _has_room(opened, arrays[0]):
+            opened.last_rows = None
         if call.wait_stats is not None:
             _expect_statistics(opened, "dispatch")
         forms = opened.forms
@@ -222,6 +232,9 @@ def _dispatch(
         received, native = sent.recv()
     record = Record(opened, ids, native)
     *arrays, memory = _make(call, received or output, stays, record)
+    if stays and not stream.is_captured:
+        # As in DeepEP, which has two buffers, rows live until the dispatch behind the next, whoever drops them.
+        opened.last_rows = arrays[0]
     filling = _filling(call, opened, stays, tuple(arrays))
     hook = None
     if has_hook:
@@ -253,7 +266,7 @@ def _hook(
             with stream.resumed():
                 filling.run(arrived, stream)
 
-    return _once(receive)
+    return Hook(receive)
 
 
 def _arrived(handle: Any) -> Record:
@@ -356,7 +369,7 @@ def _combine(
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
         event = stream.finish(inputs, (out,))
-    hook = _once(pending.recv) if call.has_hook else None
+    hook = Hook(pending.recv) if call.has_hook else None
     return (out if call.out is None else call.out), event, hook
 
 

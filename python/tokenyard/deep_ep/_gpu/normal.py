@@ -241,7 +241,7 @@ def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
     opened, given = record.opened, record.given
     # Room for all places that the output has.
     room, x = max(given, received.rows), routed.x
-    stays, is_routed = _stays(opened, call, stream, x), call.topk_idx is not None
+    stays, is_routed = stays_in_arena(opened, stream), call.topk_idx is not None
     # Copies: a handle may live for long, and holds no rows.
     block = torch.empty(room + engine.ranks, dtype=torch.int32, device=x.device)
     rows, wanted = ((), {}) if stays else _own_rows(routed, room)
@@ -274,11 +274,6 @@ def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
         if is_routed:
             ids, weights = fit(ids, given), fit(weights, given)
     return Outputs(rows if len(rows) > 1 else rows[0], ids, weights, tokens, ends, block, counts)
-
-
-def _stays(opened: Opened, call: DispatchCall, stream: CallStream, x: Any) -> bool:
-    # A call without counts asks for more than arrives, so more may not be left.
-    return stays_in_arena(opened, stream, call.reference, opened.most_elements * x.element_size())
 
 
 def _arrived_rows(x: Any, scales: Any, routed: Routed, room: int) -> tuple[Any, ...]:
@@ -373,7 +368,7 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
             record.native, x, scales=scales, stream=stream.raw, without_sync=no_sync
         )
         routed = Routed(x, scales, None, None)
-        stays = _stays(opened, call, stream, x)
+        stays = stays_in_arena(opened, stream)
         room = max(record.given, received.rows)
         if stays:
             arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)

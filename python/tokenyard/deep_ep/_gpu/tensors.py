@@ -175,20 +175,13 @@ def typed(tensor: Any, dtype: Any) -> Any:
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
-def stays_in_arena(opened: Opened, call: CallStream, x: Any, worst_bytes: int) -> bool:
-    """Whether the output of a call is given where it lies. Each rank decides by itself.
+def stays_in_arena(opened: Opened, call: CallStream) -> bool:
+    """Whether the output of a normal call is given where it lies. Each rank decides by itself.
 
-    `auto` gives it so under three conditions. The call is on the stream on which the caller goes on. No gradient is
-    recorded, which would hold the output for long. The arena has room for two more of the largest.
+    `auto` gives it so in a capture alone: only captured calls use its place again. Elsewhere it is copied to memory of
+    torch, whose allocator learns by `record_stream` which other streams read it. The arena never learns that.
     """
-    if opened.output != "auto":
-        stays = opened.output == "arena"
-    elif call.is_captured:
-        stays = True
-    elif call.is_async or x.requires_grad:
-        stays = False
-    else:
-        stays = opened.arena_bytes - opened.communicator.held_bytes >= 2 * worst_bytes
+    stays = opened.output == "arena" or (opened.output == "auto" and call.is_captured)
     opened.lends |= stays
     return stays
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import _C, _elastic
 from .._arrays import Tensor
+from .._dynamo import make_opaque
 from .._engine import Engine
 from .._gpu import elastic, streams
 from .._missing import missing, refuse_missing
@@ -54,6 +55,7 @@ class ElasticBuffer:
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
+        make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
         waits = Waits(num_gpu_timeout_secs, max(DEFAULT_WAITS.late, num_cpu_timeout_secs))
         self._engine = engine = Engine(group, waits=waits)
@@ -250,7 +252,8 @@ class ElasticBuffer:
         - `topk_weights`: `[N, K]`, or `[X]` expanded; they go back to their tokens, `[T, K]`, 0 where the id is -1.
 
         Copies on one rank are summed in k order and rounded, then ranks in the order of their last k; without
-        `allow_multiple_reduction` the first rounding is left out. Collective; errors are those of `dispatch`.
+        `allow_multiple_reduction` expanded rows have one sum in k order, which takes a combine for each k.
+        Collective; errors are those of `dispatch`.
         """
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())

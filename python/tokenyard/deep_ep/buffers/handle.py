@@ -3,6 +3,7 @@
 from typing import Any
 
 from .._arrays import Tensor
+from .._dynamo import metaclass_of_opaque_types
 
 # Computed fields. On the CPU each is an argument, on GPUs a method of `Places`.
 _COMPUTED = {
@@ -18,7 +19,8 @@ _COMPUTED = {
 }
 
 
-class EPHandle:
+# TorchTitan registers the type, so that its operators take handles in a graph. torch may be missing.
+class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass]
     """The routing of a dispatch. Its tensors may be taken out and put back, as autograd wants it.
 
     N counts the rows that arrived, X the expanded ones with their padding; without CPU sync both are the most that can

@@ -11,9 +11,10 @@ from tokenyard import errors
 from .. import _C, _low_latency, _normal
 from .._arguments import DispatchCall
 from .._arrays import Tensor, like_type, to_numpy
+from .._dynamo import make_opaque
 from .._engine import Engine
 from .._gpu import low_latency, normal, streams
-from .._missing import refuse_missing
+from .._missing import ignored_keywords, refuse_missing
 from .._tables import chunk_config
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap, finished
@@ -62,7 +63,10 @@ class Buffer:
         comm: Any = None,
         **others: Any,
     ) -> None:
-        refuse_missing("Buffer", others, ("use_fabric", "allow_nvlink_for_normal_mode"))
+        # Forks have them. The ranks that share a host are found here.
+        ignored = ("use_fabric", "allow_nvlink_for_normal_mode", "is_intranode")
+        refuse_missing("Buffer", others, ignored)
+        make_opaque(Buffer, _low_latency.Hook, EventHandle, EventOverlap)
         self._engine = Engine(group, comm)
         self.group = group
         self.rank, self.group_size = self._engine.rank, self._engine.ranks
@@ -306,7 +310,7 @@ class Buffer:
         Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
         """
         if others:
-            refuse_missing("Buffer.low_latency_combine", others, ())
+            refuse_missing("Buffer.low_latency_combine", others, ignored_keywords(others))
         assert not (async_finish and return_recv_hook)
         call = _low_latency.CombineCall(
             x,

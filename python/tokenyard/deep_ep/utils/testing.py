@@ -50,9 +50,10 @@ def _on_device(torch: Any, fn: Callable[[], Any]) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-# Beginnings of the names of kernels that do the work of each of DeepEP's. None notifies, and none reduces by itself.
-_DISPATCH = ("ty_dispatch", "ty_cast", "ty_group", "ty_spread")
-_COMBINE = ("ty_combine", "ty_merge")
+# Beginnings of the names of kernels that do the work of each of DeepEP's: first that of the one which each operation
+# has, then those of others beside it. None notifies, and none reduces by itself.
+_DISPATCH = ("ty_dispatch", "ty_group", "ty_spread")
+_COMBINE = ("ty_combine", "ty_merge", "ty_return")
 _KERNELS = {
     "dispatch": _DISPATCH,
     "dispatch_impl": _DISPATCH,
@@ -88,12 +89,13 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Callable[[], Any] | None = None,
 ) -> Any:
-    """Seconds that the kernels of a call take on this rank's GPU, by the profiler of torch; `inf` where there are none.
+    """Seconds that the kernels of an operation take on this rank's GPU, by the profiler of torch; `inf` where there are
+    none.
 
     `kernel_names` are DeepEP's; the figure is that of all kernels of tokenyard that do their work, from the start of
-    each, which may be ahead of the end of the one before. With `num_kernels_per_period` it is a list: of each kernel in
-    turn. With `barrier_comm_profiling` the ranks of torch's group meet before each call. Without a GPU `fn` is called
-    once.
+    each, which may be ahead of the end of the one before. A call of `fn` may make several operations: the figure is
+    their mean. With `num_kernels_per_period` it is a list: of each kernel in turn. With `barrier_comm_profiling` the
+    ranks of torch's group meet before each call. Without a GPU `fn` is called once.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
     fn()
@@ -146,7 +148,7 @@ def _profiled(
 
 
 def _figure(kernels: list[Kernel], name: str, num_tests: int, per_period: int) -> Any:
-    """The time of a call in the kernels of a name; of each in turn where a period has several."""
+    """The time of an operation in the kernels of a name; of each in turn where a period has several."""
     beginnings = _KERNELS.get(name, (name,))
     its = sorted(
         (kernel for kernel in kernels if kernel.name.startswith(beginnings)),
@@ -156,7 +158,8 @@ def _figure(kernels: list[Kernel], name: str, num_tests: int, per_period: int) -
     ahead, rest = divmod(len(its), num_tests + 1)
     its = its[ahead if rest == 0 else 0 :]
     if per_period == 1:
-        return sum(kernel.seconds for kernel in its) / num_tests if its else math.inf
+        operations = sum(kernel.name.startswith(beginnings[0]) for kernel in its)
+        return sum(kernel.seconds for kernel in its) / operations if operations else math.inf
     if not its or len(its) % per_period:
         return [math.inf] * per_period
     periods = len(its) // per_period
