@@ -117,7 +117,7 @@ impl Settings {
     /// # Errors
     /// The failure, with its rank.
     pub fn run_in_threads(&self, test: &Test) -> Result<Outcome> {
-        if test.loses_rank {
+        if test.in_processes {
             return Ok(Outcome::NotSupported("ranks that are threads cannot be lost".to_owned()));
         }
         let results = in_threads(test.ranks, &self.config, |world| self.run_on(world, test))?;

@@ -122,7 +122,7 @@ fn test(case: &'static TransportCase, ranks: u32, capabilities: &Capabilities) -
             Some(lack) => Ok(Outcome::NotSupported(lack.clone())),
             None => run(case, rank),
         }),
-        loses_rank: matches!(case.body, Body::Losing(..)),
+        in_processes: matches!(case.body, Body::Losing(..)),
     }
 }
 

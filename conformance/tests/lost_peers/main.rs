@@ -106,7 +106,7 @@ fn config(table: &str) -> String {
 fn losing(table: &str) -> Vec<String> {
     let settings = Settings::new(Config::parse(&config(table), "lost_peers").unwrap()).unwrap();
     let tests = suite::tests(settings.capabilities(), 1);
-    tests.into_iter().filter(|test| test.loses_rank).map(|test| test.name).collect()
+    tests.into_iter().filter(|test| test.in_processes).map(|test| test.name).collect()
 }
 
 /// Checks that a rank hangs in `poll` by this verdict.
