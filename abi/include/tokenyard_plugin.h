@@ -1483,11 +1483,12 @@ typedef struct TyExportHeader {
    */
   uint32_t major;
   /**
-   * Minor version: a new one adds fields. Any value is accepted.
+   * Minor version: a new one adds fields.
    */
   uint32_t minor;
   /**
-   * The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
+   * The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Until 1.0 the host accepts its own, and those of
+   * earlier minor versions that its structures only append to.
    */
   uint64_t layout;
   /**
