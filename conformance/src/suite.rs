@@ -87,7 +87,7 @@ pub struct Test {
     pub about: String,
     /// The body that every rank runs.
     pub body: Body,
-    /// Whether its ranks must be processes: it loses one.
+    /// Whether its ranks must be processes: it loses one, or counts what a process holds.
     pub in_processes: bool,
 }
 

@@ -118,7 +118,7 @@ impl Settings {
     /// The failure, with its rank.
     pub fn run_in_threads(&self, test: &Test) -> Result<Outcome> {
         if test.in_processes {
-            return Ok(Outcome::NotSupported("ranks that are threads cannot be lost".to_owned()));
+            return Ok(Outcome::NotSupported("its ranks must be processes".to_owned()));
         }
         let results = in_threads(test.ranks, &self.config, |world| self.run_on(world, test))?;
         let mut outcome = Outcome::Pass;
