@@ -64,10 +64,9 @@ fn clauses(page: &str) -> Vec<String> {
     for line in page.lines().chain([""]) {
         let code = line.starts_with("```");
         let (row, item) = (line.starts_with('|'), line.strip_prefix("- "));
-        if code || row || item.is_some() || line.is_empty() || line.starts_with('#') {
-            if !block.is_empty() {
-                all.extend(sentences(&std::mem::take(&mut block)));
-            }
+        let ends = code || row || item.is_some() || line.is_empty() || line.starts_with('#');
+        if ends && !block.is_empty() {
+            all.extend(sentences(&std::mem::take(&mut block)));
         }
         rows = if row { rows + 1 } else { 0 };
         in_code ^= code;
