@@ -570,8 +570,9 @@ struct TyTransportTable;
 #define TY_CAP_LOAD_STORE (1 << 4)
 
 /**
- * A put to a lost peer ends within the deadline: with an error, or as done where the peer's memory outlives it, as
- * shared memory does. The process lives (INV-6).
+ * A put to a lost peer ends within the deadline: with an error, or as done (INV-4). Done is right where the memory of
+ * a killed peer outlives it, as shared memory does, and where a buffer holds the put until a stopped peer goes on.
+ * The process lives (INV-6).
  */
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 
@@ -589,9 +590,8 @@ struct TyTransportTable;
 /**
  * Ranks may continue without a lost one (since minor version 2). A peer that ended or stopped, at any
  * point, delays no other peer (INV-6): `post` and `poll` return, commands to other peers continue, the
- * process lives. Every failure that is about one peer names that peer, in the rank of its error or in its
- * error event. It hides no failure of another peer: `health` reports them in turn. A put to the lost peer
- * may occupy its place in the queue until the fabric ends it.
+ * process lives. A failure of one peer hides no failure of another: `health` reports them in turn. A put to
+ * the lost peer may occupy its place in the queue until the fabric ends it.
  */
 #define TY_CAP_MASKING (1 << 8)
 
@@ -642,7 +642,8 @@ struct TyTransportTable;
 #define TY_EVENT_DONE 1
 
 /**
- * The command failed (INV-7). `status` is negative and the details are in `health`.
+ * The command failed (INV-7). `status` is negative and `peer` is that of the command. The details are in `health`,
+ * whose error names the peer by its world rank if it is about one.
  */
 #define TY_EVENT_ERROR 2
 
@@ -1484,11 +1485,12 @@ typedef struct TyExportHeader {
    */
   uint32_t major;
   /**
-   * Minor version: a new one adds fields. Any value is accepted.
+   * Minor version: a new one adds fields.
    */
   uint32_t minor;
   /**
-   * The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
+   * The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Until 1.0 the host accepts its own, and those of
+   * earlier minor versions that its structures only append to.
    */
   uint64_t layout;
   /**
@@ -1905,8 +1907,8 @@ typedef struct TyTransportTable {
                       struct TyError *error);
   /**
    * Required, cold. Connects to `peer` (this rank itself included) with the bytes that the peer's
-   * `endpoint` wrote. They come from another process: check them. May wait for the peer, at most
-   * `deadline_ns`.
+   * `endpoint` wrote. They come from another process: check them, and that they are of this peer. May wait
+   * for the peer, at most `deadline_ns`.
    */
   int32_t (*connect)(void *instance,
                      uint32_t peer,
@@ -1946,9 +1948,9 @@ typedef struct TyTransportTable {
    */
   uint64_t (*read_signal)(void *instance, uint32_t queue, uint32_t id);
   /**
-   * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
-   * `TY_CAP_MASKING`: the first error that is about no peer, if there is one; else the first error
-   * of a peer, of another peer at each call.
+   * Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). An error about a
+   * peer names it, by its world rank. With `TY_CAP_MASKING`: the first error that is about no peer, if
+   * there is one; else the first error of a peer, of another peer at each call.
    */
   int32_t (*health)(void *instance, struct TyError *error);
   /**

@@ -83,9 +83,10 @@ pub struct TyExportHeader {
     pub magic: u64,
     /// Major version: a new one breaks compatibility. Must be equal on both sides.
     pub major: u32,
-    /// Minor version: a new one adds fields. Any value is accepted.
+    /// Minor version: a new one adds fields.
     pub minor: u32,
-    /// The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Must be equal until 1.0.
+    /// The layout hash of this kind (`TY_TRANSPORT_LAYOUT`, ...). Until 1.0 the host accepts its own, and those of
+    /// earlier minor versions that its structures only append to.
     pub layout: u64,
     /// `sizeof` of the whole export structure.
     pub size: usize,

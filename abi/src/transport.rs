@@ -24,8 +24,9 @@ pub const TY_CAP_GET: u64 = 1 << 3;
 /// signal, with a put or alone, also carries every plain store that was made before its `post`, as a
 /// release does: a reader that sees the signal may load the stored values.
 pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
-/// A put to a lost peer ends within the deadline: with an error, or as done where the peer's memory outlives it, as
-/// shared memory does. The process lives (INV-6).
+/// A put to a lost peer ends within the deadline: with an error, or as done (INV-4). Done is right where the memory of
+/// a killed peer outlives it, as shared memory does, and where a buffer holds the put until a stopped peer goes on.
+/// The process lives (INV-6).
 pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
 /// Nothing moves unless a thread drives it: the transport has `progress`, and the host calls it from a
 /// thread of its own while the ranks compute.
@@ -34,9 +35,8 @@ pub const TY_CAP_MANUAL_PROGRESS: u64 = 1 << 6;
 pub const TY_CAP_OWNS_MEMORY: u64 = 1 << 7;
 /// Ranks may continue without a lost one (since minor version 2). A peer that ended or stopped, at any
 /// point, delays no other peer (INV-6): `post` and `poll` return, commands to other peers continue, the
-/// process lives. Every failure that is about one peer names that peer, in the rank of its error or in its
-/// error event. It hides no failure of another peer: `health` reports them in turn. A put to the lost peer
-/// may occupy its place in the queue until the fabric ends it.
+/// process lives. A failure of one peer hides no failure of another: `health` reports them in turn. A put to
+/// the lost peer may occupy its place in the queue until the fabric ends it.
 pub const TY_CAP_MASKING: u64 = 1 << 8;
 /// `device_api` works: kernels post and wait by themselves (since minor version 3).
 pub const TY_CAP_DEVICE_API: u64 = 1 << 9;
@@ -153,7 +153,8 @@ pub struct TyCommand {
 
 /// The command is done: its source is reusable and its slot is free (INV-4, INV-5).
 pub const TY_EVENT_DONE: u32 = 1;
-/// The command failed (INV-7). `status` is negative and the details are in `health`.
+/// The command failed (INV-7). `status` is negative and `peer` is that of the command. The details are in `health`,
+/// whose error names the peer by its world rank if it is about one.
 pub const TY_EVENT_ERROR: u32 = 2;
 
 /// One event of `poll`.
@@ -253,8 +254,8 @@ pub struct TyTransportTable {
         ) -> i32,
     >,
     /// Required, cold. Connects to `peer` (this rank itself included) with the bytes that the peer's
-    /// `endpoint` wrote. They come from another process: check them. May wait for the peer, at most
-    /// `deadline_ns`.
+    /// `endpoint` wrote. They come from another process: check them, and that they are of this peer. May wait
+    /// for the peer, at most `deadline_ns`.
     pub connect: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -301,9 +302,9 @@ pub struct TyTransportTable {
     /// the payload of the signal is visible to the caller (INV-1).
     pub read_signal:
         Option<unsafe extern "C" fn(instance: *mut c_void, queue: u32, id: u32) -> u64>,
-    /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). With
-    /// `TY_CAP_MASKING`: the first error that is about no peer, if there is one; else the first error
-    /// of a peer, of another peer at each call.
+    /// Required, any thread. `TY_OK`, or the first asynchronous error; it stays (INV-7). An error about a
+    /// peer names it, by its world rank. With `TY_CAP_MASKING`: the first error that is about no peer, if
+    /// there is one; else the first error of a peer, of another peer at each call.
     pub health: Option<unsafe extern "C" fn(instance: *mut c_void, error: *mut TyError) -> i32>,
     /// Optional, any thread, also beside hot calls of every queue; required with
     /// `TY_CAP_MANUAL_PROGRESS`. Drives the fabric and stores completions for the next `poll`. Returns

@@ -61,6 +61,28 @@ fn the_guides_transport_in_c_passes_the_suite_as_c_and_as_cpp() {
     }
 }
 
+/// The header of minor version 8, as it was.
+const OLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/header_1_8");
+/// The guide's word for the slot that this header lacks.
+const NEWER: &str = ", NULL /* serve_ring */";
+
+#[test]
+fn a_transport_that_was_built_against_an_older_header_loads_and_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(listing().matches(NEWER).count(), 1, "the guide's table ends with this slot");
+    // The compiler refuses a table with slots that the header lacks, and one that ends too soon.
+    let options = ["-std=c11", "-I", OLDER];
+    let library = build(folder.path(), &listing().replace(NEWER, ""), "cc", &options);
+    let config = config(&library, "");
+    let cases = "l0/no_put_is_lost/r2,l0/every_notified_*,l0/errors_are_*,l0/a_put_to_a_*,l0/every_declared_*";
+    let args = ["--filter", cases, "--json"];
+    let output = tokenyard().arg("conformance").arg(config).args(args).output().unwrap();
+    expect_code(&output, 0);
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let (passed, not_run) = passed_and_not_run(&report, 64);
+    assert!(passed >= 7 && not_run == 0, "{passed} passed, {not_run} did not run");
+}
+
 #[test]
 fn the_guides_transport_in_c_refuses_a_table() {
     let folder = tempfile::tempdir().unwrap();

@@ -89,7 +89,7 @@ impl Suite {
             level: Level::L1,
             ranks: case.ranks as u32,
             about: about.to_owned(),
-            loses_rank: false,
+            in_processes: false,
             body: Box::new(move |rank| run(rank, &case, way)),
         });
     }

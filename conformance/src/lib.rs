@@ -13,6 +13,7 @@ pub mod exchange;
 pub mod expected;
 pub mod faults;
 pub mod input;
+mod names;
 pub mod oracle;
 pub mod pace;
 pub mod ranks;

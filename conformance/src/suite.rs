@@ -87,8 +87,8 @@ pub struct Test {
     pub about: String,
     /// The body that every rank runs.
     pub body: Body,
-    /// Whether it loses the process of a rank: then ranks must be processes.
-    pub loses_rank: bool,
+    /// Whether its ranks must be processes: it loses one, or counts what a process holds.
+    pub in_processes: bool,
 }
 
 /// The invariants that a failure of this test breaks: numbers of `docs/invariants.md`.

@@ -36,7 +36,7 @@ fn run(names: &[&str]) -> Vec<Finished> {
             level: Level::L1,
             ranks: 2,
             about: String::new(),
-            loses_rank: false,
+            in_processes: false,
             body: Box::new(|_| Ok(Outcome::Pass)),
         })
         .collect();

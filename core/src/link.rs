@@ -130,7 +130,8 @@ impl Link {
     /// Posts commands on a queue and returns how many were accepted.
     ///
     /// # Errors
-    /// A status `TY_*` below zero.
+    /// A status `TY_*` below zero; [`TY_INTERNAL`](abi::TY_INTERNAL) where the transport breaks the contract of the
+    /// slot.
     ///
     /// # Safety
     /// The contract of [`Transport::post`](crate::transport::Transport::post); one thread per queue.
@@ -141,13 +142,13 @@ impl Link {
         let status = inside(Slot::Post, || unsafe {
             (self.post)(self.instance, queue, commands.as_ptr(), commands.len(), &mut accepted)
         });
-        if status < 0 { Err(status) } else { Ok(accepted.min(commands.len())) }
+        answer(status, accepted, commands.len())
     }
 
     /// Drives a queue and collects events.
     ///
     /// # Errors
-    /// A status `TY_*` below zero.
+    /// As [`post`](Self::post).
     #[inline]
     pub fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
         let mut count = 0;
@@ -155,7 +156,7 @@ impl Link {
         let status = inside(Slot::Poll, || unsafe {
             (self.poll)(self.instance, queue, events.as_mut_ptr(), events.len(), &mut count)
         });
-        if status < 0 { Err(status) } else { Ok(count.min(events.len())) }
+        answer(status, count, events.len())
     }
 
     /// The total of a signal on this rank, with acquire order.
@@ -184,12 +185,12 @@ impl Link {
     /// any time. Returns whether something moved.
     ///
     /// # Errors
-    /// A status `TY_*` below zero.
+    /// As [`post`](Self::post).
     pub fn progress(&self) -> std::result::Result<bool, i32> {
         let Some(slot) = self.table.progress else { return Ok(false) };
         // SAFETY: an open instance; any thread may call it.
         let status = inside(Slot::Progress, || unsafe { slot(self.instance) });
-        if status < 0 { Err(status) } else { Ok(status > 0) }
+        answer(status.min(0), status.max(0) as usize, 1).map(|moved| moved == 1)
     }
 
     /// True if a thread must call [`progress`](Self::progress).
@@ -220,6 +221,17 @@ impl Link {
     }
 }
 
+/// The count that a hot slot gave, if its status is that of a slot and the count is in range.
+#[inline]
+fn answer(status: i32, count: usize, most: usize) -> std::result::Result<usize, i32> {
+    match status {
+        abi::TY_OK if count <= most => Ok(count),
+        ..0 => Err(status),
+        // More than there is, or a positive status: no guess what is meant.
+        _ => Err(abi::TY_INTERNAL),
+    }
+}
+
 /// A device API with nothing in it, to be filled.
 pub(crate) const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
     size: size_of::<abi::TyDeviceApi>(),
@@ -237,3 +249,17 @@ pub(crate) const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
     param_alignment: 1,
 };
 const NO_TEXT: abi::TyStr = abi::TyStr { data: std::ptr::null(), bytes: 0 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_beyond_the_room_and_a_positive_status_are_errors_of_the_transport() {
+        assert_eq!(answer(abi::TY_OK, 3, 3), Ok(3));
+        assert_eq!(answer(abi::TY_TRANSPORT, 0, 3), Err(abi::TY_TRANSPORT));
+        for (status, count) in [(abi::TY_OK, 4), (2, 2)] {
+            assert_eq!(answer(status, count, 3), Err(abi::TY_INTERNAL), "{status}, {count}");
+        }
+    }
+}

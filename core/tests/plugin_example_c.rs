@@ -298,14 +298,15 @@ fn damaged_endpoints_are_refused_with_what_is_wrong() {
     unended[name..].fill(b'a');
     let mut elsewhere = good.clone();
     elsewhere[name + 12..name + 16].copy_from_slice(b"/../");
-    let cases: [(Vec<u8>, &str); 9] = [
-        (Vec::new(), "has version 0 and 0 bytes; expected version 1 and 144 bytes"),
-        (good[..good.len() - 1].to_vec(), "and 143 bytes; expected version 1 and 144 bytes"),
-        ([&good[..], &[0]].concat(), "and 145 bytes"),
-        (with(0, 2), "has version 3 and 144 bytes"),
+    let cases: [(Vec<u8>, &str); 10] = [
+        (Vec::new(), "has version 0 and 0 bytes; expected version 2 and 152 bytes"),
+        (good[..good.len() - 1].to_vec(), "and 151 bytes; expected version 2 and 152 bytes"),
+        ([&good[..], &[0]].concat(), "and 153 bytes"),
+        (with(0, 1), "has version 3 and 152 bytes"),
         (with(4, 1), "team has 3 ranks; expected 2"),
-        (with(24 + 8, 1), "window 1 of the peer has 1048577 bytes; expected 1048576"),
-        (with(24 + 8 * SIGNALS, 64), "signal area 8 of the peer has 512 bytes; expected 576"),
+        (with(8, 1), "the endpoint is of peer 0; expected that of peer 1"),
+        (with(32 + 8, 1), "window 1 of the peer has 1048577 bytes; expected 1048576"),
+        (with(32 + 8 * SIGNALS, 64), "signal area 8 of the peer has 512 bytes; expected 576"),
         (unended, "the name in the endpoint is damaged"),
         (elsewhere, "the name in the endpoint is damaged"),
     ];
@@ -316,7 +317,7 @@ fn damaged_endpoints_are_refused_with_what_is_wrong() {
         assert_eq!(error.rank(), Some(1));
     }
     // A wrong token is detected in the peer's own memory.
-    let error = ranks[0].transport.connect(1, &with(8, 1)).unwrap_err();
+    let error = ranks[0].transport.connect(1, &with(16, 1)).unwrap_err();
     assert!(error.message().contains("another token"), "{error}");
 }
 

@@ -340,8 +340,12 @@ fn answers_that_break_the_contract_are_errors() {
     let window = Window { kind: abi::TY_MEMORY_HOST, ..NO_WINDOW };
     // SAFETY: the component does not access the window.
     let status = unsafe { component.register(&window) }.unwrap_err();
-    assert_eq!(status.kind(), ErrorKind::Internal);
+    assert_eq!(status.kind(), ErrorKind::Plugin, "no slot has this status");
     assert!(status.message().contains("status -1234 without a message"), "{status}");
+    assert!(
+        status.to_string().contains("found status: -1234; expected 0, or -14 to -1"),
+        "{status}"
+    );
 
     let endpoint = component.endpoint(0).unwrap_err();
     assert!(endpoint.message().contains("4097 bytes into a buffer of 4096"), "{endpoint}");

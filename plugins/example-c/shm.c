@@ -26,7 +26,7 @@
 
 #include "tokenyard_plugin.h"
 
-#define ENDPOINT_VERSION 1u
+#define ENDPOINT_VERSION 2u
 #define NAME_BYTES 48
 /* Each signal has its own cache line: peers that raise different ones do not collide. */
 #define LINE 64u
@@ -44,6 +44,8 @@ struct area {
 struct endpoint {
     uint32_t version;
     uint32_t team; /* number of ranks */
+    uint32_t rank; /* its owner, as an index of the team */
+    uint32_t reserved;
     uint64_t token[2];
     uint64_t bytes[OBJECTS]; /* of each object, 0 where there is none */
     char name[NAME_BYTES];   /* of the objects, without the suffix; ends with a zero byte */
@@ -348,6 +350,7 @@ static int32_t example_endpoint(void *instance, uint32_t peer, uint8_t *data, si
     memset(&out, 0, sizeof out);
     out.version = ENDPOINT_VERSION;
     out.team = t->count;
+    out.rank = t->me;
     memcpy(out.token, area_of(mine)->token, sizeof out.token);
     for (which = 0; which < OBJECTS; which++) out.bytes[which] = mine->objects[which].bytes;
     memcpy(out.name, t->name, sizeof out.name);
@@ -357,10 +360,11 @@ static int32_t example_endpoint(void *instance, uint32_t peer, uint8_t *data, si
 }
 
 /* Checks that this is an endpoint of the same job: it came from another process. */
-static int32_t check_endpoint(const struct transport *t, const uint8_t *data, size_t bytes,
-                              struct endpoint *out, int32_t rank, TyError *error) {
+static int32_t check_endpoint(const struct transport *t, uint32_t peer, const uint8_t *data,
+                              size_t bytes, struct endpoint *out, TyError *error) {
     static const char prefix[] = "/tokenyard-";
     const struct object *mine = t->peers[t->me].objects;
+    int32_t rank = t->peers[peer].world_rank;
     uint32_t which;
     memset(out, 0, sizeof *out);
     memcpy(out, data, bytes < sizeof *out ? bytes : sizeof *out);
@@ -372,6 +376,9 @@ static int32_t check_endpoint(const struct transport *t, const uint8_t *data, si
     if (out->team != t->count)
         return fail(error, TY_PROTOCOL, "connect", 0, rank,
                     "the peer's team has %u ranks; expected %u", out->team, t->count);
+    if (out->rank != peer)
+        return fail(error, TY_PROTOCOL, "connect", 0, rank,
+                    "the endpoint is of peer %u; expected that of peer %u", out->rank, peer);
     for (which = 0; which < OBJECTS; which++)
         if (out->bytes[which] != mine[which].bytes)
             return fail(error, TY_PROTOCOL, "connect", 0, rank,
@@ -394,7 +401,7 @@ static int32_t example_connect(void *instance, uint32_t peer, const uint8_t *dat
     struct peer *p = &t->peers[peer];
     struct endpoint from;
     uint32_t which;
-    int32_t status = check_endpoint(t, data, bytes, &from, p->world_rank, error);
+    int32_t status = check_endpoint(t, peer, data, bytes, &from, error);
     for (which = 0; status == TY_OK && peer != t->me && which < OBJECTS; which++)
         if (from.bytes[which] != 0 && p->objects[which].base == NULL)
             status = open_object(p, &from, which, error);

@@ -123,7 +123,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "c-plugin",
-        about: "the example plugin builds as C and as C++",
+        about: "the example plugins build, the first as C and as C++",
         after: &["header"],
         needs: &[GCC, GXX, EXAMPLE_C],
         lane: Lane::Beside,
@@ -134,6 +134,8 @@ pub(crate) const STEPS: &[Step] = &[
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_c.so"),
             cmd("g++ -Wall -Wextra -Werror -std=c++17 -shared -fPIC -Iabi/include \
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_cpp.so"),
+            cmd("gcc -Wall -Wextra -Werror -std=c11 -shared -fPIC -pthread -Iabi/include \
+                 plugins/example-c/sockets.c -o {target}/example-c/libtokenyard_example_sockets.so"),
         ],
     },
     Step {

@@ -276,7 +276,7 @@ fn test(
         level: Level::L2,
         ranks: 3,
         about: "a mistake of one rank is refused on all before a row moves".to_owned(),
-        loses_rank: false,
+        in_processes: false,
         body: Box::new(move |rank| close(body(rank)?)),
     }
 }

@@ -68,7 +68,7 @@ fn with_graphs(name: &str, about: &str, layout: Layout, body: OnCommunicator) ->
         level: Level::L2,
         ranks: 2,
         about: about.to_owned(),
-        loses_rank: false,
+        in_processes: false,
         body: Box::new(move |rank| run(rank, layout, body)),
     }
 }

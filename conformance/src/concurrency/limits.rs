@@ -20,7 +20,7 @@ pub(super) fn tests() -> Vec<Test> {
             level: Level::L2,
             ranks: 2,
             about: about.to_owned(),
-            loses_rank: false,
+            in_processes: false,
             body: Box::new(move |rank| arena_full(rank, holders)),
         })
         .collect();

@@ -62,7 +62,7 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
         level: Level::L2,
         ranks,
         about: about.to_owned(),
-        loses_rank: false,
+        in_processes: false,
         body: Box::new(move |rank| close(body(rank, layout)?)),
     }
 }

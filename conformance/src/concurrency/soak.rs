@@ -28,7 +28,7 @@ pub(super) fn tests() -> Vec<Test> {
         level: Level::L2,
         ranks: 2,
         about: format!("{USUAL} rounds, or {ROUNDS}: late ranks, poison, every layout, halves"),
-        loses_rank: false,
+        in_processes: false,
         body: Box::new(soak),
     }]
 }

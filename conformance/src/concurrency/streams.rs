@@ -42,7 +42,7 @@ pub(super) fn tests() -> Vec<Test> {
         level: Level::L2,
         ranks: 2,
         about: "a kernel set without streams refuses one on all ranks".to_owned(),
-        loses_rank: false,
+        in_processes: false,
         body: Box::new(none_to_have),
     });
     tests
@@ -54,7 +54,7 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -
         level: Level::L2,
         ranks: 2,
         about: about.to_owned(),
-        loses_rank: false,
+        in_processes: false,
         body: Box::new(move |rank| {
             let case = plain(rank, layout);
             let mut comm = open_with(rank, exchange::options(&case))?;

@@ -117,8 +117,8 @@ impl Settings {
     /// # Errors
     /// The failure, with its rank.
     pub fn run_in_threads(&self, test: &Test) -> Result<Outcome> {
-        if test.loses_rank {
-            return Ok(Outcome::NotSupported("ranks that are threads cannot be lost".to_owned()));
+        if test.in_processes {
+            return Ok(Outcome::NotSupported("its ranks must be processes".to_owned()));
         }
         let results = in_threads(test.ranks, &self.config, |world| self.run_on(world, test))?;
         let mut outcome = Outcome::Pass;

@@ -14,6 +14,7 @@ use super::load::LoadWatch;
 use super::order::{Answer, Work};
 use super::watch::{Finished, RunEvent, Verdict, Watched, with_tail};
 use crate::faults::{self, CutLink, Fault, Kind};
+use crate::names;
 use crate::pace::Pace;
 
 /// The longest that a fault is watched, on a machine that is not busy.
@@ -69,7 +70,7 @@ pub fn run_faults(
 pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Finished> {
     let fault = &fault.clone().at(program.pace);
     let start = Instant::now();
-    let shared_before = shared_memory();
+    let names_before = names::of_this_user();
     let work = Work::Fault { name: fault.name.clone(), ranks: fault.ranks };
     let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
     let world = Watched::start(program, config, work, fault.ranks, hosts.as_ref())?;
@@ -77,7 +78,7 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
     play.watch(start)?;
     let limit = play.load.stretch(fault.deadline() + fault.grace());
     let mut failures = faults::judge(fault, &play.seen(), limit);
-    failures.extend(play.clean_up(&shared_before));
+    failures.extend(play.clean_up(&names_before));
     let verdict =
         if failures.is_empty() { Verdict::Pass } else { Verdict::Fail(failures.join("\n")) };
     Ok(Finished { name: fault.name.clone(), verdict, took: start.elapsed() })
@@ -197,7 +198,7 @@ impl<'a> Play<'a> {
     }
 
     /// Ends the processes that still run, and lists the files that are left behind.
-    fn clean_up(self, shared_before: &BTreeSet<String>) -> Vec<String> {
+    fn clean_up(self, names_before: &BTreeSet<PathBuf>) -> Vec<String> {
         let Self { world, load, hosts, meeting, link, .. } = self;
         drop(link);
         let Watched { running, ranks, pace, folder, .. } = world;
@@ -229,60 +230,12 @@ impl<'a> Play<'a> {
                 .map(|name| format!("the temporary file {name} is left behind")),
         );
         let limit = || load.stretch(pace.stretch(CLEAN_UP));
-        left.extend(left_in_shared_memory(shared_before, limit));
+        left.extend(names::left(names_before, limit));
         left
     }
-}
-
-/// Names in shared memory that contain the project's name.
-fn shared_memory() -> BTreeSet<String> {
-    file_names(Path::new("/dev/shm"))
-        .into_iter()
-        .filter(|name| name.to_ascii_lowercase().contains("tokenyard"))
-        .collect()
-}
-
-/// Other jobs of this machine create and remove names, so this polls until the new names are gone. `limit`
-/// grows while it waits if the machine is busy.
-fn left_in_shared_memory(before: &BTreeSet<String>, limit: impl Fn() -> Duration) -> Vec<String> {
-    let start = Instant::now();
-    let first: BTreeSet<String> = shared_memory().difference(before).cloned().collect();
-    let mut left = first;
-    while !left.is_empty() && start.elapsed() < limit() {
-        std::thread::sleep(Duration::from_millis(50));
-        left = left.intersection(&shared_memory()).cloned().collect();
-    }
-    left.into_iter().map(|name| format!("/dev/shm/{name} is left behind")).collect()
 }
 
 fn file_names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    #[test]
-    fn a_limit_that_grows_while_names_are_left_is_honoured() {
-        let before = shared_memory();
-        let name = format!("tokenyard-clean-up-test-{}", std::process::id());
-        let path = Path::new("/dev/shm").join(&name);
-        std::fs::write(&path, "").unwrap();
-        // Other tests of this machine may leave names for some time as well.
-        let is_left = |left: Vec<String>| left.iter().any(|text| text.contains(&name));
-        assert!(is_left(left_in_shared_memory(&before, || Duration::ZERO)));
-        let looks = Cell::new(0);
-        let left = left_in_shared_memory(&before, || {
-            looks.set(looks.get() + 1);
-            if looks.get() == 3 {
-                std::fs::remove_file(&path).unwrap();
-            }
-            if looks.get() < 5 { Duration::from_secs(3600) } else { Duration::ZERO }
-        });
-        assert!(!is_left(left), "it did not wait for the name that went");
-    }
 }

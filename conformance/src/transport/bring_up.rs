@@ -1,4 +1,4 @@
-//! Bring-up: the transport checks bytes that come from another process.
+//! Bring-up: the transport checks bytes that come from another process, and waits for no peer without an end.
 
 use std::time::{Duration, Instant};
 
@@ -6,19 +6,41 @@ use anyhow::{Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::errors::has_status;
+use super::memory::UNTOUCHED;
 use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 
-pub(super) const CASES: &[TransportCase] = &[TransportCase {
-    name: "bring_up_refuses_damaged_endpoints",
-    about: "endpoint bytes that are cut, lengthened or altered give an error within the deadline",
-    invariants: "INV-6",
-    ranks: &[2],
-    needs: Needs::SMALL,
-    body: Body::Alone(bring_up_refuses_damaged_endpoints),
-    ..TransportCase::BARE
-}];
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
+        name: "bring_up_refuses_damaged_endpoints",
+        about: "endpoint bytes that are cut, lengthened or altered give an error within the deadline",
+        invariants: "INV-6",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Alone(bring_up_refuses_damaged_endpoints),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "bring_up_refuses_endpoints_of_others",
+        about: "the endpoint of another peer is an error, and nothing reaches an instance through an older one's",
+        invariants: "the order of calls: `connect`",
+        ranks: &[2, 3],
+        needs: Needs::SMALL,
+        body: Body::Alone(bring_up_refuses_endpoints_of_others),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "connecting_ends_without_the_peer",
+        about: "connect and commit end within the deadline where a peer never connects, or never commits",
+        invariants: "INV-6",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Alone(connecting_ends_without_the_peer),
+        ..TransportCase::BARE
+    },
+];
 
 /// The time that a connect with damaged bytes may wait for a peer.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -31,10 +53,11 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
         // Each connect has an instance of its own: a failed one may end its instance.
         let mut own = Rig::open(rank, needs, PATIENCE)?;
         let start = Instant::now();
-        let refused = own.transport.connect(peer, &data).is_err();
+        let refused = own.transport.connect(peer, &data).err();
         let took = start.elapsed();
+        refused.as_ref().map_or(Ok(()), has_status)?;
         ensure!(
-            refused || may_pass,
+            refused.is_some() || may_pass,
             "connect accepted an endpoint that was {name}, {} bytes for {}; expected an error",
             data.len(),
             good.len()
@@ -81,4 +104,94 @@ fn good_endpoints_still_work(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     rig.post(0, &[Command { op: abi::TY_OP_SIGNAL, peer, signal, add: 1, ..NO_COMMAND }])?;
     rig.wait_signal(0, rig.signal(0, 0, rig.previous()), 1)?;
     rig.end(true)
+}
+
+fn bring_up_refuses_endpoints_of_others(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut alive = Rig::open(rank, needs, PATIENCE)?;
+    let endpoints = alive.exchange_endpoints()?;
+    let (peer, other) = (alive.next(), alive.previous());
+    // An endpoint without content leads nowhere: ranks that meet by it meet as a team.
+    if endpoints[peer as usize] != endpoints[other as usize] {
+        let mut own = Rig::open(rank, needs, PATIENCE)?;
+        ensure!(
+            own.transport.connect(peer, &endpoints[other as usize]).is_err(),
+            "connect to peer {peer} accepted the endpoint of peer {other}; expected an error"
+        );
+    }
+    rank.world.barrier("endpoints of others were tried")?;
+    drop(alive);
+    if rank.world.ranks() == 2 { an_older_instance_leads_nowhere(rank, needs) } else { Ok(()) }
+}
+
+/// Rank 1 has closed the instance whose endpoint rank 0 still uses. Rank 0 finds that out by an error, at once
+/// or later; the next instance of rank 1 gets nothing of it.
+fn an_older_instance_leads_nowhere(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut older = Rig::open(rank, needs, PATIENCE)?;
+    let endpoints = older.exchange_endpoints()?;
+    let mut older = (rank.world.rank() == 0).then_some(older);
+    let next = Rig::open(rank, needs, rank.config.world.deadline)?;
+    rank.world.barrier("the next instance is open")?;
+    if let Some(older) = &mut older {
+        let mut ends = (0..).zip(&endpoints);
+        let connected = ends.all(|(peer, end)| older.transport.connect(peer, end).is_ok());
+        if connected && older.transport.commit().is_ok() {
+            put_for(older, PATIENCE / 2)?;
+        }
+    }
+    let mut rig = next.connected()?;
+    rig.barrier("an older endpoint was tried")?;
+    let signal = rig.signal(0, 0, 0);
+    let found = (rig.transport.read_signal(0, signal), rig.windows[0].read(0, 64));
+    ensure!(
+        found.0 == 0 && found.1.iter().all(|byte| *byte == UNTOUCHED),
+        "a put by the endpoint of a closed instance reached the next one: found total {}; expected 0, and an \
+         untouched window",
+        found.0
+    );
+    drop(older);
+    rig.end(true)
+}
+
+/// Puts to rank 1, and drives for some time. The put may fail, now or later.
+fn put_for(rig: &mut Rig<'_>, time: Duration) -> Result<()> {
+    rig.expect_errors();
+    let signal = rig.signal(0, 0, 0);
+    let put =
+        Command { op: abi::TY_OP_PUT_SIGNAL, peer: 1, signal, add: 1, bytes: 64, ..NO_COMMAND };
+    rig.queues[0].try_post(&rig.transport, &[put])?;
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        rig.drive()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    for connects in [false, true] {
+        let mut rig = Rig::open(rank, needs, PATIENCE)?;
+        let endpoints = rig.exchange_endpoints()?;
+        let start = Instant::now();
+        let mut steps = Ok(());
+        if rig.me() == 0 || connects {
+            steps =
+                (0..).zip(&endpoints).try_for_each(|(peer, end)| rig.transport.connect(peer, end));
+        }
+        if rig.me() == 0 {
+            // Success is right as well: a transport need not wait for its peers.
+            let _ = steps.and_then(|()| rig.transport.commit());
+        }
+        let (took, longest) = (start.elapsed(), 3 * PATIENCE + rank.config.world.deadline);
+        ensure!(
+            took < longest,
+            "connect and commit took {took:?} while rank 1 never {}; expected at most {longest:?} (INV-6)",
+            if connects { "commits" } else { "connects" }
+        );
+        rank.world.barrier("a peer was missing")?;
+        // Rank 1 closes first: nobody is left who could still look at what rank 0 sent.
+        let last = (rig.me() == 0).then_some(rig);
+        rank.world.barrier("the missing peer has closed")?;
+        drop(last);
+    }
+    Ok(())
 }

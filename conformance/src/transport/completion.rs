@@ -7,6 +7,7 @@ use tokenyard_core::abi;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
+use super::limits::LARGE;
 use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{Needs, Queue, Rig};
 use super::{Body, TransportCase};
@@ -19,6 +20,15 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
         body: Body::Connected(done_means_source_reusable),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "sources_behind_a_large_put_are_reusable",
+        about: "a source may be overwritten once its put is done, also where 16 MiB are under way before it",
+        invariants: "INV-4, INV-5",
+        ranks: &[2],
+        needs: Needs { windows: &[BEHIND, BEHIND], ..Needs::SMALL },
+        body: Body::Connected(sources_behind_a_large_put_are_reusable),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -103,6 +113,64 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
         rig.barrier("round is over")?;
     }
     Ok(())
+}
+
+/// Puts behind a large one, and the bytes of each.
+const FOLLOWERS: usize = 16;
+const FOLLOWER: usize = 1 << 16;
+/// The window of the large put and its followers.
+const BEHIND: u64 = (LARGE + FOLLOWERS * FOLLOWER) as u64;
+/// The content of the large put.
+const FILLED: u8 = 0x3c;
+
+/// More than any socket takes at once is under way, so that a put which is done when it is queued shows.
+fn sources_behind_a_large_put_are_reusable(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let (large, small) = (rig.put_bytes(LARGE), rig.put_bytes(FOLLOWER));
+    let place = |part: usize| LARGE + part * FOLLOWER;
+    let seed = |rank: u32, part: usize| u64::from(rank) << 16 | part as u64;
+    let put = |at: usize, bytes: usize| Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        flags: abi::TY_FLAG_NOTIFY,
+        peer: next,
+        signal: rig.signal(0, 0, me),
+        add: 1,
+        dst_window: 1,
+        src_offset: at as u64,
+        dst_offset: at as u64,
+        bytes: bytes as u64,
+        tag: at as u64,
+        ..NO_COMMAND
+    };
+    rig.windows[0].fill(FILLED);
+    let mut commands: Vec<_> =
+        (0..LARGE).step_by(large).map(|at| put(at, large.min(LARGE - at))).collect();
+    for part in 0..FOLLOWERS {
+        rig.windows[0].write(place(part), &pattern(seed(me, part), small));
+        commands.push(put(place(part), small));
+    }
+    rig.post(0, &commands)?;
+    let mut left = commands.len();
+    while left > 0 {
+        for event in rig.wait_events(0, 1)? {
+            let Some(done) = commands.iter().find(|command| command.tag == event.tag) else {
+                anyhow::bail!("found an event with the unknown tag {:#x}", event.tag);
+            };
+            let over = vec![OVERWRITTEN; done.bytes as usize];
+            rig.windows[0].write(done.src_offset as usize, &over);
+            left -= 1;
+        }
+    }
+    rig.wait_signal(0, rig.signal(0, 0, previous), commands.len() as u64)?;
+    for part in 0..FOLLOWERS {
+        let found = rig.windows[1].read(place(part), small);
+        let what = format!("put {part} of rank {previous} behind {LARGE} bytes: {}", blame(&found));
+        compare(&what, &found, &pattern(seed(previous, part), small))?;
+    }
+    let found = rig.windows[1].read(0, LARGE);
+    let what = format!("{LARGE} bytes of rank {previous}: {}", blame(&found));
+    compare(&what, &found, &vec![FILLED; LARGE])?;
+    rig.barrier("large puts are over")
 }
 
 /// The byte that overwrites a source.

@@ -1,8 +1,9 @@
 //! Errors: a command that fails is reported once, and the transport stays unhealthy.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
+use tokenyard_core::{Error, ErrorKind};
 
 use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
@@ -45,11 +46,28 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
             "the bad command ended as {event:?}; expected an error event with a negative status"
         );
     }
-    for look in ["first", "second"] {
-        ensure!(
-            rig.transport.health().is_err(),
-            "health is good at the {look} look after an error event; expected it to stay bad"
-        );
+    stays_bad(rig)?;
+    rig.post(0, &[noted(3)])?;
+    rig.wait_events(0, 1)?;
+    stays_bad(rig)
+}
+
+/// Checks that `health` reports the error of a command at each look, and not only once.
+pub(super) fn stays_bad(rig: &Rig<'_>) -> Result<()> {
+    for look in 1..=3 {
+        let error = rig.transport.health().err().with_context(|| {
+            format!("a command failed and health is good at look {look}; expected it to stay bad (INV-7)")
+        })?;
+        has_status(&error)?;
     }
+    Ok(())
+}
+
+/// Checks that the status behind an error is one of the ABI.
+pub(super) fn has_status(error: &Error) -> Result<()> {
+    ensure!(
+        error.kind() != ErrorKind::Plugin,
+        "a slot returned a status that no slot has: {error}"
+    );
     Ok(())
 }

@@ -13,7 +13,7 @@ use super::{Body, TransportCase};
 const WINDOWS: [u64; abi::TY_MAX_WINDOWS] = [4096; abi::TY_MAX_WINDOWS];
 
 /// More bytes than two sockets hold: the sender's and the receiver's buffers may grow to 4 and 6 MiB.
-const LARGE: usize = 16 << 20;
+pub(super) const LARGE: usize = 16 << 20;
 
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {

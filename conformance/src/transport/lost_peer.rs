@@ -1,15 +1,17 @@
 //! A peer whose process is killed, or stopped, under an open transport.
 //!
-//! The last rank of the team is the victim. Its process is really lost, once all ranks have reached each
-//! other. The others watch its process, so that they go on only when it is gone. The ranks' own world knows
+//! The last ranks of the team are the victims. Their processes are really lost, once all ranks have reached each
+//! other. The others watch these processes, so that they go on only when all are gone. The ranks' own world knows
 //! of the loss as well, so no rank waits in a barrier.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
+use super::errors::stays_bad;
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig, Total};
 use super::{Body, TransportCase};
@@ -25,37 +27,17 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         flags: abi::TY_CAP_BOUNDED_PUT,
         needs: PUTS,
-        body: Body::Losing(Loss::Killed, puts_end),
+        body: Body::Losing(Loss::Killed, 1, puts_end),
         ..TransportCase::BARE
     },
     TransportCase {
         name: "a_put_to_a_stopped_peer_ends",
-        about: "a put to a stopped peer ends in time: with an error, or in memory that it still has",
-        invariants: "INV-6, INV-7",
+        about: "a put to a stopped peer ends in time: with an error, or as done, and then the peer gets it when it goes on",
+        invariants: "INV-4, INV-6, INV-7",
         ranks: &[2],
         flags: abi::TY_CAP_BOUNDED_PUT,
         needs: PUTS,
-        body: Body::Losing(Loss::Stopped, puts_end),
-        ..TransportCase::BARE
-    },
-    TransportCase {
-        name: "a_killed_peer_holds_up_no_other",
-        about: "commands to others go on beside a killed peer, and each failure names it",
-        invariants: "INV-6, INV-7",
-        ranks: &[3],
-        flags: abi::TY_CAP_MASKING,
-        needs: PUTS,
-        body: Body::Losing(Loss::Killed, others_go_on),
-        ..TransportCase::BARE
-    },
-    TransportCase {
-        name: "a_stopped_peer_holds_up_no_other",
-        about: "commands to others go on beside a stopped peer, and each failure names it",
-        invariants: "INV-6, INV-7",
-        ranks: &[3],
-        flags: abi::TY_CAP_MASKING,
-        needs: PUTS,
-        body: Body::Losing(Loss::Stopped, others_go_on),
+        body: Body::OwnProcess(puts_to_a_stopped_peer_end),
         ..TransportCase::BARE
     },
 ];
@@ -63,32 +45,40 @@ pub(super) const CASES: &[TransportCase] = &[
 /// A rig's deadline is this part of the config's: the test waits for calls that hang.
 const PART: u32 = 3;
 
-/// Runs a loss: the victim returns that it must be lost now, and the others run `survive`.
+/// Runs a loss: the victims return that they must be lost now, and the others run `survive`.
 pub(super) fn play(
     rank: &Rank<'_>,
     needs: &Needs,
     loss: Loss,
-    survive: fn(&mut Rig<'_>, u32) -> Result<()>,
+    victims: u32,
+    survive: fn(&mut Rig<'_>, &[u32]) -> Result<()>,
 ) -> Result<Outcome> {
+    let (mut rig, pids) = bring_up(rank, needs)?;
+    let victims: Vec<u32> = (rig.ranks() - victims..rig.ranks()).collect();
+    if victims.contains(&rig.me()) {
+        // Its transport stays open: it sends no goodbye to the others.
+        std::mem::forget(rig);
+        return Ok(Outcome::IsLost(loss));
+    }
+    for victim in &victims {
+        await_loss(&rig, rank, pids[*victim as usize], loss)?;
+    }
+    rig.expect_errors();
+    survive(&mut rig, &victims)?;
+    Ok(Outcome::Pass)
+}
+
+/// Connects all ranks, which then have reached each other. Returns their processes.
+fn bring_up<'a>(rank: &Rank<'a>, needs: &Needs) -> Result<(Rig<'a>, Vec<u32>)> {
     let mut rig = Rig::bring_up_within(rank, needs, rank.config.world.deadline / PART)?;
-    let victim = rig.ranks() - 1;
     meet(&mut rig)?;
     // A rank that others have reached must drive its transport until it has reached all of them.
     rig.barrier("all ranks have met")?;
     let pids = rank.world.all_gather("processes", &std::process::id().to_le_bytes())?;
     rig.barrier("a rank is lost")?;
-    if rig.me() == victim {
-        // Its transport stays open: it sends no goodbye to the others.
-        std::mem::forget(rig);
-        return Ok(Outcome::IsLost(loss));
-    }
-    let pid = pids[victim as usize].as_slice().try_into().map(u32::from_le_bytes);
-    // A busy machine takes time to end the process.
-    let until = Instant::now() + rank.config.world.deadline + rig.needs.deadline;
-    await_loss(pid.context("read the victim's process: found no number")?, loss, until)?;
-    rig.expect_errors();
-    survive(&mut rig, victim)?;
-    Ok(Outcome::Pass)
+    let number = |pid: Vec<u8>| pid.as_slice().try_into().map(u32::from_le_bytes);
+    let pids: Result<_, _> = pids.into_iter().map(number).collect();
+    Ok((rig, pids.context("read the victim's process: found no number")?))
 }
 
 /// Every rank puts to every other one, so that all connections have been used.
@@ -112,8 +102,9 @@ fn meet(rig: &mut Rig<'_>) -> Result<()> {
     rig.wait_signals(&totals)
 }
 
-/// Waits until the process is gone, or stopped.
-fn await_loss(pid: u32, loss: Loss, until: Instant) -> Result<()> {
+/// Waits until the process is gone, or stopped. A busy machine takes time to end it.
+fn await_loss(rig: &Rig<'_>, rank: &Rank<'_>, pid: u32, loss: Loss) -> Result<()> {
+    let until = Instant::now() + rank.config.world.deadline + rig.needs.deadline;
     loop {
         // The file has `pid (name) state ...`, where the name may hold any characters.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
@@ -136,7 +127,8 @@ const BYTES: usize = 1 << 18;
 /// accepts that this memory outlives the victim.
 const BELIEVED: u64 = 3;
 
-fn puts_end(rig: &mut Rig<'_>, victim: u32) -> Result<()> {
+fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
+    let victim = victims[0];
     let start = Instant::now();
     let bytes = rig.put_bytes(BYTES);
     let (me, can_get) = (rig.me(), rig.can_get());
@@ -241,120 +233,96 @@ fn is_error(event: Event, victim: u32) -> Result<bool> {
     Ok(true)
 }
 
-/// Checks that `health` stays bad after an error event.
+/// Checks that `health` stays bad after an error event, and names the peer.
 fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
-    match rig.transport.health() {
-        Err(_) => Ok(()),
-        Ok(()) => {
-            bail!(
-                "a command to rank {victim} failed and health is good; expected it to be bad (INV-7)"
-            )
-        }
-    }
+    stays_bad(rig)?;
+    let error = rig.transport.health().err().context("health is good")?;
+    ensure!(
+        error.rank() == Some(victim),
+        "health is about {:?}: `{error}`; expected it to name rank {victim} (INV-7)",
+        error.rank()
+    );
+    Ok(())
 }
 
-/// Exchanges of the surviving ranks.
-const ROUNDS: u64 = 20;
-/// Bytes of each exchange.
-const SMALL: usize = 1024;
+/// Puts to a stopped peer: together more than sockets hold.
+const PAUSED_PUTS: u32 = 64;
 
-fn others_go_on(rig: &mut Rig<'_>, victim: u32) -> Result<()> {
-    let (me, other) = (rig.me(), 1 - rig.me());
-    // A put to the lost peer may hold its place until the fabric gives up.
-    let most_held = (rig.needs.queue_depth / 4).max(1);
-    let (mut held, mut failures) = (0, Vec::new());
-    for round in 1..=ROUNDS {
-        let to_victim = Command {
+/// Rank 1 is stopped, and goes on once the puts of rank 0 have ended. A put that ended as done may lie in a buffer
+/// until then (INV-4), and arrives after that.
+fn puts_to_a_stopped_peer_end(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
+    let (mut rig, pids) = bring_up(rank, needs)?;
+    rig.expect_errors();
+    if rig.me() == 1 {
+        Loss::Stopped.befall()?;
+        // Rank 0 tells what is wrong.
+        let _ = confirm(&mut rig);
+        return Ok(Outcome::PassAndOver);
+    }
+    await_loss(&rig, rank, pids[1], Loss::Stopped)?;
+    let all_done = put_to_paused(&mut rig);
+    let pid = i32::try_from(pids[1]).ok().and_then(Pid::from_raw).context("a process's number")?;
+    kill_process(pid, Signal::CONT).context("let rank 1 go on")?;
+    if all_done? {
+        let confirmed = rig.signal(1, 0, 1);
+        rig.wait_signal(0, confirmed, 1).with_context(|| {
+            format!(
+                "{PAUSED_PUTS} puts to rank 1, which was stopped, ended as done; expected all of them to arrive \
+                 when it goes on (INV-7, TY_CAP_BOUNDED_PUT)"
+            )
+        })?;
+    }
+    Ok(Outcome::PassAndOver)
+}
+
+/// The content of a place, which all puts to it have in common: they may land in any order (INV-2).
+fn in_place(place: u32, bytes: usize) -> Vec<u8> {
+    pattern(0x5700 + u64::from(place), bytes)
+}
+
+/// Puts one after the other. Returns whether all ended as done; an error is right as well.
+fn put_to_paused(rig: &mut Rig<'_>) -> Result<bool> {
+    let (bytes, signal) = (rig.put_bytes(BYTES), rig.signal(0, 0, 0));
+    let places = (rig.windows[0].len() / bytes) as u32;
+    for number in 0..PAUSED_PUTS {
+        let place = number % places;
+        let at = place as usize * bytes;
+        if number < places {
+            rig.windows[0].write(at, &in_place(place, bytes));
+        }
+        let put = Command {
             op: abi::TY_OP_PUT_SIGNAL,
             flags: abi::TY_FLAG_NOTIFY,
-            peer: victim,
-            signal: rig.signal(0, 0, me),
+            peer: 1,
+            signal,
             add: 1,
             dst_window: 1,
-            bytes: SMALL as u64,
-            tag: round,
-            ..NO_COMMAND
-        };
-        if held < most_held {
-            held += rig.queues[0].try_post(&rig.transport, &[to_victim])? as u32;
-        }
-        let at = SMALL * round as usize;
-        rig.windows[0].write(at, &pattern(u64::from(me) << 32 | round, SMALL));
-        let to_other = Command {
-            flags: 0,
-            peer: other,
             src_offset: at as u64,
             dst_offset: at as u64,
-            ..to_victim
+            bytes: bytes as u64,
+            tag: u64::from(number),
+            ..NO_COMMAND
         };
-        goes_on(rig, &to_other, round + 1, victim)?;
-        failures.extend(rig.queues[0].take());
+        if is_error(end_of(rig, "a put", &put)?, 1)? {
+            return is_known(rig, 1).map(|()| false);
+        }
     }
-    // Only now: a total shows how many puts have arrived, and not which (INV-2).
-    for round in 1..=ROUNDS {
-        let found = rig.windows[1].read(SMALL * round as usize, SMALL);
-        let what = format!("put {round} of rank {other}, beside rank {victim}, which is lost");
-        compare(&what, &found, &pattern(u64::from(other) << 32 | round, SMALL))?;
-    }
-    // Both have all puts; late failures are still reported, and the last signals leave.
-    let until = Instant::now() + rig.needs.deadline / 4;
-    while Instant::now() < until {
-        rig.drive()?;
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    failures.extend(rig.queues[0].take());
-    each_failure_names(rig, &failures, victim)
+    Ok(true)
 }
 
-/// Posts `put` to the other surviving rank, and waits for the put of that rank.
-fn goes_on(rig: &mut Rig<'_>, put: &Command, total: u64, victim: u32) -> Result<()> {
-    let (other, until) = (put.peer, rig.until());
-    let stuck = |what: String| {
-        anyhow!("{what} beside rank {victim}, which is lost (INV-6, TY_CAP_MASKING)")
-    };
-    while rig.queues[0].try_post(&rig.transport, &[*put])? == 0 {
-        rig.drive()?;
-        if Instant::now() >= until {
-            return Err(stuck(format!("the queue takes no command to rank {other}")));
-        }
-        std::thread::yield_now();
+/// Waits for all puts of rank 0, checks them, and tells rank 0.
+fn confirm(rig: &mut Rig<'_>) -> Result<()> {
+    // Beside the put by which they met.
+    rig.wait_signal(0, rig.signal(0, 0, 0), 1 + u64::from(PAUSED_PUTS))?;
+    let bytes = rig.put_bytes(BYTES);
+    for place in 0..(rig.windows[1].len() / bytes) as u32 {
+        let found = rig.windows[1].read(place as usize * bytes, bytes);
+        compare("a put that ended as done", &found, &in_place(place, bytes))?;
     }
-    let id = rig.signal(0, 0, other);
-    loop {
-        rig.drive()?;
-        let found = rig.transport.read_signal(0, id);
-        if found >= total {
-            return Ok(());
-        }
-        if Instant::now() >= until {
-            let what = format!(
-                "commands of rank {other} do not arrive: signal {id}: found total {found}; expected {total}"
-            );
-            return Err(stuck(what));
-        }
-        std::thread::sleep(Duration::from_micros(50));
-    }
-}
-
-fn each_failure_names(rig: &Rig<'_>, events: &[Event], victim: u32) -> Result<()> {
-    let failures = || events.iter().filter(|event| event.kind != abi::TY_EVENT_DONE);
-    for event in failures() {
-        ensure!(
-            event.peer == victim,
-            "found {event:?}, a failure that does not name rank {victim}, which is lost (INV-7, TY_CAP_MASKING)"
-        );
-    }
-    match rig.transport.health() {
-        Ok(()) => ensure!(
-            failures().next().is_none(),
-            "a command to rank {victim} failed and health is good; expected it to be bad (INV-7)"
-        ),
-        Err(error) => ensure!(
-            error.rank() == Some(victim) || error.rank().is_none() && failures().next().is_some(),
-            "health is about {:?}: `{error}`; expected it, or an error event, to name rank {victim} (INV-7, \
-             TY_CAP_MASKING)",
-            error.rank()
-        ),
-    }
-    Ok(())
+    let (flags, signal) = (abi::TY_FLAG_NOTIFY, rig.signal(1, 0, 1));
+    let yes = Command { op: abi::TY_OP_SIGNAL, flags, peer: 0, signal, add: 1, ..NO_COMMAND };
+    rig.post(0, &[yes])?;
+    rig.wait_events(0, 1)?;
+    // Done is local: it leaves while this rank drives.
+    rig.barrier("rank 0 knows")
 }

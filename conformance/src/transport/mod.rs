@@ -11,14 +11,17 @@ mod bring_up;
 mod completion;
 mod delivery;
 mod direct;
+mod ending;
 mod errors;
 mod limits;
 mod lost_peer;
+mod masking;
 mod memory;
 mod places;
 mod progress;
 mod rig;
 mod signals;
+mod slots;
 
 use anyhow::Result;
 use tokenyard_core::abi;
@@ -69,8 +72,10 @@ enum Body {
     Breaking(fn(&mut Rig<'_>) -> Result<()>),
     /// It does the bring-up itself.
     Alone(fn(&Rank<'_>, &Needs) -> Result<()>),
-    /// On connected ranks, of which the last one is lost; it gets the number of that rank.
-    Losing(Loss, fn(&mut Rig<'_>, u32) -> Result<()>),
+    /// As `Alone`, and each rank needs a process of its own.
+    OwnProcess(fn(&Rank<'_>, &Needs) -> Result<Outcome>),
+    /// On connected ranks, of which the last ones, as many as this, are lost; it gets their numbers.
+    Losing(Loss, u32, fn(&mut Rig<'_>, &[u32]) -> Result<()>),
 }
 
 const CASES: &[&[TransportCase]] = &[
@@ -83,7 +88,10 @@ const CASES: &[&[TransportCase]] = &[
     limits::CASES,
     progress::CASES,
     bring_up::CASES,
+    slots::CASES,
+    ending::CASES,
     lost_peer::CASES,
+    masking::CASES,
 ];
 
 /// The invariants that a transport breaks if the test of this name fails on it.
@@ -122,7 +130,7 @@ fn test(case: &'static TransportCase, ranks: u32, capabilities: &Capabilities) -
             Some(lack) => Ok(Outcome::NotSupported(lack.clone())),
             None => run(case, rank),
         }),
-        loses_rank: matches!(case.body, Body::Losing(..)),
+        in_processes: matches!(case.body, Body::OwnProcess(_) | Body::Losing(..)),
     }
 }
 
@@ -155,7 +163,10 @@ fn run(case: &TransportCase, rank: &Rank<'_>) -> Result<Outcome> {
         Body::Connected(body) => connected(body, true),
         Body::Breaking(body) => connected(body, false),
         Body::Alone(body) => body(rank, &case.needs).map(|()| Outcome::Pass),
-        Body::Losing(loss, survive) => lost_peer::play(rank, &case.needs, loss, survive),
+        Body::OwnProcess(body) => body(rank, &case.needs),
+        Body::Losing(loss, victims, survive) => {
+            lost_peer::play(rank, &case.needs, loss, victims, survive)
+        }
     };
     match result {
         Err(error) if error.is::<rig::Lacking>() => Ok(Outcome::NotSupported(format!("{error:#}"))),

@@ -35,7 +35,7 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "ordered_puts_arrive_in_order",
-        about: "with TY_CAP_ORDERED a put is there when the signal of a later one of its queue is seen",
+        about: "with TY_CAP_ORDERED puts of a queue, long and short, arrive in the order in which they were posted",
         invariants: "the capability `ordered`",
         ranks: &[2],
         flags: abi::TY_CAP_ORDERED,
@@ -138,42 +138,78 @@ fn arrives(rig: &Rig<'_>, round: u64, bytes: usize, meanwhile: &str) -> Result<(
     Ok(rig.world.barrier("a put has arrived")?)
 }
 
-/// Rounds of a long put and a short one after it.
-const ROUNDS: u64 = 60;
+/// Rounds of [`MIXED`] puts.
+const ROUNDS: u64 = 30;
+/// Sizes of a round's puts: long ones, which a fabric cuts, and short ones, which could overtake them.
+const MIXED: [usize; 8] = [150_000, 8, 70_000, 1, 5000, 64, 90_000, 8];
+/// The bits of a round's puts that raise a signal; every third raises none.
+const RAISED: u64 = 0b1101_1011;
 
 fn ordered_puts_arrive_in_order(rig: &mut Rig<'_>) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
-    let word = 64;
     for round in 1..=ROUNDS {
-        let room = rig.windows[0].len() - word;
-        let bytes = rig.put_bytes([8, 5000, 70_000, room][round as usize % 4].min(room));
-        rig.windows[0].write(word, &pattern(seed(me, round), bytes));
-        let long = Command {
-            op: abi::TY_OP_PUT,
-            peer: next,
-            dst_window: 1,
-            src_offset: word as u64,
-            dst_offset: word as u64,
-            bytes: bytes as u64,
-            ..NO_COMMAND
-        };
-        let short = Command {
-            op: abi::TY_OP_PUT_SIGNAL,
-            signal: rig.signal(0, 0, me),
-            add: 1,
-            src_offset: 0,
-            dst_offset: 0,
-            bytes: 8,
-            ..long
-        };
-        rig.post(0, &[long, short])?;
-        rig.wait_signal(0, rig.signal(0, 0, previous), round)?;
-        let what = format!(
-            "round {round}: put of {bytes} bytes of rank {previous}, which was posted before the one whose \
-             signal was seen"
+        let mut puts = Vec::new();
+        let mut at = 0;
+        for number in 0..MIXED.len() {
+            let bytes = rig.put_bytes(MIXED[(number + round as usize) % MIXED.len()]);
+            rig.windows[0].write(at, &pattern(seed(me, round) << 8 | number as u64, bytes));
+            // Each adds a bit of its own, so that the total shows which have arrived.
+            let add = RAISED as u32 & 1 << number;
+            puts.push(Command {
+                op: if add == 0 { abi::TY_OP_PUT } else { abi::TY_OP_PUT_SIGNAL },
+                peer: next,
+                signal: rig.signal(0, 0, me),
+                add,
+                dst_window: 1,
+                src_offset: at as u64,
+                dst_offset: at as u64,
+                bytes: bytes as u64,
+                ..NO_COMMAND
+            });
+            at += bytes.next_multiple_of(8);
+        }
+        rig.post(0, &puts)?;
+        arrive_in_order(rig, round, &puts)?;
+        let end = rig.signal(1, 0, me);
+        let read =
+            Command { op: abi::TY_OP_SIGNAL, peer: previous, signal: end, add: 1, ..NO_COMMAND };
+        rig.post(0, &[read])?;
+        rig.wait_signal(0, rig.signal(1, 0, next), round)?;
+    }
+    Ok(())
+}
+
+/// Checks at each new total that the puts up to the last one whose signal is seen are all there.
+fn arrive_in_order(rig: &mut Rig<'_>, round: u64, puts: &[Command]) -> Result<()> {
+    let previous = rig.previous();
+    let (id, until) = (rig.signal(0, 0, previous), rig.until());
+    let mut seen = 0;
+    let last_of = |total: u64| u64::BITS - total.leading_zeros();
+    while seen < RAISED {
+        rig.drive()?;
+        let found = rig.transport.read_signal(0, id).saturating_sub((round - 1) * RAISED);
+        let last = last_of(found);
+        ensure!(
+            found <= RAISED && found == RAISED & ((1 << last) - 1),
+            "round {round}: found the signals {found:#b} of rank {previous}; expected that of each put which \
+             was posted before the last one that is seen (TY_CAP_ORDERED)"
         );
-        compare(&what, &rig.windows[1].read(word, bytes), &pattern(seed(previous, round), bytes))?;
-        rig.barrier("an ordered round is over")?;
+        for number in last_of(seen)..last {
+            let Command { dst_offset, bytes, .. } = puts[number as usize];
+            let what = format!(
+                "round {round}: put {number} of {bytes} bytes of rank {previous}, which was posted before the \
+                 one whose signal was seen"
+            );
+            let (at, bytes) = (dst_offset as usize, bytes as usize);
+            let expected = pattern(seed(previous, round) << 8 | u64::from(number), bytes);
+            compare(&what, &rig.windows[1].read(at, bytes), &expected)?;
+        }
+        rig.check_peers()?;
+        ensure!(
+            Instant::now() < until,
+            "round {round}: found the signals {found:#b} of rank {previous}; expected all of {RAISED:#b}"
+        );
+        seen = found;
     }
     Ok(())
 }

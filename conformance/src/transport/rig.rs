@@ -2,6 +2,7 @@
 //! without a kernel set.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,6 +114,9 @@ pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)
 #[error("{0}")]
 pub(super) struct Lacking(pub(super) String);
 
+/// The statuses of errors: `TY_MISMATCH` to `TY_UNAVAILABLE`.
+const STATUSES: RangeInclusive<i32> = abi::TY_MISMATCH..=abi::TY_UNAVAILABLE;
+
 /// One queue, and the events that it gave and that no case has taken yet.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -175,6 +179,11 @@ impl Queue {
         })?;
         for event in &events[..count] {
             let failed = event.kind != abi::TY_EVENT_DONE;
+            ensure!(
+                if failed { STATUSES.contains(&event.status) } else { event.status == abi::TY_OK },
+                "found {event:?}; expected status 0 of a done event, or one of the statuses {STATUSES:?} of an \
+                 error event"
+            );
             if failed && !self.expects_errors {
                 let why =
                     transport.health().err().map_or("health is good".into(), |e| e.to_string());
@@ -311,15 +320,19 @@ impl<'a> Rig<'a> {
         needs: &Needs,
         deadline: Duration,
     ) -> Result<Self> {
-        let mut rig = Self::open(rank, needs, deadline)?;
-        rig.windows.iter().for_each(|window| window.fill(UNTOUCHED));
-        let endpoints = rig.exchange_endpoints()?;
+        Self::open(rank, needs, deadline)?.connected()
+    }
+
+    /// Connects the whole team, of which every rank is open. Collective.
+    pub(super) fn connected(mut self) -> Result<Self> {
+        self.windows.iter().for_each(|window| window.fill(UNTOUCHED));
+        let endpoints = self.exchange_endpoints()?;
         for (peer, endpoint) in (0..).zip(&endpoints) {
-            rig.transport.connect(peer, endpoint)?;
+            self.transport.connect(peer, endpoint)?;
         }
-        rig.transport.commit()?;
-        rig.barrier("connected")?;
-        Ok(rig)
+        self.transport.commit()?;
+        self.barrier("connected")?;
+        Ok(self)
     }
 
     /// The endpoints that every rank wrote for this one. Collective.

@@ -1,9 +1,11 @@
 //! L0 with peers whose processes are killed and stopped, on correct transports, and on the broken ones of
-//! the table of claims; and the names of calls that hang, in each kind of job. This program is also the
+//! the table of claims; the mutants of the C examples; and the names of calls that hang, in each kind of job. This program is also the
 //! ranks.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where its own setup is wrong")]
 
+mod buffered;
+mod c_mutants;
 mod noticing;
 
 use std::path::Path;
@@ -31,11 +33,12 @@ const AT_ONCE: usize = 4;
 
 /// Correct transports, by their tables. Where memory outlives a peer, a put to it is done; where it does
 /// not, the put is an error.
-const RIGHT: [(&str, &str); 4] = [
+const RIGHT: [(&str, &str); 5] = [
     ("shm", "use = \"shm\""),
     ("shm_put", "use = \"shm\"\nshm.load_store = false"),
     ("faulty", "use = \"faulty\"\nfaulty = { inner = \"shm\", seed = 3 }"),
     (LostIsError::NAME, "use = \"lost_is_error\""),
+    ("buffered_puts", "use = \"buffered_puts\""),
 ];
 
 fn main() -> ExitCode {
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         let run = move || caught(&program, case, mutant, says);
         trials.push(Trial::test(format!("{mutant}/{case}"), run));
     }
+    trials.extend(c_mutants::trials(&program));
     type Named = fn(&Program) -> Result<(), Failed>;
     for (name, named) in
         [("a_hang_of_l1_is_named", hang_of_l1 as Named), ("a_hang_of_l3_is_named", hang_of_l3)]
@@ -106,7 +110,7 @@ fn config(table: &str) -> String {
 fn losing(table: &str) -> Vec<String> {
     let settings = Settings::new(Config::parse(&config(table), "lost_peers").unwrap()).unwrap();
     let tests = suite::tests(settings.capabilities(), 1);
-    tests.into_iter().filter(|test| test.loses_rank).map(|test| test.name).collect()
+    tests.into_iter().filter(|test| test.in_processes).map(|test| test.name).collect()
 }
 
 /// Checks that a rank hangs in `poll` by this verdict.
@@ -136,11 +140,15 @@ fn hang_of_l3(program: &Program) -> Result<(), Failed> {
 }
 
 fn verdict(program: &Program, table: &str, name: &str) -> Verdict {
-    let text = config(table);
+    verdict_of(program, &config(table), name)
+}
+
+/// The verdict of a test on a config of this text.
+fn verdict_of(program: &Program, text: &str, name: &str) -> Verdict {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.toml");
-    std::fs::write(&path, &text).unwrap();
-    let settings = Settings::new(Config::parse(&text, "lost_peers").unwrap()).unwrap();
+    std::fs::write(&path, text).unwrap();
+    let settings = Settings::new(Config::parse(text, "lost_peers").unwrap()).unwrap();
     let mut tests = suite::tests(settings.capabilities(), 1);
     tests.retain(|test| test.name == name);
     let mut verdict = Verdict::Fail(format!("{name} did not run"));

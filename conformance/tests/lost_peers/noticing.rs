@@ -16,6 +16,8 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_cpu::Shm;
 
+use crate::buffered::BufferedPuts;
+
 /// The result of hot calls.
 type Hot = std::result::Result<usize, i32>;
 
@@ -117,8 +119,8 @@ impl Reaction for HangsInPoll {
 #[derive(Default)]
 struct Losses {
     events: VecDeque<Event>,
-    /// The first peer to which a command failed.
-    failed: Option<u32>,
+    /// The peers to which a command failed, the next one that `health` names first.
+    failed: VecDeque<u32>,
     /// Whether a command to a lost peer was taken.
     any: bool,
 }
@@ -136,12 +138,12 @@ pub(crate) struct Noticing<R> {
 #[serde(deny_unknown_fields)]
 pub(crate) struct NoSettings {}
 
-fn shm_config() -> <Shm as Transport>::Config {
+pub(crate) fn shm_config() -> <Shm as Transport>::Config {
     ComponentTable::from_text("", "lost_peers").parse("shm").unwrap()
 }
 
 /// Whether a process is gone, or stopped.
-fn is_lost(pid: u32) -> bool {
+pub(crate) fn is_lost(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_none_or(|state| "ZXT".contains(state))
@@ -193,8 +195,8 @@ impl<R: Reaction> Transport for Noticing<R> {
                 losses.any = true;
                 let end = R::end(command);
                 let is_error = end.is_some_and(|event| event.kind == abi::TY_EVENT_ERROR);
-                if is_error {
-                    losses.failed.get_or_insert(command.peer);
+                if is_error && !losses.failed.contains(&command.peer) {
+                    losses.failed.push_back(command.peer);
                 }
                 losses
                     .events
@@ -224,7 +226,9 @@ impl<R: Reaction> Transport for Noticing<R> {
     }
 
     fn health(&self) -> Result<()> {
-        let Some(peer) = self.losses.lock().unwrap().failed else { return self.shm.health() };
+        let mut losses = self.losses.lock().unwrap();
+        let Some(peer) = losses.failed.pop_front() else { return self.shm.health() };
+        losses.failed.push_back(peer);
         let error = Error::new(ErrorKind::PeerLost, "post", "a command failed: its peer is gone");
         Err(R::names(error, peer))
     }
@@ -244,6 +248,7 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<LostHoldsUpAll>(),
     table::<LostHangsInPoll>(),
     table::<HangsInPoll>(),
+    TransportComponent::<BufferedPuts>::TABLE,
 ];
 
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {

@@ -43,7 +43,7 @@ fn an_unbroken_transport_passes_every_case() {
         let capabilities = transport::probe(&config("cpu", component)).unwrap();
         for test in transport::tests(&capabilities) {
             // Losses need processes: see `tests/lost_peers`.
-            if test.loses_rank {
+            if test.in_processes {
                 continue;
             }
             let case = test.name.split('/').nth(1).unwrap();

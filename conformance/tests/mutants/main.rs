@@ -8,6 +8,7 @@
 mod altered_kernels;
 mod claim_mutants;
 mod completion_mutants;
+mod contract;
 mod domain_mutants;
 mod faulty_shm;
 mod kernel_mutants;

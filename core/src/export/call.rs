@@ -262,7 +262,9 @@ pub(crate) fn kind_of(status: i32) -> ErrorKind {
         abi::TY_MISMATCH => ErrorKind::Mismatch,
         abi::TY_FULL => ErrorKind::Full,
         abi::TY_REFUSED => ErrorKind::Refused,
-        _ => ErrorKind::Internal,
+        abi::TY_INTERNAL | abi::TY_PANIC => ErrorKind::Internal,
+        // No status of the ABI: the component breaks its contract.
+        _ => ErrorKind::Plugin,
     }
 }
 
@@ -314,6 +316,10 @@ pub(crate) fn read_error(operation: &'static str, status: i32, error: &abi::TyEr
     let cause = os.as_ref().map(|os| format!(": {os}")).unwrap_or_default();
     let message = message.strip_suffix(cause.as_str()).unwrap_or(message);
     let mut out = Error::new(kind_of(status), operation, message);
+    if out.kind() == ErrorKind::Plugin {
+        let statuses = format!("{status}; expected 0, or {} to -1", abi::TY_MISMATCH);
+        out = out.with_context("found status", statuses);
+    }
     if let Some(os) = os {
         out = out.with_source(os);
     }

@@ -137,6 +137,8 @@ struct ExportKind {
     name: &'static str,
     major: u32,
     layout: u64,
+    /// Layouts of earlier minor versions: this one only appends to their structures.
+    earlier: &'static [u64],
     export_size: usize,
 }
 
@@ -145,6 +147,8 @@ const TRANSPORT: ExportKind = ExportKind {
     name: "transport",
     major: abi::TY_TRANSPORT_MAJOR,
     layout: abi::TY_TRANSPORT_LAYOUT,
+    // Minor versions 8, 9 and 10.
+    earlier: &[13_366_110_382_220_657_394, 2_252_419_619_919_822_882, 5_900_233_940_346_582_074],
     export_size: size_of::<abi::TyTransportExport>(),
 };
 const KERNELS: ExportKind = ExportKind {
@@ -152,6 +156,7 @@ const KERNELS: ExportKind = ExportKind {
     name: "kernel set",
     major: abi::TY_KERNELS_MAJOR,
     layout: abi::TY_KERNELS_LAYOUT,
+    earlier: &[],
     export_size: size_of::<abi::TyKernelsExport>(),
 };
 const TOPOLOGY: ExportKind = ExportKind {
@@ -159,6 +164,7 @@ const TOPOLOGY: ExportKind = ExportKind {
     name: "topology",
     major: abi::TY_TOPOLOGY_MAJOR,
     layout: abi::TY_TOPOLOGY_LAYOUT,
+    earlier: &[],
     export_size: size_of::<abi::TyTopologyExport>(),
 };
 
@@ -233,14 +239,14 @@ unsafe fn judge_header(
             "rebuild the plugin against this version's tokenyard_plugin.h",
         );
     }
-    if found.layout != kind.layout {
+    if found.layout != kind.layout && !kind.earlier.contains(&found.layout) {
         return fail(
             format!(
                 "wrong layout of the {} ABI: found {:#018x}, expected {:#018x}",
                 kind.name, found.layout, kind.layout
             ),
             "rebuild the plugin against this version's tokenyard_plugin.h (before 1.0 the layout \
-             must be equal)",
+             must be equal, or that of an earlier version which this one only appends to)",
         );
     }
     if found.size < kind.export_size {
@@ -379,8 +385,19 @@ fn null_slot(path: &Path, kind: &ExportKind, component: &str, slot: &str, short:
     refused(path, what).with_context("symbol", kind.symbol).with_fix(fix)
 }
 
+/// Leaves out what a table of an earlier minor version states in another way.
+fn adapt_transport(table: &mut abi::TyTransportTable, header: &abi::TyExportHeader) {
+    // The entries of `TyServeRing.counters` are longer since minor version 11.
+    if header.minor < 11 {
+        table.serve_ring = None;
+    }
+}
+
+/// A table of which only this version is accepted.
+fn adapt_none<T>(_: &mut T, _: &abi::TyExportHeader) {}
+
 macro_rules! judge {
-    ($(#[$doc:meta])* $name:ident, $kind:expr, $export:ty, $table:ty, $component:ident,
+    ($(#[$doc:meta])* $name:ident, $kind:expr, $export:ty, $table:ty, $component:ident, $adapt:ident,
      [$($slot:ident),+ $(,)?]) => {
         $(#[$doc])*
         ///
@@ -391,9 +408,10 @@ macro_rules! judge {
             static JUDGED: Mutex<Vec<(usize, $component)>> = Mutex::new(Vec::new());
             // SAFETY: by this function's contract; the export is read whole only after its header
             // was judged, and its tables only up to their own size.
-            let tables = unsafe {
+            let (tables, header) = unsafe {
                 judge_header(path, &$kind, export.cast())?;
-                copy_tables::<$table>(path, &$kind, (*export).components, (*export).count)?
+                let (components, count) = ((*export).components, (*export).count);
+                (copy_tables::<$table>(path, &$kind, components, count)?, (*export).header)
             };
             let mut components = Vec::new();
             for (address, mut table) in tables {
@@ -411,6 +429,7 @@ macro_rules! judge {
                     }
                 )+
                 table.size = size_of::<$table>();
+                $adapt(&mut table, &header);
                 let mut judged = JUDGED.lock().unwrap_or_else(PoisonError::into_inner);
                 let known = judged.iter().find(|(of, _)| *of == address);
                 let component = known.map(|(_, component)| *component).unwrap_or_else(|| {
@@ -429,17 +448,18 @@ macro_rules! judge {
 judge!(
     /// Judges a transport export.
     judge_transports, TRANSPORT, abi::TyTransportExport, abi::TyTransportTable, TransportRef,
+    adapt_transport,
     [probe, open, close, memory_needs, register, endpoint, connect, post, poll, read_signal,
      health]
 );
 judge!(
     /// Judges a kernel set export.
-    judge_kernels, KERNELS, abi::TyKernelsExport, abi::TyKernelsTable, KernelsRef,
+    judge_kernels, KERNELS, abi::TyKernelsExport, abi::TyKernelsTable, KernelsRef, adapt_none,
     [probe, open, close, needs, allocate, plan, dispatch_send, dispatch_recv, combine_input,
      combine_send, combine_recv, flush, release]
 );
 judge!(
     /// Judges a topology export.
-    judge_topologies, TOPOLOGY, abi::TyTopologyExport, abi::TyTopologyTable, TopologyRef,
+    judge_topologies, TOPOLOGY, abi::TyTopologyExport, abi::TyTopologyTable, TopologyRef, adapt_none,
     [discover]
 );

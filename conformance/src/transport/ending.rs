@@ -1,0 +1,163 @@
+//! The end: a peer that has said goodbye is no failure, and what was opened is given back.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use tokenyard_core::abi;
+use tokenyard_core::transport::{Command, NO_COMMAND};
+
+use super::rig::{self, Needs, Rig};
+use super::{Body, TransportCase};
+use crate::names;
+use crate::suite::{Outcome, Rank};
+
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
+        name: "a_goodbye_is_no_failure",
+        about: "health stays good, and no event comes, after a peer has closed in an orderly way",
+        invariants: "the end; INV-7",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Alone(a_goodbye_is_no_failure),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "what_was_opened_is_given_back",
+        about: "probe, refused connects and open to close leave no descriptor, thread, mapping or name behind",
+        invariants: "the order of calls: `probe`, `close`; INV-8",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::OwnProcess(what_was_opened_is_given_back),
+        ..TransportCase::BARE
+    },
+];
+
+/// The time in which a transport would notice that a connection has ended.
+const AFTERWARDS: Duration = Duration::from_millis(100);
+
+fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut rig = Rig::bring_up(rank, needs)?;
+    exchange(&mut rig)?;
+    if rig.me() == 1 {
+        drop(rig);
+        rank.world.barrier("rank 1 has closed")?;
+        return Ok(rank.world.barrier("rank 0 has looked")?);
+    }
+    rig.barrier("rank 1 has closed")?;
+    let until = Instant::now() + AFTERWARDS;
+    while Instant::now() < until {
+        rig.drive()?;
+        rig.transport
+            .health()
+            .context("health after an orderly goodbye; expected it to be good")?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let left = rig.queues[0].events();
+    ensure!(left.is_empty(), "found {left:?} after a goodbye; expected no event");
+    rank.world.barrier("rank 0 has looked")?;
+    Ok(())
+}
+
+/// One put to every rank, and its end.
+fn exchange(rig: &mut Rig<'_>) -> Result<()> {
+    let (me, ranks) = (rig.me(), rig.ranks());
+    let signal = rig.signal(0, 0, me);
+    let put = |peer| Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        flags: abi::TY_FLAG_NOTIFY,
+        peer,
+        signal,
+        add: 1,
+        dst_offset: 4096 * u64::from(1 + me),
+        bytes: 4096,
+        ..NO_COMMAND
+    };
+    rig.post(0, &(0..ranks).map(put).collect::<Vec<_>>())?;
+    rig.wait_events(0, ranks as usize)?;
+    for peer in 0..ranks {
+        rig.wait_signal(0, rig.signal(0, 0, peer), 1)?;
+    }
+    rig.barrier("all have exchanged")
+}
+
+/// Calls of each kind. The first two may keep what a process has once, such as a library's handle.
+const CALLS: usize = 5;
+/// The time that threads have to end after `close`, and names to go.
+const SETTLES: Duration = Duration::from_secs(3);
+
+fn what_was_opened_is_given_back(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
+    let names_before = names::of_this_user();
+    let (component, choice) = rig::choose(rank.config)?;
+    keeps_nothing("probe", || {
+        let _ = component.probe(&choice.table)?;
+        Ok(())
+    })?;
+    keeps_nothing("open to close", || {
+        let mut rig = Rig::bring_up(rank, needs)?;
+        exchange(&mut rig)?;
+        rig.transport.health()?;
+        rig.end(true)
+    })?;
+    keeps_nothing("a refused connect, and close", || {
+        let mut rig = Rig::open(rank, needs, Duration::from_millis(200))?;
+        let _ = rig.transport.connect(rig.next(), &[0xff; 64]);
+        Ok(())
+    })?;
+    let mut rig = Rig::bring_up(rank, needs)?;
+    keeps_nothing("health, memory_needs, link_name and peer_address", || {
+        for peer in 0..rig.ranks() {
+            rig.transport.link_name(peer);
+            // Without load and store it is an error.
+            let _ = rig.transport.peer_address(0, peer);
+        }
+        rig.transport.memory_needs()?;
+        Ok(rig.transport.health()?)
+    })?;
+    rig.end(true)?;
+    // Names of the other rank's instance are in use until it has closed as well.
+    rank.world.barrier("all have closed")?;
+    let left = names::left(&names_before, || SETTLES);
+    ensure!(left.is_empty(), "after close: {}; expected no new name", left.join(", "));
+    Ok(Outcome::Pass)
+}
+
+/// What a process holds: its descriptors, its threads, and its mappings of files and shared memory.
+#[derive(Clone, Copy, Debug)]
+struct Held([usize; 3]);
+
+const KINDS: [&str; 3] = ["descriptors", "threads", "mappings"];
+
+impl Held {
+    fn now() -> Result<Self> {
+        let count = |folder: &str| -> Result<usize> {
+            Ok(std::fs::read_dir(Path::new("/proc/self").join(folder))?.count())
+        };
+        // The allocator makes anonymous mappings when it likes.
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        let named = |line: &&str| line.contains(" rw-s ") || line.contains(" /");
+        Ok(Self([count("fd")?, count("task")?, maps.lines().filter(named).count()]))
+    }
+}
+
+/// Calls `what` some times, and checks that what this process holds does not grow with each call.
+fn keeps_nothing(what: &str, mut call: impl FnMut() -> Result<()>) -> Result<()> {
+    call()?;
+    call()?;
+    let before = Held::now()?;
+    (0..CALLS).try_for_each(|_| call())?;
+    let until = Instant::now() + SETTLES;
+    loop {
+        let after = Held::now()?;
+        let grown = |kind: &usize| after.0[*kind] >= before.0[*kind] + CALLS;
+        let Some(kind) = (0..KINDS.len()).find(grown) else { return Ok(()) };
+        ensure!(
+            Instant::now() < until,
+            "{what}: found {} {} after {CALLS} calls; expected {}, as before",
+            after.0[kind],
+            KINDS[kind],
+            before.0[kind]
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,192 @@
+//! Ranks that go on beside lost ones (`TY_CAP_MASKING`): commands to others move, and every failure names the peer
+//! that it is about.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use tokenyard_core::abi;
+use tokenyard_core::transport::{Command, Event, NO_COMMAND};
+
+use super::errors::stays_bad;
+use super::memory::{compare, pattern};
+use super::rig::{Needs, Rig};
+use super::{Body, TransportCase};
+use crate::suite::Loss;
+
+/// The cases differ in their losses.
+const MASKS: TransportCase = TransportCase {
+    invariants: "INV-6, INV-7",
+    flags: abi::TY_CAP_MASKING,
+    needs: Needs { windows: &[2 * LARGE as u64, 2 * LARGE as u64], ..Needs::SMALL },
+    ..TransportCase::BARE
+};
+
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
+        name: "a_killed_peer_holds_up_no_other",
+        about: "commands to others go on beside a killed peer, and each failure names it",
+        ranks: &[3],
+        body: Body::Losing(Loss::Killed, 1, others_go_on),
+        ..MASKS
+    },
+    TransportCase {
+        name: "a_stopped_peer_holds_up_no_other",
+        about: "commands to others go on beside a stopped peer that has much to read, and each failure names it",
+        ranks: &[3],
+        body: Body::Losing(Loss::Stopped, 1, others_go_on),
+        ..MASKS
+    },
+    TransportCase {
+        name: "a_killed_peer_hides_no_other",
+        about: "health reports the failures of two killed peers in turn",
+        ranks: &[4],
+        body: Body::Losing(Loss::Killed, 2, others_go_on),
+        ..MASKS
+    },
+];
+
+/// Exchanges of the surviving ranks.
+const ROUNDS: u64 = 20;
+/// Bytes of each exchange.
+const SMALL: usize = 1024;
+/// Bytes of a put to a victim. A few of them are more than sockets hold.
+const LARGE: usize = 1 << 20;
+
+/// The surviving ranks are 0 and 1.
+fn others_go_on(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
+    let (me, other) = (rig.me(), 1 - rig.me());
+    // A put to a lost peer may hold its place until the fabric gives up.
+    let most_held = (rig.needs.queue_depth as usize / 4).max(1);
+    let (large, signal) = (rig.put_bytes(LARGE) as u64, rig.signal(0, 0, me));
+    let to_victim = |round: u64, peer: u32| Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        flags: abi::TY_FLAG_NOTIFY,
+        peer,
+        signal,
+        add: 1,
+        dst_window: 1,
+        src_offset: LARGE as u64,
+        dst_offset: LARGE as u64,
+        bytes: large,
+        tag: round,
+        ..NO_COMMAND
+    };
+    let (mut held, mut failures) = (0, Vec::new());
+    // At first as much as fills a socket, from a source of its own; half of the places are left for later rounds.
+    for victim in victims.iter().cycle().take(most_held / 2) {
+        held += rig.queues[0].try_post(&rig.transport, &[to_victim(0, *victim)])?;
+    }
+    for round in 1..=ROUNDS {
+        for victim in victims {
+            if held < most_held {
+                held += rig.queues[0].try_post(&rig.transport, &[to_victim(round, *victim)])?;
+            }
+        }
+        let at = SMALL * round as usize;
+        rig.windows[0].write(at, &pattern(u64::from(me) << 32 | round, SMALL));
+        let to_other = Command {
+            flags: 0,
+            peer: other,
+            src_offset: at as u64,
+            dst_offset: at as u64,
+            bytes: SMALL as u64,
+            ..to_victim(round, other)
+        };
+        goes_on(rig, &to_other, round + 1, victims)?;
+        failures.extend(rig.queues[0].take());
+    }
+    // Only now: a total shows how many puts have arrived, and not which (INV-2).
+    for round in 1..=ROUNDS {
+        let found = rig.windows[1].read(SMALL * round as usize, SMALL);
+        let what = format!("put {round} of rank {other}, beside {}", lost(victims));
+        compare(&what, &found, &pattern(u64::from(other) << 32 | round, SMALL))?;
+    }
+    // Both have all puts; late failures are still reported, and the last signals leave.
+    let until = Instant::now() + rig.needs.deadline / 4;
+    while Instant::now() < until {
+        rig.drive()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    failures.extend(rig.queues[0].take());
+    each_failure_names(rig, &failures, victims)
+}
+
+/// Posts `put` to the other surviving rank, and waits for the put of that rank.
+fn goes_on(rig: &mut Rig<'_>, put: &Command, total: u64, victims: &[u32]) -> Result<()> {
+    let (other, until) = (put.peer, rig.until());
+    let stuck = |what: String| anyhow!("{what} beside {} (INV-6, TY_CAP_MASKING)", lost(victims));
+    while rig.queues[0].try_post(&rig.transport, &[*put])? == 0 {
+        rig.drive()?;
+        if Instant::now() >= until {
+            return Err(stuck(format!("the queue takes no command to rank {other}")));
+        }
+        std::thread::yield_now();
+    }
+    let id = rig.signal(0, 0, other);
+    let (start, failed_before) = (Instant::now(), failures(rig));
+    loop {
+        rig.drive()?;
+        let found = rig.transport.read_signal(0, id);
+        if found >= total {
+            // A busy machine takes long as well; but then nothing fails meanwhile.
+            if start.elapsed() > rig.needs.deadline / 2 && failures(rig) > failed_before {
+                let what = format!("commands of rank {other} arrive only when others have failed,");
+                return Err(stuck(what));
+            }
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            let what = format!(
+                "commands of rank {other} do not arrive: signal {id}: found total {found}; expected {total}"
+            );
+            return Err(stuck(what));
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// Error events that were not taken yet.
+fn failures(rig: &Rig<'_>) -> usize {
+    rig.queues[0].events().iter().filter(|event| event.kind != abi::TY_EVENT_DONE).count()
+}
+
+fn lost(victims: &[u32]) -> String {
+    let names: Vec<_> = victims.iter().map(|rank| format!("rank {rank}")).collect();
+    format!("{}, which is lost", names.join(" and "))
+}
+
+/// Each error event names one of the victims, and `health` names every victim that one of them is about, in turn.
+fn each_failure_names(rig: &Rig<'_>, events: &[Event], victims: &[u32]) -> Result<()> {
+    let mut failed = BTreeSet::new();
+    for event in events.iter().filter(|event| event.kind != abi::TY_EVENT_DONE) {
+        ensure!(
+            victims.contains(&event.peer),
+            "found {event:?}, a failure that does not name {} (INV-7, TY_CAP_MASKING)",
+            lost(victims)
+        );
+        failed.insert(event.peer);
+    }
+    if failed.is_empty() && rig.transport.health().is_ok() {
+        return Ok(());
+    }
+    stays_bad(rig)?;
+    let mut named = BTreeSet::new();
+    for _ in 0..2 * rig.ranks() {
+        let Err(error) = rig.transport.health() else { continue };
+        let about = error.rank().filter(|rank| victims.contains(rank));
+        named.extend(about);
+        ensure!(
+            about.is_some(),
+            "health is about {:?}: `{error}`; it does not name {} (INV-7, TY_CAP_MASKING)",
+            error.rank(),
+            lost(victims)
+        );
+    }
+    ensure!(
+        failed.is_subset(&named),
+        "commands to the ranks {failed:?} failed, and health names {named:?} alone; expected each in turn (INV-7, \
+         TY_CAP_MASKING)"
+    );
+    Ok(())
+}

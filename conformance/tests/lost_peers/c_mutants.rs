@@ -1,0 +1,157 @@
+//! The mutants of the C examples. `plugins/example-c/mutants.toml` lists edits of their sources, each of which breaks
+//! the contract once, and the test of the suite that must notice it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use libtest_mimic::{Failed, Trial};
+use serde::Deserialize;
+use tokenyard_conformance::faults::Fault;
+use tokenyard_conformance::runner::{Program, Settings, Verdict, run_fault};
+use tokenyard_conformance::suite;
+use tokenyard_core::config::Config;
+
+use crate::verdict_of;
+
+/// The file of mutants.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mutants {
+    mutant: Vec<Mutant>,
+}
+
+/// A broken example.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mutant {
+    name: String,
+    /// The file beside the list.
+    source: String,
+    /// The mistake, for readers of the list.
+    #[serde(rename = "about")]
+    _about: String,
+    /// The case of L0 that notices it, or the whole name of a fault of L3.
+    case: String,
+    /// Words of its failure.
+    says: String,
+    /// The start of the names that it leaves in shared memory.
+    leaves: Option<String>,
+    edits: Vec<Edit>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Edit {
+    find: String,
+    put: String,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/example-c")
+}
+
+fn mutants() -> Vec<Mutant> {
+    let text = std::fs::read_to_string(folder().join("mutants.toml")).unwrap();
+    toml::from_str::<Mutants>(&text).unwrap().mutant
+}
+
+/// A trial for each mutant, which is caught, and for each unbroken example on each of their cases, which passes.
+pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    let mut intact = BTreeSet::new();
+    for mutant in mutants() {
+        intact.insert((mutant.source.clone(), mutant.case.clone()));
+        let program = Arc::clone(program);
+        let name = format!("{}/{}", mutant.name, mutant.case);
+        trials.push(Trial::test(name, move || caught(&program, &mutant)));
+    }
+    for (source, case) in intact {
+        let program = Arc::clone(program);
+        let name = format!("{source}/{case}");
+        let run = move || match run(&program, &source, &[], &case, 10_000)? {
+            Verdict::Pass => Ok(()),
+            other => Err(Failed::from(format!("the unbroken example fails: {other:?}"))),
+        };
+        trials.push(Trial::test(name, run));
+    }
+    trials
+}
+
+/// The deadline of a mutant in milliseconds: the time in which a case notices that nothing comes.
+const SOON: u32 = 3000;
+
+fn caught(program: &Program, mutant: &Mutant) -> Result<(), Failed> {
+    let Mutant { source, edits, case, says, .. } = mutant;
+    let verdict = run(program, source, edits, case, SOON);
+    mutant.leaves.as_deref().map(remove_left_names);
+    match verdict? {
+        Verdict::Fail(why) if why.contains(says) => Ok(()),
+        other => Err(Failed::from(format!("expected a failure that says {says:?}: {other:?}"))),
+    }
+}
+
+/// Removes the names that a mutant left: it alone uses this prefix.
+fn remove_left_names(prefix: &str) {
+    for entry in std::fs::read_dir("/dev/shm").unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
+/// Runs a case, in its largest world, on an example with these edits.
+fn run(
+    program: &Program,
+    source: &str,
+    edits: &[Edit],
+    case: &str,
+    deadline: u32,
+) -> Result<Verdict, Failed> {
+    let build = tempfile::tempdir().unwrap();
+    let library = compile(build.path(), source, edits)?;
+    let text = format!(
+        "[world]\ndeadline_ms = {deadline}\nlate_ms = {}\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\n\
+         use = \"{}\"\n[plugins]\npaths = [{library:?}]\n",
+        2 * deadline,
+        if source == "shm.c" { "example_c" } else { "example_sockets" },
+    );
+    if case.starts_with("l3/") {
+        let path = build.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        let fault = Fault::find(case).ok_or_else(|| format!("no fault is called {case}"))?;
+        return Ok(run_fault(program, &path, &fault.within(2))?.verdict);
+    }
+    let settings = Settings::new(Config::parse(&text, "mutants").unwrap()).unwrap();
+    let tests = suite::tests(settings.capabilities(), 1);
+    // Without a number of ranks it is the largest world of the case.
+    let is_case = |name: &&String| {
+        name.split('/').nth(1) == Some(case) || name.strip_prefix("l0/") == Some(case)
+    };
+    let name = tests.iter().map(|test| &test.name).rfind(is_case);
+    Ok(verdict_of(program, &text, name.ok_or_else(|| format!("no case is called {case}"))?))
+}
+
+fn compile(build: &Path, source: &str, edits: &[Edit]) -> Result<PathBuf, Failed> {
+    let mut code = std::fs::read_to_string(folder().join(source)).unwrap();
+    for Edit { find, put } in edits {
+        let places = code.matches(find.as_str()).count();
+        if places != 1 {
+            return Err(format!("{source} has {places} places with {find:?}; expected 1").into());
+        }
+        code = code.replace(find.as_str(), put);
+    }
+    let (file, library) = (build.join(source), build.join("libexample.so"));
+    std::fs::write(&file, code).unwrap();
+    let output = Command::new("cc")
+        .args(["-std=c11", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror", "-I"])
+        .arg(folder().join("../../abi/include"))
+        .arg(&file)
+        .arg("-o")
+        .arg(&library)
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(library) } else { Err(format!("{source}: {printed}").into()) }
+}

@@ -1,0 +1,269 @@
+//! `conformance/contract.toml` maps each sentence of the contract of transports, and each item of the header that is
+//! about transports, to the case of L0 that fails where it is broken, and to a mutant that this case is known to
+//! catch; or to the reason why there is no such case. A clause without either fails here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use tokenyard_conformance::claims::{CLAIMS, Proof};
+
+const PAGE: &str = include_str!("../../../docs/plugin-contract.md");
+const HEADER: &str = include_str!("../../../abi/include/tokenyard_plugin.h");
+/// The sources of this program with mutants and the cases that catch them.
+const SOURCES: [&str; 3] = [
+    include_str!("claim_mutants.rs"),
+    include_str!("completion_mutants.rs"),
+    include_str!("payload_mutants.rs"),
+];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Contract {
+    /// The reasons why a clause has no case, by their words.
+    reasons: BTreeMap<String, String>,
+    /// By the start of the clause.
+    page: BTreeMap<String, Clause>,
+    /// By the name of the item.
+    header: BTreeMap<String, Clause>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Clause {
+    /// Proofs, each a case and a mutant: `case/mutant`.
+    Proofs(Vec<String>),
+    /// The word of a reason.
+    Reason(String),
+}
+
+fn contract() -> Contract {
+    toml::from_str(include_str!("../../contract.toml")).unwrap()
+}
+
+/// Sentences, at the ends of which a new one begins.
+fn sentences(text: &str) -> Vec<String> {
+    let mut all = vec![String::new()];
+    let mut words = text.split_whitespace().peekable();
+    while let Some(word) = words.next() {
+        let last = all.last_mut().unwrap();
+        *last += if last.is_empty() { "" } else { " " };
+        *last += word;
+        let begins =
+            |next: &&str| next.starts_with(|c: char| c.is_ascii_uppercase() || "`*(".contains(c));
+        if word.ends_with(['.', '!', '?']) && words.peek().is_some_and(begins) {
+            all.push(String::new());
+        }
+    }
+    all
+}
+
+/// The sentences of a page. Those of a table's row begin with the row's first cell.
+fn clauses(page: &str) -> Vec<String> {
+    let (mut all, mut block, mut in_code) = (Vec::new(), String::new(), false);
+    let mut rows = 0;
+    for line in page.lines().chain([""]) {
+        let code = line.starts_with("```");
+        let (row, item) = (line.starts_with('|'), line.strip_prefix("- "));
+        let ends = code || row || item.is_some() || line.is_empty() || line.starts_with('#');
+        if ends && !block.is_empty() {
+            all.extend(sentences(&std::mem::take(&mut block)));
+        }
+        rows = if row { rows + 1 } else { 0 };
+        in_code ^= code;
+        if in_code || code || line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if row {
+            // The first two rows of a table are its head.
+            let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+            if rows > 2 {
+                let named = |text: String| format!("{}: {text}", cells[0]);
+                all.extend(sentences(cells[cells.len() - 1]).into_iter().map(named));
+            }
+            continue;
+        }
+        block += item.unwrap_or(line);
+        block += " ";
+    }
+    all
+}
+
+/// The structures of the header that transports see.
+const STRUCTURES: [&str; 17] = [
+    "TyCapabilities",
+    "TyCommand",
+    "TyConfig",
+    "TyDeviceApi",
+    "TyError",
+    "TyEvent",
+    "TyExchange",
+    "TyExportHeader",
+    "TyHost",
+    "TyMemoryNeeds",
+    "TyServeRing",
+    "TyTeam",
+    "TyTransportExport",
+    "TyTransportNeeds",
+    "TyTransportOpen",
+    "TyTransportTable",
+    "TyWindow",
+];
+/// The constants of the header that transports see, by their beginnings.
+const CONSTANTS: [&str; 12] = [
+    "TY_CAP_",
+    "TY_OP_",
+    "TY_FLAG_",
+    "TY_EVENT_",
+    "TY_OPEN_",
+    "TY_ENDPOINT_BYTES",
+    "TY_EXCHANGE_BYTES",
+    "TY_LINK_NAME_BYTES",
+    "TY_ERROR_",
+    "TY_HANDLE_",
+    "TY_MEMORY_",
+    "TY_MAX_WINDOWS",
+];
+/// Statuses, whose names have nothing in common.
+const STATUSES: [&str; 15] = [
+    "TY_OK",
+    "TY_UNAVAILABLE",
+    "TY_UNSUPPORTED",
+    "TY_CONFIG",
+    "TY_SYSTEM",
+    "TY_PEER_LOST",
+    "TY_TRANSPORT",
+    "TY_DEADLINE",
+    "TY_ABORTED",
+    "TY_PROTOCOL",
+    "TY_FULL",
+    "TY_REFUSED",
+    "TY_INTERNAL",
+    "TY_PANIC",
+    "TY_MISMATCH",
+];
+
+/// The items of the header that transports see: constants, and the fields of structures.
+fn items(header: &str) -> BTreeSet<String> {
+    let (mut all, mut structure) = (BTreeSet::new(), None);
+    for line in header.lines() {
+        if let Some(name) = line.strip_prefix("#define ").and_then(|rest| rest.split(' ').next()) {
+            let begins = CONSTANTS.iter().any(|start| name.starts_with(start));
+            if begins || STATUSES.contains(&name) {
+                all.insert(name.to_owned());
+            }
+        }
+        if let Some(rest) = line.strip_prefix("typedef struct ") {
+            structure = STRUCTURES.iter().find(|name| rest.strip_prefix(**name) == Some(" {"));
+        }
+        if line.starts_with('}') {
+            structure = None;
+        }
+        // A field stands two spaces in. What comes deeper are arguments of a slot, or a comment.
+        let field = line
+            .strip_prefix("  ")
+            .filter(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase() || c == 'T'));
+        if let (Some(structure), Some(field)) = (structure, field) {
+            let name = match field.split_once("(*") {
+                Some((_, slot)) => slot.split(')').next(),
+                None => field.trim_end_matches(';').split([' ', '*']).next_back(),
+            };
+            let name = name.unwrap().split('[').next().unwrap();
+            all.insert(format!("{structure}.{name}"));
+        }
+    }
+    all
+}
+
+/// The pairs of a case and a mutant that tests run: `case/mutant`.
+fn proofs_that_run() -> BTreeSet<String> {
+    let of_claims = CLAIMS.iter().flat_map(|claim| claim.proofs).filter_map(|proof| match proof {
+        Proof::Case { case, mutant, .. } => Some(format!("{case}/{mutant}")),
+        Proof::Cannot(_) => None,
+    });
+    let mut all: BTreeSet<String> = of_claims.collect();
+    let between = |text: &'static str, end: char| text.split(end).next().unwrap();
+    for source in SOURCES {
+        for rest in source.split("caught::<").skip(1) {
+            let (fault, case) = (between(rest, '>'), rest.split("\"l0/").nth(1).unwrap());
+            let head = format!("impl Fault for {fault} {{\n    const NAME: &'static str = \"");
+            let Some(name) = SOURCES.iter().find_map(|source| source.split(&head).nth(1)) else {
+                continue;
+            };
+            all.insert(format!("{}/{}", between(case, '/'), between(name, '"')));
+        }
+    }
+    let listed: toml::Table =
+        include_str!("../../../plugins/example-c/mutants.toml").parse().unwrap();
+    for mutant in listed["mutant"].as_array().unwrap() {
+        let word = |key: &str| mutant[key].as_str().unwrap();
+        let case = word("case");
+        let case = if case.starts_with("l3/") { case } else { case.split('/').next().unwrap() };
+        all.insert(format!("{case}/{}", word("name")));
+    }
+    all
+}
+
+#[test]
+fn every_sentence_of_the_contract_has_a_case_with_a_mutant_or_a_reason() {
+    let (contract, clauses) = (contract(), clauses(PAGE));
+    assert!(clauses.len() > 100, "the page is read: {clauses:#?}");
+    for clause in &clauses {
+        let starts = contract.page.keys().filter(|start| clause.starts_with(start.as_str()));
+        let starts: Vec<_> = starts.collect();
+        assert_eq!(
+            starts.len(),
+            1,
+            "{clause:?} has the entries {starts:?} in conformance/contract.toml"
+        );
+    }
+    for start in contract.page.keys() {
+        let count = clauses.iter().filter(|clause| clause.starts_with(start)).count();
+        assert_eq!(
+            count, 1,
+            "the entry {start:?} of conformance/contract.toml is about {count} sentences"
+        );
+    }
+}
+
+#[test]
+fn every_item_of_the_header_has_a_case_with_a_mutant_or_a_reason() {
+    let (listed, items) = (contract().header.into_keys().collect::<BTreeSet<_>>(), items(HEADER));
+    assert!(
+        items.contains("TyTransportTable.commit") && items.contains("TY_CAP_GET"),
+        "{items:#?}"
+    );
+    assert_eq!(
+        items.difference(&listed).collect::<Vec<_>>(),
+        [""; 0],
+        "missing in conformance/contract.toml"
+    );
+    assert_eq!(listed.difference(&items).collect::<Vec<_>>(), [""; 0], "not in the header");
+}
+
+#[test]
+fn the_proofs_of_the_contract_are_run_by_tests_and_its_reasons_are_explained() {
+    let (contract, run) = (contract(), proofs_that_run());
+    let mut reasons = BTreeSet::new();
+    for (clause, proof) in contract.page.iter().chain(&contract.header) {
+        match proof {
+            Clause::Proofs(proofs) => {
+                assert!(!proofs.is_empty(), "{clause}");
+                for proof in proofs {
+                    assert!(
+                        run.contains(proof),
+                        "{clause}: no test runs {proof:?}; there are {run:#?}"
+                    );
+                }
+            }
+            Clause::Reason(word) => {
+                assert!(
+                    contract.reasons.contains_key(word),
+                    "{clause}: no reason is called {word:?}"
+                );
+                reasons.insert(word);
+            }
+        }
+    }
+    let unused: Vec<_> = contract.reasons.keys().filter(|word| !reasons.contains(word)).collect();
+    assert!(unused.is_empty(), "{unused:?} explain nothing");
+}
