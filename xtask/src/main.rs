@@ -28,6 +28,9 @@ const HELP: &str = "\
 Developer tasks of tokenyard.
 
   cargo xtask test                 run every step; exit code 1 if one fails
+  cargo xtask test --all           the same with what a default run leaves out, for a change of kernels and before a
+                                   release: every kernel compiled for every architecture, and the GPU's model
+                                   with four masked ranks and all ways of eight low-latency ranks
   cargo xtask test --quick         run what finds most mistakes in a few minutes
   cargo xtask test --only NAME     run this step and those it builds on (may be repeated)
   cargo xtask test --list          list the steps
@@ -109,6 +112,7 @@ fn usage(found: &[&str]) -> ExitCode {
 fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
     let selected = match (args, only(args)) {
         (["--quick"], _) => steps::quick(STEPS),
+        ([report::ALL], _) => steps::select(STEPS, &[])?,
         (_, Some(only)) => steps::select(STEPS, &only)?,
         _ => return Ok(usage(&[&["test"], args].concat())),
     };

@@ -61,6 +61,9 @@ struct Meeting {
   uint64_t members = 0;
 };
 
+// Whether the run has all that is left out of a default run (`cargo xtask test --all`).
+inline bool runs_all() { return getenv("TOKENYARD_TEST_ALL") != nullptr; }
+
 // A group of fibers that meet again and again. Two meetings take turns: a member may still read the last one while
 // others come to the next, and none comes to the one behind that before all have come to the next.
 struct Group {

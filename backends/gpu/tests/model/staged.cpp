@@ -603,7 +603,7 @@ int main(int count, char** arguments) {
     puts("nothing was noticed");
     return 0;
   }
-  run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, true);
+  run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, model::runs_all());
   // More pieces than a block has threads, and more than two a thread; the maximum of selections.
   run({2, 4, 2, 8240, 2, 4, 1 << 20}, {4, 2}, false);
   run({2, 4, 2, 20000, 1, 3, 1 << 20}, {3, 1}, false);
