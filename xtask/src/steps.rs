@@ -173,20 +173,6 @@ pub(crate) const STEPS: &[Step] = &[
         )],
     },
     Step {
-        name: "model",
-        about: "what threads hand to each other holds under every schedule (loom)",
-        // It shares what the step `build` has built, except the two crates that it checks.
-        after: &["build"],
-        needs: &[],
-        lane: Lane::Beside,
-        quick: Quick::No,
-        commands: &[
-            cmd("cargo test --package tokenyard-core --features loom --lib -- \
-                 proxy::tests::model gpu_ring::model"),
-            cmd("cargo test --package tokenyard-cpu --features loom --lib -- pool::tests::model"),
-        ],
-    },
-    Step {
         name: "clippy",
         about: "no lint complains",
         after: &[],
@@ -294,6 +280,21 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("env ZIG_GLOBAL_CACHE_DIR={target}/rocm-compilers/cache \
                  TOKENYARD_TEST_CLANG={target}/rocm-compilers/ziglang/zig \
                  cargo test --package tokenyard-rocm --test clang -- --include-ignored"),
+        ],
+    },
+    Step {
+        name: "model",
+        about: "what threads hand to each other holds under every schedule (loom)",
+        // It shares what the step `build` has built, except the two crates that it checks; and it is the last of its
+        // lane, because cargo's lock keeps the tests' own builds waiting.
+        after: &["build"],
+        needs: &[],
+        lane: Lane::Beside,
+        quick: Quick::No,
+        commands: &[
+            cmd("cargo test --package tokenyard-core --features loom --lib -- \
+                 proxy::tests::model gpu_ring::model"),
+            cmd("cargo test --package tokenyard-cpu --features loom --lib -- pool::tests::model"),
         ],
     },
     Step {
