@@ -212,6 +212,7 @@ impl Table {
         Self { is_folded: true, ..Self::new(header) }
     }
 
+    #[cfg(feature = "full")]
     pub(crate) fn columns(&self) -> usize {
         self.header.len()
     }

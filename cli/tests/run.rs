@@ -280,14 +280,18 @@ fn end_of(mut child: Child, ranks: &[i32], limit: Duration) -> String {
     text.join("\n")
 }
 
+/// The first error, behind the warnings of ranks.
+fn first_error(text: &str) -> &str {
+    text.lines().find(|line| line.starts_with("error: ")).unwrap_or_default()
+}
+
 #[test]
 fn a_killed_rank_ends_the_run_is_named_first_and_nothing_is_left() {
     let config = Config::new();
     let (child, ranks) = endless(&config);
     signal(ranks[1], Signal::KILL);
     let text = end_of(child, &ranks, Duration::from_secs(6));
-    let first = text.lines().next().unwrap_or_default();
-    assert!(first.contains("rank 1: it died: killed by signal 9"), "{text}");
+    assert!(first_error(&text).contains("rank 1: it died: killed by signal 9"), "{text}");
     // The kernel either closes or resets the connection.
     assert!(text.contains("connection without a goodbye"), "{text}");
 }
@@ -356,8 +360,7 @@ fn a_stopped_rank_ends_the_run_within_the_deadline_and_nothing_is_left() {
     let (child, ranks) = endless(&config);
     signal(ranks[2], Signal::STOP);
     let text = end_of(child, &ranks, Duration::from_secs(8));
-    let first = text.lines().next().unwrap_or_default();
-    assert!(first.contains("rank 2: it did not end with the others"), "{text}");
+    assert!(first_error(&text).contains("rank 2: it did not end with the others"), "{text}");
     // The deadlines of heartbeats and of the wait itself end at about the same time; either may be
     // first.
     let texts = ["rank 2 was silent", "rank 2 did not finish phase"];

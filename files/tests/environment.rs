@@ -17,6 +17,8 @@ const OTHERS: [&str; 12] = [
     "CAP_IPC_LOCK",
     "CARGO_MANIFEST_DIR",
     "CARGO_PKG_VERSION",
+    // A name of mpi4py.
+    "COMM_WORLD",
     "CONFIG_DMABUF_MOVE_NOTIFY",
     "CONFIG_PCI_P2PDMA",
     "PCI_BUS_ID",

@@ -1,7 +1,7 @@
 /*
  * example_sockets: a tokenyard transport over TCP, in one file of C11: ranks of one machine, which could
  * be of many. shm.c shows a fabric whose commands end at once; this one shows a network: commands wait,
- * buffers fill up, peers are lost, and nothing moves unless somebody drives it.
+ * buffers fill up, peers are lost, and nothing moves unless a thread drives it.
  *
  * A rank listens on a port of its own, and sends to each peer on one connection, on which commands keep
  * their order (TY_CAP_ORDERED). A command is done when the kernel has all of its bytes, so its source
@@ -48,7 +48,7 @@ struct hello {
     uint32_t reserved;
 };
 
-/* What goes before the payload of a command. */
+/* The head of a command, before its payload. */
 struct message {
     uint32_t op, signal, add, window;
     uint64_t offset, bytes, value;
@@ -424,7 +424,7 @@ static int32_t sockets_endpoint(void *instance, uint32_t peer, uint8_t *data, si
     return TY_OK;
 }
 
-/* What is wrong with an endpoint, or NULL. */
+/* The mistake of an endpoint, or NULL. */
 static const char *problem_of(const struct transport *t, uint32_t peer, const struct endpoint *from) {
     uint32_t i;
     if (from->version != ENDPOINT_VERSION) return "the endpoint has another version";

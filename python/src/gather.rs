@@ -100,7 +100,7 @@ fn gather_by_torch(
 /// The GPU that torch uses on this thread; none where it uses none yet and the group's gather needs none.
 pub(crate) fn gpu_of_torch(group: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     let cuda = group.py().import("torch.cuda")?;
-    // Who is not a member has no backend of the group.
+    // A process that is not a member has no backend of the group.
     let backend = group.py().import("torch.distributed")?.call_method1("get_backend", (group,));
     let is_nccl =
         backend.and_then(|name| name.extract::<String>()).is_ok_and(|name| name == "nccl");

@@ -14,7 +14,7 @@ const SHOWN: usize = 80;
 /// operation: an error before that would be raised on this rank alone, and the others would wait.
 pub(crate) enum Integer<T> {
     Fits(T),
-    /// What was found instead.
+    /// The value that was found instead.
     Wrong(String),
 }
 

@@ -23,13 +23,13 @@ const DEFAULT_CONFIG: &str = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nus
 
 /// All ranks of a job, joined. One rank is one process, or one thread of it.
 ///
-/// `World(rank, ranks, exchange=f)` joins through an all-gather that the caller has: `f(mine: bytes) -> list[bytes]`,
-/// given this rank's bytes, returns those of all ranks, in order. It is called once, in the thread that joins. Through
-/// it the ranks also tell each other on which machine each is. `local_rank` is the index of this process on its machine,
-/// by which a config with `auto` chooses devices; without it the launcher's variables say it, or else the index among
-/// these ranks. See also `from_env`, `from_torch` and `from_mpi`. `config` (a Config or a path) gives the deadlines, the interface and
-/// what a loss leads to; it should be the one that communicators are opened with. Without it the deadline is 30 s and a
-/// live rank may be late by 30 minutes.
+/// `World(rank, ranks, exchange=f)` joins through an all-gather that the caller has: `f(mine: bytes) ->
+/// list[bytes]`, given this rank's bytes, returns those of all ranks, in order. It is called once, in the thread
+/// that joins. Through it the ranks also tell each other on which machine each is. `local_rank` is the index of
+/// this process on its machine, by which a config with `auto` chooses devices; without it the launcher's variables
+/// say it, or else the index among these ranks. See also `from_env`, `from_torch` and `from_mpi`. `config` (a
+/// Config or a path) gives the deadlines, the interface and what a loss leads to; it should be the one that
+/// communicators are opened with. Without it the deadline is 30 s and a live rank may be late by 30 minutes.
 ///
 /// Joining blocks until all ranks have joined. A world may be used from any thread. As a context manager it is left
 /// at the end; after an exception the other ranks receive it, so that they do not wait for this one.

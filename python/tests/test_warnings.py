@@ -18,7 +18,7 @@ WARNING = "fabric.toml:5: no component is called `acme` here; the table [kernels
 
 
 def run(setup=""):
-    """What a process writes to standard error."""
+    """The text that a process writes to standard error."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(setup=setup)],
         capture_output=True,

@@ -128,7 +128,7 @@ mod tests {
         let found = check(&[("build", 400), ("unit a/b", 41)], 1000);
         assert_eq!(found.len(), 1);
         assert!(found[0].starts_with("unit a/b: found 41 thousandths"), "{found:?}");
-        // What the file does not know may be small.
+        // A share that the file lacks may be small.
         assert!(check(&[("new", 10)], 1000).is_empty());
         assert_eq!(check(&[("new", 11)], 1000).len(), 1);
     }

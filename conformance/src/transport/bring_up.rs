@@ -188,7 +188,7 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
             if connects { "commits" } else { "connects" }
         );
         rank.world.barrier("a peer was missing")?;
-        // Rank 1 closes first: nobody is left who could still look at what rank 0 sent.
+        // Rank 1 closes first: no rank is left that could still look at what rank 0 sent.
         let last = (rig.me() == 0).then_some(rig);
         rank.world.barrier("the missing peer has closed")?;
         drop(last);

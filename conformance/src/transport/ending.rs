@@ -1,4 +1,4 @@
-//! The end: a peer that has said goodbye is no failure, and what was opened is given back.
+//! The end: a peer that has left in order is no failure, and what was opened is given back.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -122,7 +122,7 @@ fn what_was_opened_is_given_back(rank: &Rank<'_>, needs: &Needs) -> Result<Outco
     Ok(Outcome::Pass)
 }
 
-/// What a process holds: its descriptors, its threads, and its mappings of files and shared memory.
+/// The resources of a process: its descriptors, its threads, and its mappings of files and shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Held([usize; 3]);
 

@@ -32,7 +32,7 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "a_put_to_a_stopped_peer_ends",
-        about: "a put to a stopped peer ends in time: with an error, or as done, and then the peer gets it when it goes on",
+        about: "a put to a stopped peer ends in time: with an error, or as done, and then it arrives",
         invariants: "INV-4, INV-6, INV-7",
         ranks: &[2],
         flags: abi::TY_CAP_BOUNDED_PUT,

@@ -1,6 +1,6 @@
 //! L0 with peers whose processes are killed and stopped, on correct transports, and on the broken ones of
-//! the table of claims; the mutants of the C examples; and the names of calls that hang, in each kind of job. This program is also the
-//! ranks.
+//! the table of claims; the mutants of the C examples; and the names of calls that hang, in each kind of
+//! job. This program is also the ranks.
 
 #![allow(clippy::unwrap_used, reason = "a test may end where its own setup is wrong")]
 

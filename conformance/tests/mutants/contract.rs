@@ -1,6 +1,6 @@
-//! `conformance/contract.toml` maps each sentence of the contract of transports, and each item of the header that is
-//! about transports, to the case of L0 that fails where it is broken, and to a mutant that this case is known to
-//! catch; or to the reason why there is no such case. A clause without either fails here.
+//! `conformance/contract.toml` maps each clause of transports to a case of L0 and to a mutant that this case is known to
+//! catch, or to the reason why there is no such case. A clause is a sentence of the contract, or an item of the
+//! header that is about transports. A clause without either fails here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -158,7 +158,7 @@ fn items(header: &str) -> BTreeSet<String> {
         if line.starts_with('}') {
             structure = None;
         }
-        // A field stands two spaces in. What comes deeper are arguments of a slot, or a comment.
+        // A field stands two spaces in. Deeper lines are arguments of a slot, or a comment.
         let field = line
             .strip_prefix("  ")
             .filter(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase() || c == 'T'));

@@ -196,8 +196,8 @@ pub(super) struct Look {
     pub(super) is_beat: bool,
 }
 
-/// Times the looks and the heartbeats, and detects that this process itself was stopped or starved. Frames that arrived in
-/// the meantime are then still unread, so the silence of other ranks proves nothing yet.
+/// Times the looks and the heartbeats, and detects that this process itself was stopped or starved. Frames that
+/// arrived in the meantime are then still unread, so the silence of other ranks proves nothing yet.
 pub(super) struct Ticker {
     interval: Interval,
     beat: Duration,

@@ -17,7 +17,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The bytes of one rank.
 #[derive(Serialize, Deserialize)]
-struct Introduction {
+struct RosterEntry {
     card: Card,
     /// Of rank 0 only.
     door: Option<Opened>,
@@ -52,7 +52,7 @@ pub(super) fn enter_by_exchange(
         },
         Err(error) => Opened::Failed(error.to_string()),
     });
-    let all = exchange(&encode(&Introduction { card, door })).map_err(|why| {
+    let all = exchange(&encode(&RosterEntry { card, door })).map_err(|why| {
         Error::new(ErrorKind::System, OPERATION, format!("the caller's exchange failed: {why}"))
     })?;
     let bound = bound.transpose()?;
@@ -97,7 +97,7 @@ impl Exchanged {
         let mut cards = Vec::with_capacity(all.len());
         let mut opened = None;
         for (rank, bytes) in all.iter().enumerate() {
-            let Introduction { card, door } = decode(bytes).map_err(|error| {
+            let RosterEntry { card, door } = decode(bytes).map_err(|error| {
                 let message = format!(
                     "the exchange gave {} bytes for rank {rank} that are not those of a rank",
                     bytes.len()
@@ -151,7 +151,7 @@ mod tests {
     fn introduction(machine: &str, door: Option<Opened>) -> Vec<u8> {
         let mut card = Card::mine(Launched::default());
         card.machine = machine.into();
-        encode(&Introduction { card, door })
+        encode(&RosterEntry { card, door })
     }
 
     #[test]

@@ -173,7 +173,7 @@ impl Members<'_> {
     /// Records that a collective has failed, and the verdict of rank 0 that another rank has started again.
     fn met<T>(&self, result: Result<T>) -> Result<T> {
         let is_lost = |error: &Error| error.kind() == ErrorKind::PeerLost;
-        // What this rank alone may not give is no verdict. Where it is one, all ranks refuse alike.
+        // An argument that this rank alone may not give is no verdict. Where it is one, all ranks refuse alike.
         let is_verdict = |error: &Error| error.kind() != ErrorKind::InvalidInput;
         if result.as_ref().is_err_and(is_verdict) {
             self.all_know.set(true);

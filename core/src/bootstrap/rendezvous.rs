@@ -191,7 +191,7 @@ pub(super) fn unresolved(host: &str, error: std::io::Error) -> Error {
         .with_fix("give all ranks a name or an address of that host that they all resolve")
 }
 
-/// Whether a host's name, rather than an address that somebody chose, stands for loopback addresses alone.
+/// Whether a host's name, rather than an address that a config or variable names, stands for loopback addresses alone.
 pub(super) fn is_loopback_name(host: &str, addresses: &[SocketAddr]) -> bool {
     let is_chosen = host == "localhost" || host.parse::<IpAddr>().is_ok();
     !is_chosen && !addresses.is_empty() && addresses.iter().all(|a| a.ip().is_loopback())

@@ -81,8 +81,9 @@ impl Rounds {
         let (op, topic) = (part.op, part.topic.clone());
         let same = (op, &topic) == (round.op, &round.topic);
         let refusal = (op == Op::Refuse).then(|| part.clone());
+        let is_refused = refusal.is_some() || round.refusal.is_some();
         if same
-            && refusal.is_none()
+            && !is_refused
             && round.verdict.is_none()
             && let Err(error) = round.add(rank, part.data, count)
         {
@@ -97,8 +98,11 @@ impl Rounds {
         }
         let due = match (&round.verdict, refusal) {
             (Some(verdict), _) => vec![round.delivery(rank, FrameKind::Verdict, verdict)],
-            (None, Some(refusal)) => round.refused(number, rank, &refusal),
-            (None, None) if !same => {
+            (None, Some(refusal)) => {
+                round.refuse(rank, &refusal);
+                Vec::new()
+            }
+            (None, None) if !same && !is_refused => {
                 let text = round.other_topic(rank, op, &topic);
                 // An admit means that its rank starts a bring-up again because of a loss.
                 let anew = op == Op::Admit || round.op == Op::Admit;
@@ -145,7 +149,7 @@ impl Rounds {
         }
         if round.verdict.is_none() {
             due = match round.op {
-                Op::Admit => self.admit(number),
+                Op::Admit if round.refusal.is_none() => self.admit(number),
                 _ => round.finish(number),
             };
         }
@@ -284,14 +288,16 @@ mod tests {
         let (mut rounds, now) = (rounds(), Instant::now());
         rounds.contribute(0, part(0, Op::AllGather, "t", b"x"), now).unwrap();
         let refusal = part(0, Op::Refuse, "open communicator", b"found 33\n");
-        let due = rounds.contribute(1, refusal, now).unwrap();
-        assert_eq!(to(&due), [0, 1]);
-        let failure = verdict(&due[0]);
-        assert_eq!((failure.kind, failure.rank), (ErrorKind::Refused, Some(1)));
-        assert_eq!(failure.text, "rank 1 cannot open communicator: found 33?");
+        // No rank may leave before all have the verdict.
+        assert!(rounds.contribute(1, refusal, now).unwrap().is_empty());
         // The first refusal counts, and all ranks have the same one.
-        let late = rounds.contribute(2, part(0, Op::Refuse, "open", b"found 34"), now).unwrap();
-        assert_eq!((to(&late), verdict(&late[0])), (vec![2], failure));
+        let due = rounds.contribute(2, part(0, Op::Refuse, "open", b"found 34"), now).unwrap();
+        assert_eq!(to(&due), [0, 1, 2]);
+        for delivery in &due {
+            let failure = verdict(delivery);
+            assert_eq!((failure.kind, failure.rank), (ErrorKind::Refused, Some(1)));
+            assert_eq!(failure.text, "rank 1 cannot open communicator: found 33?");
+        }
         for rank in 0..3 {
             let due = rounds.contribute(rank, part(1, Op::Barrier, "next", b""), now).unwrap();
             assert!(due.iter().all(|delivery| delivery.kind == FrameKind::Outcome));

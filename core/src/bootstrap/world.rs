@@ -361,9 +361,9 @@ impl World {
         self.call(Op::Agree, topic, encode(items)).map(|outcome| outcome.round)
     }
 
-    /// Takes part in the collective that the other ranks call now, or call next, with a refusal: it fails there with
-    /// [`ErrorKind::Refused`], `rank 2 cannot {what}: {why}`, and here. The world goes on. Where a rank is lost, all know
-    /// that.
+    /// Takes part in the collective that the other ranks call now, or call next, with a refusal. Once all have come,
+    /// it fails there with [`ErrorKind::Refused`], `rank 2 cannot {what}: {why}`, and here. The world goes on. Where
+    /// a rank is lost, all know that.
     pub(crate) fn refuse(&self, what: &str, why: &Error) {
         let refused = self.call(Op::Refuse, what, why.to_string().into_bytes()).map(drop);
         tracing::debug!("refusing to {what}: {refused:?}");

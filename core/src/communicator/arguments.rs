@@ -48,8 +48,8 @@ pub struct Dispatch<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Replay<'a> {
     /// As in [`Dispatch`]; T is that of the handle. Without a cast it may be `[T, any]`, with at most as many
-    /// bytes as [`Shape::widest_row`] numbers of f32. Rows of another width take the same routes, if the kernel set [supports
-    /// it](super::CallForm::RoundOnce).
+    /// bytes as [`Shape::widest_row`] numbers of f32. Rows of another width take the same routes, if the kernel
+    /// set [supports it](super::CallForm::RoundOnce).
     pub x: TensorRef<'a>,
     /// As in [`Dispatch`].
     pub scales: Option<TensorRef<'a>>,

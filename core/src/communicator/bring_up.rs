@@ -129,9 +129,9 @@ impl Communicator {
     /// come back do so here, and a rank that is lost meanwhile is left out.
     ///
     /// # Errors
-    /// Every disagreement of [`Config`], components and ranks, on every rank, with the fix. What one rank alone meets is
-    /// [`ErrorKind::Refused`] on the others, and the world goes on. [`ErrorKind::Transport`] names a component that does
-    /// not come back from a call within `late_ms`; this rank then leaves the world.
+    /// Every disagreement of [`Config`], components and ranks, on every rank, with the fix. An error of one rank
+    /// alone is [`ErrorKind::Refused`] on the others, and the world goes on. [`ErrorKind::Transport`] names a
+    /// component that does not return from a call within `late_ms`; this rank then leaves the world.
     pub fn open(world: &Arc<World>, config: &Config, options: CommunicatorOptions) -> Result<Self> {
         let (own, copy) = (Arc::clone(world), config.clone());
         attended::run(world, config, move || Self::open_here(&own, &copy, options))

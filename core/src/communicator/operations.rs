@@ -407,8 +407,8 @@ impl Communicator {
                 ),
             )
             .with_fix(
-                "receive it first: call `recv` of what was sent, in deep_ep the hook that the earlier call returned; or \
-                 open the communicator with a larger in_flight (deep_ep has 4)",
+                "receive it first: call `recv` of what was sent, in deep_ep the hook that the earlier call \
+                 returned; or open the communicator with a larger in_flight (deep_ep has 4)",
             ));
         }
         self.took_back |= self.take_back_regions();

@@ -63,7 +63,7 @@ pub(crate) fn attended<T>(
     result
 }
 
-/// What the components of a kernel set read of the thread that calls them: the device that a framework chose there.
+/// The part of a calling thread that components of a kernel set read: the device that a framework chose there.
 #[derive(Debug)]
 pub struct ThreadPart {
     /// The kernel set.
@@ -76,12 +76,12 @@ pub struct ThreadPart {
 
 inventory::collect!(ThreadPart);
 
-/// What a thread takes over that goes on for another one.
+/// The parts of a thread that another one takes over, which goes on for it.
 #[derive(Debug)]
 pub(crate) struct ThreadContext(Vec<(&'static ThreadPart, usize)>);
 
 impl ThreadContext {
-    /// That of this thread, for a config with these kernels.
+    /// The parts of this thread, for a config with these kernels.
     pub(crate) fn of_this_thread(kernels: &str) -> Self {
         let parts = inventory::iter::<ThreadPart>.into_iter();
         let parts = parts.filter(|part| part.kernels == kernels);

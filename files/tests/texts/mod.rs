@@ -3,9 +3,19 @@
 
 use std::path::{Path, PathBuf};
 
-/// Folders that are not the repository's own text: build output, laboratory notes and version control.
-const LEFT_OUT: [&str; 8] =
-    ["target", "history", "site", "shared", "node_modules", "__pycache__", "goldens", "golden"];
+/// Folders that are not the repository's own text of now: build output, laboratory notes, copies of earlier files and
+/// version control.
+const LEFT_OUT: [&str; 9] = [
+    "target",
+    "history",
+    "site",
+    "shared",
+    "node_modules",
+    "__pycache__",
+    "goldens",
+    "golden",
+    "header_1_8",
+];
 
 /// All files of these kinds, tests included: the path below the repository, and the text.
 pub(crate) fn files(kinds: &[&str]) -> Vec<(String, String)> {

@@ -52,8 +52,8 @@ impl Running {
         Some(event)
     }
 
-    /// As [`next_event`](Self::next_event), unless a signal is to end this process. Ranks get the signals of a terminal,
-    /// too, so after the end of a rank by such a signal it waits a moment for that of this process.
+    /// As [`next_event`](Self::next_event), unless a signal is to end this process. Ranks get the signals of a
+    /// terminal, too, so after the end of a rank by such a signal it waits a moment for that of this process.
     ///
     /// # Errors
     /// The signal came, before the call or during it.

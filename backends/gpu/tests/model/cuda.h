@@ -101,7 +101,7 @@ struct Place {
   }
 };
 
-// What the compiler's own jump needs: it makes no system call, and the compiler saves the registers that are in use.
+// The memory of the compiler's own jump. It makes no system call, and the compiler saves the registers that are in use.
 using Jump = void*[5];
 
 // Contexts start fibers, and jumps switch between them. The first members are those that a switch reads of other

@@ -23,6 +23,8 @@ pub(super) struct Round {
     pub(super) arrived: Vec<bool>,
     pub(super) parts: Parts,
     pub(super) verdict: Option<Arc<Vec<u8>>>,
+    /// A rank cannot take part: the verdict, once all ranks have arrived.
+    pub(super) refusal: Option<CollectiveFailure>,
 }
 
 /// The contributions of the ranks so far.
@@ -55,6 +57,7 @@ impl Round {
             arrived: vec![false; ranks],
             parts,
             verdict: None,
+            refusal: None,
         }
     }
 
@@ -85,6 +88,9 @@ impl Round {
 
     /// The results, once all have arrived.
     pub(super) fn finish(&mut self, number: u64) -> Vec<Delivery> {
+        if let Some(refusal) = self.refusal.take() {
+            return self.settle(number, refusal);
+        }
         let to_all = |payload: Vec<u8>| {
             let shared = Arc::new(payload);
             vec![shared; self.arrived.len()]
@@ -134,16 +140,14 @@ impl Round {
         self.settle(number, CollectiveFailure { kind, rank: None, text })
     }
 
-    /// As [`fail`](Self::fail), because `rank` cannot take part.
-    pub(super) fn refused(
-        &mut self,
-        number: u64,
-        rank: u32,
-        refusal: &Contribution,
-    ) -> Vec<Delivery> {
+    /// Records that `rank` cannot take part: the verdict once all have arrived. A rank that had it before could leave
+    /// the world while others, which do not know it yet, find that rank gone. The first refusal counts.
+    pub(super) fn refuse(&mut self, rank: u32, refusal: &Contribution) {
         let why = clean(&String::from_utf8_lossy(&refusal.data), MAX_VERDICT);
         let text = format!("rank {rank} cannot {}: {why}", refusal.topic);
-        self.settle(number, CollectiveFailure { kind: ErrorKind::Refused, rank: Some(rank), text })
+        let failure = CollectiveFailure { kind: ErrorKind::Refused, rank: Some(rank), text };
+        self.refusal.get_or_insert(failure);
+        self.parts = Parts::None;
     }
 
     fn settle(&mut self, number: u64, failure: CollectiveFailure) -> Vec<Delivery> {

@@ -410,7 +410,7 @@ fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
 }
 
 #[test]
-fn a_name_that_nobody_knows_is_an_error_on_every_rank_long_before_late() {
+fn a_name_without_an_address_is_an_error_on_every_rank_long_before_late() {
     let late = Duration::from_secs(600);
     let errors = on_threads(2, |rank| {
         let nowhere = Rendezvous::Tcp { host: "no.such.host.invalid".into(), port: 9 };
