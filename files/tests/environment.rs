@@ -13,7 +13,7 @@ use saphyr::{LoadableYamlNode, Yaml};
 /// Variables of one word, which look like any other word in capitals.
 const OF_ONE_WORD: [&str; 3] = ["HOME", "RANK", "TMPDIR"];
 /// Words that look like variables.
-const OTHERS: [&str; 12] = [
+const OTHERS: [&str; 13] = [
     "CAP_IPC_LOCK",
     "CARGO_MANIFEST_DIR",
     "CARGO_PKG_VERSION",
