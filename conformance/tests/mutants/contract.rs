@@ -1,6 +1,6 @@
-//! `conformance/contract.toml` maps each clause of transports to a case of L0 and to a mutant that this case is known to
-//! catch, or to the reason why there is no such case. A clause is a sentence of the contract, or an item of the
-//! header that is about transports. A clause without either fails here.
+//! `conformance/contract.toml` maps each clause of transports to a case of L0 and to a mutant that this case is
+//! known to catch, or to the reason why there is no such case. A clause is a sentence of the contract, or an
+//! item of the header that is about transports. A clause without either fails here.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -312,7 +312,8 @@ async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Re
             Ok(Err(Setback::Fatal(error))) => return Err(error),
             Ok(Err(Setback::Unresolved(error))) => {
                 failed_lookups += 1;
-                // A name without an address does not get one by waiting. A file may still be replaced by that of this job.
+                // A name without an address does not get one by waiting. A file may still be replaced by
+                // that of this job.
                 if failed_lookups == LOOKUPS && matches!(route.target, Target::Address { .. }) {
                     return Err(error);
                 }
