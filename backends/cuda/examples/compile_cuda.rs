@@ -37,12 +37,13 @@ fn programs() -> Result<[(Over, Role, usize); 6]> {
 /// Whether a default run compiles a program for a target: each program once, and for each other target one or two whose
 /// registers differ most.
 fn is_default(target: (u32, Rows), over: &str, role: Role) -> bool {
-    match (target, over, role) {
-        ((90, Rows::Tma), ..) => true,
-        ((80, _), "nvlink", Role::Direct) | ((80, _), "gpu ring", Role::IntraDomain) => true,
-        ((100, _), "nvlink", Role::Masked) => true,
-        _ => false,
-    }
+    matches!(
+        (target, over, role),
+        ((90, Rows::Tma), ..)
+            | ((80, _), "nvlink", Role::Direct)
+            | ((80, _), "gpu ring", Role::IntraDomain)
+            | ((100, _), "nvlink", Role::Masked)
+    )
 }
 
 /// With bulk copies there are fused combines of three types over loads and stores.
