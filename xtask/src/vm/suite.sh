@@ -30,6 +30,7 @@ part "$target/debug/tokenyard" conformance "$target/conformance/verbs.toml" \
 # The reason for the variable: backends/libfabric/docs.md.
 part env FI_UNIVERSE_SIZE=16 "$target/debug/tokenyard" conformance \
     "$target/conformance/libfabric-verbs.toml" --filter 'l0/*,l1/routing/*' --slow 10 \
+    --expected xtask/src/vm/expected.toml \
     --save "$target/conformance/results/libfabric-verbs.json"
 
 # Checks that the benchmark measures; its figures on an emulated machine prove nothing.
