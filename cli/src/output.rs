@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard_core::Error;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -31,12 +31,12 @@ pub(crate) const LOG_VARIABLE: &str = "TOKENYARD_LOG";
 pub(crate) fn init_log() {
     let asked = std::env::var(LOG_VARIABLE).ok().filter(|text| !text.trim().is_empty());
     let asked = asked.as_deref().unwrap_or("warn");
-    let filter = EnvFilter::try_new(asked).unwrap_or_else(|error| {
+    let filter = asked.parse::<Targets>().unwrap_or_else(|error| {
         People::errors().say(format_args!(
             "warning: found {LOG_VARIABLE}={asked:?} ({error}), expected levels such as info or \
              warn,tokenyard_core=debug; warnings are shown"
         ));
-        EnvFilter::new("warn")
+        Targets::new().with_default(LevelFilter::WARN)
     });
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

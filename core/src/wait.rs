@@ -181,8 +181,12 @@ impl WaitBoard {
 const SPINS: u32 = 64;
 /// Rounds of yielding before the first sleep.
 const YIELDS: u32 = 4000;
-/// Sleep between checks once a wait has become long.
+/// The shortest sleep between checks once a wait has become long.
 const NAP: Duration = Duration::from_micros(50);
+/// The longest. Ranks that wait for a lost one for seconds leave their cores to others.
+const LONGEST_NAP: Duration = Duration::from_micros(500);
+/// A sleep adds at most this part to a wait that has lasted long.
+const NAP_PART: u32 = 256;
 
 /// Waits of one CPU kernel set: spin, then yield, then sleep, up to a bound.
 #[derive(Clone, Copy, Debug)]
@@ -268,7 +272,7 @@ impl<'a> Waiter<'a> {
             if round < YIELDS {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep(NAP);
+                std::thread::sleep((lasted / NAP_PART).clamp(NAP, LONGEST_NAP));
             }
         };
         self.board.add(what.peer, monotonic_ns().saturating_sub(since));

@@ -16,8 +16,10 @@ use crate::steps::{Cmd, Lane, Step};
 pub(crate) const LIMITS: HangLimits =
     HangLimits { idle: Duration::from_secs(15 * 60), processor: Duration::from_secs(3 * 3600) };
 
-/// The argument for a run that leaves nothing out. Tests find the variable `TOKENYARD_TEST_ALL` then.
+/// The argument for a run that leaves nothing out.
 pub(crate) const ALL: &str = "--all";
+/// Tests find this variable in such a run.
+pub(crate) const ALL_VARIABLE: &str = "TOKENYARD_TEST_ALL";
 
 /// The result of one step.
 pub(crate) struct StepResult {
@@ -133,9 +135,11 @@ fn line<'a>(step: &Step, command: &Cmd, root: &'a Path) -> Line<'a> {
     });
     // The tests that run at the same time are time-sensitive.
     let nice = if step.lane == Lane::Beside { "nice -n 19" } else { "" };
-    let all = if env::args().any(|word| word == ALL) { "env TOKENYARD_TEST_ALL=1" } else { "" };
-    let before = nice.split_whitespace().chain(all.split_whitespace());
-    let words = before.map(str::to_owned).chain(words);
+    let mut before: Vec<String> = nice.split_whitespace().map(str::to_owned).collect();
+    if env::args().any(|word| word == ALL) {
+        before.extend(["env".to_owned(), format!("{ALL_VARIABLE}=1")]);
+    }
+    let words = before.into_iter().chain(words);
     Line { words: words.collect(), env: command.env, folder: root }
 }
 

@@ -31,6 +31,9 @@ pub(crate) fn run(root: &Path) -> Result<u8> {
             program.with_context(|| format!("find the test {name}: cargo names no such"))?;
         words.push(text(&program.file)?.to_owned());
     }
+    if std::env::var_os(report::ALL_VARIABLE).is_some() {
+        words.push("all".to_owned());
+    }
     let command: Vec<&str> = words.iter().map(String::as_str).collect();
     super::run(root, &Job { limit: LIMIT, command: &command })
 }
