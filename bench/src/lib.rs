@@ -12,7 +12,7 @@
 //! - [`mod@link`]: one link between two ranks, bare and with tokenyard on top;
 //! - [`gpu`]: dispatch and combine on GPUs, against the rate of the link between them;
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
-//! - `cargo bench -p tokenyard-bench --bench abi` measures the plugin ABI.
+//! - the package `tokenyard-bench-abi` measures the plugin ABI.
 
 pub mod ceiling;
 pub mod counting;

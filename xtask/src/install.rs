@@ -7,15 +7,21 @@
 //! PREFIX/share/tokenyard/configs/*.toml
 //! PREFIX/include/tokenyard_plugin.h
 //! ```
+//!
+//! Programs and plugins have no symbols. Those lie beside them, in `.debug/NAME.debug`, where debuggers and
+//! backtraces look for them.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::exec::{self, HangLimits, Line, Output};
+use crate::needs::{self, Need};
 
 /// The build that is installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +67,9 @@ const PLUGINS: [&str; 4] = [
 const BUILD_LIMITS: HangLimits =
     HangLimits { idle: Duration::from_secs(15 * 60), processor: Duration::from_secs(2 * 3600) };
 
+/// It belongs to the linker's package, which every build needs.
+const OBJCOPY: Need = Need::Package { program: "objcopy", package: "binutils" };
+
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
 
@@ -85,6 +94,7 @@ pub(crate) fn run(root: &Path, target: &Path, profile: Profile, prefix: &str) ->
         let folder = prefix.join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     }
+    needs::require(&[OBJCOPY], root)?;
     if let Some(command) = profile.build() {
         build(root, target, command)?;
     }
@@ -129,20 +139,52 @@ fn places(root: &Path, built: &Path) -> Result<Vec<InstalledFile>> {
     Ok(all)
 }
 
-/// Copies next to the destination and renames: a running job still has the old file mapped.
+/// Puts a file in its place, its symbols apart.
 fn put(place: &InstalledFile, prefix: &Path) -> Result<()> {
     let to = prefix.join(&place.to);
-    let folder = to.parent().with_context(|| format!("{} is in no folder", to.display()))?;
-    let copy = || -> Result<()> {
-        let mut new = tempfile::NamedTempFile::new_in(folder)?;
-        std::io::copy(&mut fs::File::open(&place.from)?, new.as_file_mut())?;
-        new.as_file().set_permissions(Permissions::from_mode(place.mode))?;
-        new.as_file().sync_all()?;
-        new.persist(&to)?;
-        Ok(())
+    let install = || -> Result<()> {
+        if place.mode == PROGRAM {
+            return put_program(&place.from, &to);
+        }
+        replace(&to, place.mode, |new| Ok(fs::copy(&place.from, new).map(drop)?))
     };
-    copy().with_context(|| format!("install {} as {}", place.from.display(), to.display()))?;
+    install().with_context(|| format!("install {} as {}", place.from.display(), to.display()))?;
     println!("installed {}", to.display());
+    Ok(())
+}
+
+/// The symbols come first: the program names their file and its sum.
+fn put_program(from: &Path, to: &Path) -> Result<()> {
+    let folder = to.parent().context("it is in no folder")?.join(".debug");
+    fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    let mut name = to.file_name().context("it has no name")?.to_owned();
+    name.push(".debug");
+    let symbols = folder.join(name);
+    replace(&symbols, DATA, |new| {
+        objcopy(&[OsStr::new("--only-keep-debug"), from.as_ref(), new.as_ref()])
+    })?;
+    let mut link = OsString::from("--add-gnu-debuglink=");
+    link.push(&symbols);
+    replace(to, PROGRAM, |new| {
+        objcopy(&[OsStr::new("--strip-unneeded"), &link, from.as_ref(), new.as_ref()])
+    })
+}
+
+/// Writes next to the destination and renames: a running job still has the old file mapped.
+fn replace(to: &Path, mode: u32, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let folder = to.parent().with_context(|| format!("{} is in no folder", to.display()))?;
+    let new = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
+    write(&new)?;
+    fs::set_permissions(&new, Permissions::from_mode(mode))?;
+    fs::File::open(&new)?.sync_all()?;
+    new.persist(to)?;
+    Ok(())
+}
+
+fn objcopy(args: &[&OsStr]) -> Result<()> {
+    let out = Command::new("objcopy").args(args).output().context("start objcopy")?;
+    let errors = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "objcopy {args:?} ended with {}: {errors}", out.status);
     Ok(())
 }
 
@@ -170,18 +212,38 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let from = folder.path().join("from");
         fs::write(&from, "new").unwrap();
-        fs::create_dir(folder.path().join("bin")).unwrap();
-        let to = folder.path().join("bin/tokenyard");
+        fs::create_dir(folder.path().join("share")).unwrap();
+        let to = folder.path().join("share/cpu.toml");
         fs::write(&to, "old").unwrap();
         let mut open = fs::File::open(&to).unwrap();
-        put(&InstalledFile { from, to: "bin/tokenyard".into(), mode: PROGRAM }, folder.path())
+        put(&InstalledFile { from, to: "share/cpu.toml".into(), mode: DATA }, folder.path())
             .unwrap();
         assert_eq!(fs::read_to_string(&to).unwrap(), "new");
-        assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o7777, 0o755);
+        assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o7777, 0o644);
         let mut old = String::new();
         open.read_to_string(&mut old).unwrap();
         assert_eq!(old, "old");
-        assert_eq!(fs::read_dir(folder.path().join("bin")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(folder.path().join("share")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_program_runs_without_its_symbols_and_names_the_file_that_has_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let from = std::env::current_exe().unwrap();
+        let place = InstalledFile { from: from.clone(), to: "tests".into(), mode: PROGRAM };
+        put(&place, folder.path()).unwrap();
+        let (to, symbols) = (folder.path().join("tests"), folder.path().join(".debug/tests.debug"));
+        let size = |path: &Path| fs::metadata(path).unwrap().len();
+        assert!(size(&to) < size(&from), "{} of {}", size(&to), size(&from));
+        assert!(size(&symbols) > 0);
+        assert!(Command::new(&to).arg("--list").output().unwrap().status.success());
+        let names = |file: &Path| {
+            let out = Command::new("nm").arg(file).output().unwrap().stdout;
+            String::from_utf8_lossy(&out).contains("names_the_file_that_has_them")
+        };
+        assert!(names(&symbols) && !names(&to));
+        let link = fs::read(&to).unwrap();
+        assert!(link.windows(11).any(|bytes| bytes == b"tests.debug"));
     }
 
     #[test]

@@ -10,12 +10,14 @@ use crate::report;
 
 /// The packages that every build of the tests names, so that cargo unites the same features each time and builds
 /// nothing twice. The Python package's own step builds it; its macros would change the features of others.
-pub(crate) const WORKSPACE: [&str; 9] = [
+pub(crate) const WORKSPACE: [&str; 11] = [
     "--workspace",
     "--exclude",
     "xtask",
     "--exclude",
     "tokenyard-abi-header",
+    "--exclude",
+    "tokenyard-bench-abi",
     "--exclude",
     "tokenyard-python",
     "--features",

@@ -2,7 +2,7 @@
 //!
 //! The benchmark makes the same two hot calls of the `shm` transport directly on the Rust value,
 //! through the built-in table, and through the table of the loaded library. Run with `cargo build
-//! --release -p tokenyard-plugin-cpu && cargo bench -p tokenyard-bench --bench abi`. Exit code 1 if
+//! --release -p tokenyard-plugin-cpu && cargo run --release -p tokenyard-bench-abi`. Exit code 1 if
 //! the loaded library costs more than [`MOST_NS`] over either of the others.
 
 use std::hint::black_box;
@@ -46,7 +46,7 @@ const NEEDS: TransportNeeds = TransportNeeds {
 const RAISE: Command = Command { op: abi::TY_OP_SIGNAL, signal: SIGNAL, add: 1, ..NO_COMMAND };
 
 fn main() -> Result<ExitCode> {
-    tokenyard_bench::link();
+    tokenyard_cpu::link();
     let target = target_folder()?;
     let plugin = target.join("release/libtokenyard_plugin_cpu.so");
     ensure!(
@@ -63,7 +63,7 @@ fn main() -> Result<ExitCode> {
     let built_in = open(&Registry::built_in()?.transport("shm")?)?;
     let loaded = open(&loaded.transport("shm")?)?;
     let folder = target.join("criterion");
-    let mut criterion = Criterion::default().output_directory(&folder).configure_from_args();
+    let mut criterion = Criterion::default().output_directory(&folder);
     // SAFETY: both transports live to the end of `main`.
     let links = unsafe { [built_in.link(), loaded.link()] };
     read_signal(&mut criterion, &direct, links);
@@ -72,10 +72,10 @@ fn main() -> Result<ExitCode> {
     report(&folder, load_time)
 }
 
-/// The target folder. This program lies in its subfolder `release/deps`.
+/// The target folder. This program lies in its subfolder `release`.
 fn target_folder() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
-    program.ancestors().nth(3).map(Path::to_path_buf).context("find the target folder")
+    program.ancestors().nth(2).map(Path::to_path_buf).context("find the target folder")
 }
 
 fn open_direct() -> Result<Shm> {
