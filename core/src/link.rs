@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::abi;
-use crate::host::{Slot, inside};
+use crate::host::{Slot, attended, inside};
 use crate::transport::{Capabilities, Command, Event};
 use crate::{Error, ErrorKind, Result};
 
@@ -90,8 +90,10 @@ impl Link {
         let mut address = std::ptr::null_mut();
         let mut error = crate::host::blank_error();
         // SAFETY: an open instance; the structures are valid for the call.
-        let status = inside(Slot::PeerAddress, || unsafe {
-            slot(self.instance, window, peer, &mut address, &mut error)
+        let status = attended("transport", self.name(), "peer_address", || {
+            inside(Slot::PeerAddress, || unsafe {
+                slot(self.instance, window, peer, &mut address, &mut error)
+            })
         });
         crate::host::check("peer_address", status, &error)
             .map_err(|e| e.with_context("component", self.name()))?;
@@ -113,8 +115,9 @@ impl Link {
         let mut device_api = NO_DEVICE_API;
         let mut error = crate::host::blank_error();
         // SAFETY: an open instance; the structures are valid for the call.
-        let status =
-            inside(Slot::DeviceApi, || unsafe { slot(self.instance, &mut device_api, &mut error) });
+        let status = attended("transport", self.name(), "device_api", || {
+            inside(Slot::DeviceApi, || unsafe { slot(self.instance, &mut device_api, &mut error) })
+        });
         crate::host::check("device_api", status, &error)
             .map_err(|e| e.with_context("component", self.name()))?;
         let expected = size_of::<abi::TyDeviceApi>();
@@ -205,8 +208,10 @@ impl Link {
         let name = self.name();
         let Some(slot) = self.table.link_name else { return name.to_owned() };
         // SAFETY: an open instance; any thread may call it; the buffer is valid for the call.
-        let status = inside(Slot::LinkName, || unsafe {
-            slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes)
+        let status = attended("transport", name, "link_name", || {
+            inside(Slot::LinkName, || unsafe {
+                slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes)
+            })
         });
         let text = String::from_utf8_lossy(&data[..bytes.min(data.len())]);
         if status != abi::TY_OK || text.is_empty() || text == name {

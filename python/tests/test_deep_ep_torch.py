@@ -47,6 +47,10 @@ def test_a_process_group_of_torch_is_the_world(ranks):
     run(ranks, "in_group", free_port())
 
 
+def test_wrong_settings_of_a_rank_are_named_where_a_group_becomes_the_world(ranks):
+    run(ranks, "wrong_settings", free_port())
+
+
 @pytest.mark.parametrize("shape", ["halves", "strided_pairs", "three_of_four", "one_each"])
 def test_a_group_of_some_ranks_is_a_world_of_its_own(ranks, monkeypatch, shape):
     import gpu_groups

@@ -1,6 +1,7 @@
 """Ranks that call the drop-in with torch's CPU tensors, as frameworks do. It needs torch."""
 
 import gc
+import os
 import weakref
 
 import pytest
@@ -184,6 +185,37 @@ def in_group(world, port, case):
             recv_x, *_ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
             assert torch.equal(recv_x, torch.from_numpy(case.rows(case.sources(world.rank))))
             buffer.destroy()
+    finally:
+        dist.destroy_process_group()
+
+
+def wrong_settings(world, port, case):
+    """Settings of rank 1 are wrong where the drop-in makes the world, too; the cause is what it reads."""
+    buffer_of(world).destroy()
+    os.environ.pop("TOKENYARD_CONFIG", None)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.ranks
+    )
+    is_wrong = world.rank == 1
+    try:
+        for name, value, kind, says in (
+            ("TOKENYARD_OUTPUT", "heap", errors.ConfigError, "found 'heap'; expected auto, arena"),
+            ("TOKENYARD_CONFIG", "/no/such.toml", errors.ConfigError, "/no/such.toml"),
+        ):
+            group = dist.new_group(list(range(world.ranks)))
+            if is_wrong:
+                os.environ[name] = value
+            with pytest.raises(kind if is_wrong else errors.RefusedError, match=says):
+                Buffer(group, 1 << 20, 0, explicitly_destroy=True)
+            os.environ.pop(name, None)
+            buffer = Buffer(group, 1 << 20, 0, explicitly_destroy=True)
+            assert buffer.group_size == world.ranks
+            buffer.destroy()
+        group = dist.new_group(list(range(world.ranks)))
+        given = {"num_cpu_timeout_secs": "long"} if is_wrong else {}
+        kind = errors.InvalidInputError if is_wrong else errors.RefusedError
+        with pytest.raises(kind, match="found 100 and 'long' seconds; expected integers"):
+            ElasticBuffer(group, explicitly_destroy=True, **given)
     finally:
         dist.destroy_process_group()
 

@@ -202,6 +202,7 @@ pub(super) struct Ticker {
     interval: Interval,
     beat: Duration,
     next_beat: Instant,
+    slack: Duration,
     deadline: Duration,
     last: Instant,
     trust_from: Instant,
@@ -213,8 +214,8 @@ impl Ticker {
         let mut interval = tokio::time::interval(look(timing.deadline));
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (now, beat, deadline) = (Instant::now(), timing.beat(on_failure), timing.deadline);
-        let (last, trust_from, next_beat) = (now, now, now);
-        Self { interval, beat, next_beat, deadline, last, trust_from, stalled: None }
+        let (last, trust_from, next_beat, slack) = (now, now, now, look(deadline) / 2);
+        Self { interval, beat, next_beat, slack, deadline, last, trust_from, stalled: None }
     }
 
     /// True if this process was stopped or starved lately: other ranks may still send their reactions
@@ -232,7 +233,8 @@ impl Ticker {
             self.stalled = Some(now);
         }
         self.last = now;
-        let is_beat = now >= self.next_beat;
+        // Looks come a moment early or late; where every look has a beat, an early one must not skip it.
+        let is_beat = now + self.slack >= self.next_beat;
         if is_beat {
             self.next_beat = now + self.beat;
         }

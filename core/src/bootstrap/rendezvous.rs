@@ -17,7 +17,6 @@ use super::noise::{JOB_BYTES, random};
 use super::roster::{Card, Roster};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, open_private};
 use super::text::{clean, hex};
-use super::world::INTERFACE_VARIABLE;
 use crate::machine::host_name;
 use crate::{Error, ErrorKind, Result, files};
 
@@ -208,8 +207,7 @@ pub(super) fn only_loopback(host: &str, addresses: &[SocketAddr]) -> Error {
     );
     Error::new(ErrorKind::InvalidInput, OPERATION, message).with_fix(format!(
         "give all ranks an address of that host on the network (`hostname -I` prints them) as MASTER_ADDR or \
-         {BOOTSTRAP_VARIABLE}=tcp://ADDRESS:PORT, or name its interface in {INTERFACE_VARIABLE}; ranks that are all on \
-         one host can meet at 127.0.0.1"
+         {BOOTSTRAP_VARIABLE}=tcp://ADDRESS:PORT; ranks that are all on one host can meet at 127.0.0.1"
     ))
 }
 
@@ -483,7 +481,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         let text = error.to_string();
         assert!(text.contains("rank 0 would listen on loopback only"), "{text}");
-        assert!(text.contains("MASTER_ADDR") && text.contains(INTERFACE_VARIABLE), "{text}");
+        assert!(text.contains("MASTER_ADDR") && text.contains(BOOTSTRAP_VARIABLE), "{text}");
     }
 
     #[test]

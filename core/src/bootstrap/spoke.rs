@@ -33,8 +33,9 @@ use crate::{Error, ErrorKind, Result};
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const OPERATION: &str = "join world";
-/// Look-ups of the name of rank 0 that may fail in a row: a busy resolver answers the next one.
-const LOOKUPS: u32 = 5;
+/// The time for which look-ups of the name of rank 0 may fail: a resolver may be busy, and the name of a host that has
+/// just started may be new.
+const LOOKUPS: Duration = Duration::from_secs(5);
 
 /// The route to rank 0.
 pub(super) struct Route {
@@ -303,7 +304,7 @@ async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Re
     let late = member.timing.late;
     let mut pause = FIRST_PAUSE;
     let mut tries = Tries { last: None, strangers: 0 };
-    let mut failed_lookups = 0;
+    let mut unresolved_since = None;
     loop {
         // On a network that drops packets silently, an attempt takes longer than a short lateness.
         let left = late.saturating_sub(started.elapsed());
@@ -311,16 +312,15 @@ async fn connect(member: &Member, route: &Route, credentials: Credentials) -> Re
             Ok(Ok(secured)) => return Ok(secured),
             Ok(Err(Setback::Fatal(error))) => return Err(error),
             Ok(Err(Setback::Unresolved(error))) => {
-                failed_lookups += 1;
-                // A name without an address does not get one by waiting. A file may still be replaced by
-                // that of this job.
-                if failed_lookups == LOOKUPS && matches!(route.target, Target::Address { .. }) {
+                let since = *unresolved_since.get_or_insert_with(Instant::now);
+                // A file may still be replaced by that of this job.
+                if since.elapsed() >= LOOKUPS && matches!(route.target, Target::Address { .. }) {
                     return Err(error);
                 }
                 tries.last = Some(error);
             }
             Ok(Err(Setback::Again(error))) => {
-                failed_lookups = 0;
+                unresolved_since = None;
                 tries.last = Some(error);
             }
             // Rank 0 may still appear: the port, or the file that names it, may belong to an earlier

@@ -1,15 +1,16 @@
 //! The cold calls of components, so that one that does not return can be named: who calls it waits on another thread.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// A call of a component that has not returned.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ColdCall {
     kind: &'static str,
-    component: &'static str,
+    component: Cow<'static, str>,
     slot: &'static str,
     pub(crate) since: Instant,
 }
@@ -40,7 +41,7 @@ impl Attended {
 
     /// The call under way.
     pub(crate) fn now(&self) -> Option<ColdCall> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn swap(&self, call: Option<ColdCall>) -> Option<ColdCall> {
@@ -48,15 +49,16 @@ impl Attended {
     }
 }
 
-/// Runs `call`, which calls a slot of a component.
+/// Runs `call`, which calls a slot of a component, or loads its library.
 pub(crate) fn attended<T>(
     kind: &'static str,
-    component: &'static str,
+    component: impl Into<Cow<'static, str>>,
     slot: &'static str,
     call: impl FnOnce() -> T,
 ) -> T {
     let Some(mine) = MINE.with_borrow(Clone::clone) else { return call() };
     // A component may call another one.
+    let component = component.into();
     let outer = mine.swap(Some(ColdCall { kind, component, slot, since: Instant::now() }));
     let result = call();
     mine.swap(outer);
@@ -90,5 +92,41 @@ impl ThreadContext {
 
     pub(crate) fn adopt(&self) {
         self.0.iter().for_each(|(part, value)| (part.set)(*value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::host::load_file;
+
+    #[test]
+    fn a_plugin_whose_initialiser_does_not_end_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let [source, library, go] = ["a.c", "liba.so", "go"].map(|name| folder.path().join(name));
+        let text = format!(
+            "#include <unistd.h>\n__attribute__((constructor)) static void early(void) {{\n\
+             while (access({go:?}, F_OK) != 0) usleep(1000);\n}}\n"
+        );
+        std::fs::write(&source, text).unwrap();
+        let built =
+            Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+        assert!(built.unwrap().success());
+        let calls = Arc::<Attended>::default();
+        let thread = std::thread::spawn({
+            let (calls, library) = (Arc::clone(&calls), library.clone());
+            move || calls.attend(|| drop(load_file(&library)))
+        });
+        let says = format!("plugin `{}` is inside of `dlopen`", library.display());
+        while calls.now().is_none_or(|call| call.to_string() != says) {
+            assert!(!thread.is_finished());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::write(go, "").unwrap();
+        thread.join().unwrap();
+        assert!(calls.now().is_none());
     }
 }

@@ -274,7 +274,7 @@ impl OpenKernels {
             reserved: 0,
         };
         // SAFETY: as in `allocate`.
-        self.call("gpu_ring", |t, i, e| unsafe { t.gpu_ring.map(|f| f(i, &mut ring, e)) })?;
+        self.cold("gpu_ring", |t, i, e| unsafe { t.gpu_ring.map(|f| f(i, &mut ring, e)) })?;
         if ring.commands.is_null() {
             return Ok(None);
         }

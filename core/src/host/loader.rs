@@ -5,7 +5,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use object::read::ReadCache;
 
 use super::registry::{BuiltIn, KernelsRef, TopologyRef, TransportRef};
-use super::{elf, writable};
+use super::{attended, elf, writable};
 use crate::abi;
 use crate::{Error, ErrorKind, Result, files};
 
@@ -73,11 +73,13 @@ pub fn load_file(path: &Path) -> Result<PluginFile> {
     // SAFETY: loading runs the library's initialisers. The operator named it by absolute path in
     // the config, or installed it with the program: the documented acts of trust
     // (docs/plugin-abi.md).
-    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) }
-        .map_err(|e| {
-            refused(path, format!("it cannot be loaded: {}", loading_text(&e)))
-                .with_fix(loading_fix(path, &e))
-        })?;
+    let library = attended("plugin", path.display().to_string(), "dlopen", || unsafe {
+        Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
+    })
+    .map_err(|e| {
+        refused(path, format!("it cannot be loaded: {}", loading_text(&e)))
+            .with_fix(loading_fix(path, &e))
+    })?;
     let mut file = PluginFile { path: Some(path.to_path_buf()), ..PluginFile::default() };
     let mut symbols = 0;
     // SAFETY: each symbol is data of the stated export type by the ABI; only its header is read

@@ -103,7 +103,13 @@ class Engine:
     ) -> None:
         self.config, self.output, wrong = _world.settings(waits)
         self._waits = waits
-        self.world = _world.world_of(group, comm, self.config)
+        try:
+            self.world = _world.world_of(group, comm, self.config)
+        except tokenyard.Error as error:
+            # The settings to meet with may differ from the others'; then the wrong ones are the cause.
+            if wrong is not None:
+                raise wrong from error
+            raise
         self.rank, self.ranks = self.world.rank, self.world.ranks
         _world.expect_settings(self.world, wrong)
         _world.drop_parked(self.world)

@@ -118,12 +118,19 @@ def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> 
         return tokenyard.Config.load(path)
     torch = sys.modules.get("torch")
     has_gpu = torch is not None and torch.cuda.is_available()
-    return tokenyard.Config.built_in(
+    return _built_in(
         "nvlink" if has_gpu else "cpu",
-        deadline_ms=1000 * waits.deadline,
-        late_ms=1000 * waits.late,
+        waits,
         decode="low_latency" if has_gpu and decodes else "direct",
         sms=sms if has_gpu else None,
+    )
+
+
+def _built_in(name: str, waits: Waits, **options: Any) -> tokenyard.Config:
+    # Ranks may be late by what DeepEP's hosts may, at least.
+    late = max(DEFAULT_WAITS.late, waits.late)
+    return tokenyard.Config.built_in(
+        name, deadline_ms=1000 * waits.deadline, late_ms=1000 * late, **options
     )
 
 
@@ -141,10 +148,22 @@ def output_mode() -> str:
 
 def settings(waits: Waits) -> tuple[tokenyard.Config, str, errors.Error | None]:
     """The config and the mode of outputs; where one is wrong, what is, and settings to meet the other ranks with."""
+    mode, wrong = OUTPUTS[0], None
     try:
-        return load_config(waits), output_mode(), None
-    except errors.Error as wrong:
-        return tokenyard.Config.built_in("cpu"), OUTPUTS[0], wrong
+        mode = output_mode()
+    except errors.Error as error:
+        wrong = error
+    try:
+        return load_config(waits), mode, wrong
+    except errors.Error as error:
+        wrong = wrong or error
+    except TypeError:
+        wrong = wrong or errors.InvalidInputError(
+            f"timeouts: found {waits.deadline!r} and {waits.late!r} seconds; expected integers",
+            kind="invalid_input",
+            operation="make buffer",
+        )
+    return _built_in("cpu", DEFAULT_WAITS), mode, wrong
 
 
 def expect_settings(world: tokenyard.World, wrong: errors.Error | None) -> None:

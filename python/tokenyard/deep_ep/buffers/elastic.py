@@ -11,7 +11,7 @@ from .._gpu import elastic, streams
 from .._missing import missing, refuse_missing
 from .._sizes import align
 from .._torch import torch
-from .._world import DEFAULT_WAITS, Waits
+from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap, finished
 from ._device import gpu_device, gpu_stream
 from .handle import EPHandle as EPHandle
@@ -57,7 +57,7 @@ class ElasticBuffer:
     ) -> None:
         make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
-        waits = Waits(num_gpu_timeout_secs, max(DEFAULT_WAITS.late, num_cpu_timeout_secs))
+        waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs)
         self._engine = engine = Engine(group, waits=waits)
         self.group = group
         self.rank_idx, self.num_ranks = engine.rank, engine.ranks
