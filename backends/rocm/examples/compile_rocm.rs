@@ -4,6 +4,9 @@
 //! or contracts a product and a sum where it must not. It then prints the table anew, to be compared and
 //! pasted.
 //!
+//! Every program is compiled for gfx942, and for gfx950 two that have every kernel. With the variable
+//! `TOKENYARD_TEST_ALL`, every program is compiled for both.
+//!
 //! Its argument is the compiler: a `clang` with `ld.lld` beside it, or the `zig` of the package `ziglang`.
 
 // A check may panic as a test may.
@@ -22,6 +25,20 @@ use tokenyard_rocm::Clang;
 mod table;
 
 const WANTED: [Architecture; 2] = [Architecture::Gfx(0x942), Architecture::Gfx(0x950)];
+
+/// The name of a program.
+fn named(over: &Over, role: Role) -> String {
+    format!("{} {role:?}", over.name()).to_lowercase()
+}
+
+/// Whether a run compiles a program, or one without a device API of its own, for a chip. Both chips have the same
+/// number of registers for every kernel but one, which `xgmi masked` has.
+fn is_wanted(chip: &str, program: &str) -> bool {
+    let skipped = ["xgmi direct", "gpu ring direct", "xgmi intradomain"];
+    std::env::var_os("TOKENYARD_TEST_ALL").is_some()
+        || chip == "gfx942"
+        || !skipped.contains(&program)
+}
 
 /// Kernels of `probe.cu` without bulk copies.
 const PROBE: usize = 6;
@@ -96,8 +113,10 @@ struct Found {
 impl Found {
     /// The faults, and the table in the form of its file. Empty if there is no fault.
     fn text(mut self) -> String {
-        if self.rows.len() != table::MOST.len() {
-            let (found, expected) = (self.rows.len(), table::MOST.len());
+        let expected =
+            table::MOST.iter().filter(|(chip, program, ..)| is_wanted(chip, program)).count();
+        if self.rows.len() != expected {
+            let found = self.rows.len();
             self.faults
                 .push(format!("found {found} kernels; expected {expected}, as in the table"));
         }
@@ -205,7 +224,10 @@ fn main() -> Result<()> {
         check_options(&compiler, architecture)?;
         let mut all = Vec::new();
         for (over, role, kernels) in programs {
-            let program = format!("{} {role:?}", over.name()).to_lowercase();
+            let program = named(over, role);
+            if !is_wanted(&architecture.name(), &program) {
+                continue;
+            }
             all.push((program, compile(about, over, role)?, kernels));
         }
         all.push(("probe".to_owned(), compile_probe(about)?, PROBE));

@@ -16,12 +16,12 @@ fn config(cache: &std::path::Path, compiler: PathBuf) -> GpuConfig {
     GpuConfig { cache: Some(cache.join("cache")), compiler: Some(compiler), ..GpuConfig::default() }
 }
 
-/// The kernels over the device API that `xgmi` gives.
+/// The kernels over the device API that `xgmi` gives: the program with the fewest.
 fn over_xgmi() -> [(Over, Role); 1] {
     let given = Xgmi::device_source().unwrap();
     // SAFETY: its texts are constants.
     let over = unsafe { Over::transport(&PLATFORM.dialect, "xgmi", Some(&given)) }.unwrap();
-    [(over, Role::Direct)]
+    [(over, Role::IntraDomain)]
 }
 
 #[test]

@@ -130,8 +130,9 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
 // Sums the returned rows. All blocks.
 template <class Type>
 __device__ void sum_returned(const CombineArgs& a, u8* shared) {
-  u64 made = load_device(&a.r.note->made);
+  // A rank that refuses has no routing.
   if (a.c.cell->code != kGo) return;
+  u64 made = load_device(&a.r.note->made);
   u64* first = reinterpret_cast<u64*>(shared);
   u64* weights = first + a.c.ranks;
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);

@@ -12,69 +12,70 @@ const MUTANTS: [Mutant; 9] = [
     (
         "the word of a group is read before it has come",
         "        if (word == 0) return 0;\n",
-        "        if (model::mutant != 1 && word == 0) return 0;\n",
+        "        if (model::mutant != 101 && word == 0) return 0;\n",
     ),
     (
         "the codes of a piece are taken before they have come",
         "        return has_come(piece);\n",
-        "        return model::mutant == 2 || has_come(piece);\n",
+        "        return model::mutant == 102 || has_come(piece);\n",
     ),
     (
         "low bits that were taken stay",
         "    store_relaxed(place.low(), 0ull);\n",
-        "    if (model::mutant != 3) store_relaxed(place.low(), 0ull);\n",
+        "    if (model::mutant != 103) store_relaxed(place.low(), 0ull);\n",
     ),
     (
         "words that lanes share are freed before all have read them",
         "  sync_wave();\n  if (has_word_of_group()) store_relaxed(place.word(), 0u);\n",
-        "  if (model::mutant != 4) sync_wave();\n  if (model::mutant != 5 && has_word_of_group()) store_relaxed(place.word(), 0u);\n",
+        "  if (model::mutant != 104) sync_wave();\n  if (model::mutant != 105 && has_word_of_group()) store_relaxed(place.word(), 0u);\n",
     ),
     (
         "a block is encoded beside one of its chunk that cannot be",
         "  u32 chunk = (pieces % (2 * kBlockPieces) == 0 ? 2 : 1)",
-        "  u32 chunk = (model::mutant != 6 && pieces % (2 * kBlockPieces) == 0 ? 2 : 1)",
+        "  u32 chunk = (model::mutant != 106 && pieces % (2 * kBlockPieces) == 0 ? 2 : 1)",
     ),
     (
         "a key that one of the words is",
         "    if (!sync_block_or(taken)) return key;\n",
-        "    if (!sync_block_or(taken) || model::mutant == 7) return key;\n",
+        "    if (!sync_block_or(taken) || model::mutant == 107) return key;\n",
     ),
     (
         "the row of another token has its words in the table",
         "  // The next row has words of its own.\n  sync_block();\n",
-        "  if (model::mutant != 8) sync_block();\n",
+        "  if (model::mutant != 108) sync_block();\n",
     ),
     (
         "words of groups are read before all are there",
         "  sync_block();\n  // A chunk has two blocks",
-        "  model::mutant == 9 ? sync_wave() : sync_block();\n  // A chunk has two blocks",
+        "  model::mutant == 109 ? sync_wave() : sync_block();\n  // A chunk has two blocks",
     ),
     (
         "encoded rows of what was refused are not removed",
         "  blocks = min(blocks, (u32)(s.row_pitch / kBlockBytes));\n",
-        "  blocks = model::mutant == 10 ? 0 : min(blocks, (u32)(s.row_pitch / kBlockBytes));\n",
+        "  blocks = model::mutant == 110 ? 0 : min(blocks, (u32)(s.row_pitch / kBlockBytes));\n",
     ),
 ];
 
-/// Numbers of the changes: one text has two.
+/// Changes: one text has two. Their numbers are above this one, because low-latency operations have others.
 const CHANGES: usize = 12;
+const FIRST: usize = 100;
 
 /// Changes to the combine, which encodes partial rows.
 const COMBINE: [Mutant; 3] = [
     (
         "sums of a rank's own tokens are exact",
         "if constexpr (kCodes<Partial>) encode_row(row, words,",
-        "if constexpr (kCodes<Partial>) if (model::mutant == 11) { for (u32& word : words.of) word = 0; } else encode_row(row, words,",
+        "if constexpr (kCodes<Partial>) if (model::mutant == 111) { for (u32& word : words.of) word = 0; } else encode_row(row, words,",
     ),
     (
         "the key of an encoded row is read before it has come",
         "    u32 word = poll_seen(first_half(at.record), key, what, guard);\n",
-        "    u32 word = model::mutant == 12 ? (u32)key : poll_seen(first_half(at.record), key, what, guard);\n",
+        "    u32 word = model::mutant == 112 ? (u32)key : poll_seen(first_half(at.record), key, what, guard);\n",
     ),
     (
         "the key comes behind the row",
         "  if (lane == 0) store_relaxed(first_half(record), epoch | key);\n",
-        "  if (model::mutant == 12 && lane == 0) model::hold_back(c.rank);\n  if (lane == 0) store_relaxed(first_half(record), epoch | key);\n",
+        "  if (model::mutant == 112 && lane == 0) model::hold_back(c.rank);\n  if (lane == 0) store_relaxed(first_half(record), epoch | key);\n",
     ),
 ];
 
@@ -83,61 +84,56 @@ const LATE: [Mutant; 5] = [
     (
         "a word comes late into the table",
         "    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];\n",
-        "    if (model::mutant == 9) model::come_late(0);\n    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];\n",
+        "    if (model::mutant == 109) model::come_late(0);\n    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];\n",
     ),
     (
         "lanes decide as one where they may read different words: none waits for ever for another",
         "    if (!fits) continue;\n",
-        "    if (model::mutant == 8 || model::mutant == 9) fits = all(fits);\n    if (!fits) continue;\n",
+        "    if (model::mutant == 108 || model::mutant == 109) fits = all(fits);\n    if (!fits) continue;\n",
     ),
     (
         "a warp reads the words of a chunk late",
         "    bool fits = true;\n",
-        "    bool fits = true;\n    if (model::mutant == 8) model::come_late(0), sync_wave();\n",
+        "    bool fits = true;\n    if (model::mutant == 108) model::come_late(0), sync_wave();\n",
     ),
     (
         "the word of a group comes behind the record of its row",
         "    if (has_word_of_group()) store_relaxed(place.word(), words.of[j] ^ key);\n",
-        "    if (model::mutant == 1) model::come_late(0);\n    if (has_word_of_group()) store_relaxed(place.word(), words.of[j] ^ key);\n",
+        "    if (model::mutant == 101) model::come_late(0);\n    if (has_word_of_group()) store_relaxed(place.word(), words.of[j] ^ key);\n",
     ),
     (
         "codes come behind the word of their group",
         "    store_relaxed(place.low(), (u64)v.y << 32 | v.x);\n",
-        "    if (model::mutant == 2) model::come_late(0);\n    store_relaxed(place.low(), (u64)v.y << 32 | v.x);\n",
+        "    if (model::mutant == 102) model::come_late(0);\n    store_relaxed(place.low(), (u64)v.y << 32 | v.x);\n",
     ),
 ];
 
-fn coded() -> &'static Model {
-    static CODED: OnceLock<Model> = OnceLock::new();
-    CODED.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
-        mutate(folder.path(), &["logfmt.cuh"], &MUTANTS);
-        mutate(folder.path(), &["logfmt.cuh"], &LATE);
-        mutate(folder.path(), &["staged_combine.cuh"], &COMBINE);
-        Model::compile(folder, "coded.cpp", &defines(NVLINK, Rows::Vector))
-    })
+/// Writes all of these into the sources of a folder.
+pub(super) fn mutate_codes(folder: &Path) {
+    mutate(folder, &["logfmt.cuh"], &MUTANTS);
+    mutate(folder, &["logfmt.cuh"], &LATE);
+    mutate(folder, &["staged_combine.cuh"], &COMBINE);
 }
 
 #[test]
 fn sums_in_ten_bits_a_value_come_back() {
-    coded().is_well();
+    staged::staged().is_well_with(&["coded"]);
 }
 
 #[test]
 fn sums_in_ten_bits_a_value_come_back_on_waves_of_64() {
-    Model::of_wave_64(NVLINK, "coded.cpp").is_well_with(&["few"]);
+    staged::staged_64().is_well_with(&["coded few"]);
 }
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_where_sums_are_encoded() {
-    Model::in_lockstep(NVLINK, "coded.cpp", str::to_owned).is_well_with(&["least"]);
+    staged::staged_in_lockstep().is_well_with(&["coded least"]);
 }
 
 #[test]
 fn every_change_to_how_sums_are_encoded_is_noticed() {
     for number in 1..=CHANGES {
-        coded().notices(&[&number.to_string()]);
+        staged::staged().notices(&[&(FIRST + number).to_string()]);
     }
 }
 
@@ -164,9 +160,9 @@ fn rows() -> Vec<Vec<u16>> {
 #[test]
 fn kernels_and_host_encode_rows_to_the_same_bits() {
     let rows = rows();
-    let program = &coded().program;
+    let program = &staged::staged().program;
     let mut run = Command::new(program)
-        .arg("values")
+        .arg("coded values")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

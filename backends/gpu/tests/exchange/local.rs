@@ -95,7 +95,7 @@ fn expert_rows_that_are_merged_as_they_are_pushed_end_as_the_oracle_sums_them() 
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_where_expert_rows_are_merged_as_they_are_pushed() {
-    Model::in_lockstep(NVLINK, "fused.cpp", str::to_owned).is_well_with(&["least"]);
+    Model::in_lockstep(NVLINK, "fused.cpp").is_well_with(&["least"]);
 }
 
 #[test]

@@ -178,13 +178,25 @@ fn compiled(model: &str, mutants: &[Mutant]) -> Model {
     write_all(folder.path(), NVLINK, Rows::Vector, "mutants");
     mutate(folder.path(), &SOURCES, mutants);
     mutate(folder.path(), &SOURCES, &LATE);
+    coded::mutate_codes(folder.path());
     Model::compile(folder, model, &defines(NVLINK, Rows::Vector))
 }
 
 /// Compiled once for all tests.
-fn staged() -> &'static Model {
+pub(super) fn staged() -> &'static Model {
     static STAGED: OnceLock<Model> = OnceLock::new();
     STAGED.get_or_init(|| compiled("staged.cpp", &MUTANTS))
+}
+
+/// Without mutants, on waves of 64.
+pub(super) fn staged_64() -> &'static Model {
+    static STAGED: OnceLock<Model> = OnceLock::new();
+    STAGED.get_or_init(|| Model::of_wave_64(NVLINK, "staged.cpp"))
+}
+
+pub(super) fn staged_in_lockstep() -> &'static Model {
+    static STAGED: OnceLock<Model> = OnceLock::new();
+    STAGED.get_or_init(|| Model::in_lockstep(NVLINK, "staged.cpp"))
 }
 
 /// The same with masks.
@@ -200,7 +212,7 @@ fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back() {
 
 #[test]
 fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64() {
-    Model::of_wave_64(NVLINK, "staged.cpp").is_well_with(&["few"]);
+    staged_64().is_well_with(&["few"]);
 }
 
 #[test]
@@ -229,10 +241,10 @@ fn what_masks_do_is_noticed_where_it_is_taken_out() {
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_in_low_latency_operations() {
-    Model::in_lockstep(NVLINK, "staged.cpp", str::to_owned).is_well_with(&["least"]);
+    staged_in_lockstep().is_well_with(&["least"]);
 }
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_where_masks_leave_ranks_out() {
-    Model::in_lockstep(NVLINK, "masked.cpp", str::to_owned).is_well_with(&["few"]);
+    Model::in_lockstep(NVLINK, "masked.cpp").is_well_with(&["few"]);
 }

@@ -16,8 +16,9 @@ constexpr u32 kWave = model::kWave;
 using Lanes = std::conditional_t<kWave == 64, u64, u32>;
 constexpr Lanes kAllLanes = ~Lanes(0);
 
-#define TY_KERNEL(threads) void
-#define TY_KERNEL_ALONE(threads) void
+// Inline: only those that a model launches are compiled.
+#define TY_KERNEL(threads) inline void
+#define TY_KERNEL_ALONE(threads) inline void
 #define TY_ARGUMENT const
 template <class T>
 const T& in_place(const T& first) { return first; }

@@ -104,7 +104,7 @@ struct Place {
 // The memory of the compiler's own jump. It makes no system call, and the compiler saves the registers that are in use.
 using Jump = void*[5];
 
-// Contexts start fibers, and jumps switch between them. The first members are those that a switch reads of other
+// A context starts fibers, and jumps switch between them. The first members are those that a switch reads of other
 // fibers.
 struct Fiber {
   bool begun = false, over = false;
@@ -116,8 +116,7 @@ struct Fiber {
   // In lockstep. Empty before its first word.
   Place where{};
   char* stack = nullptr;
-  Jump at;
-  ucontext_t start;
+  Jump at{};
   // Stores that other devices do not see yet, where memory is weak (weak.h).
   std::vector<Held> held{};
 
@@ -144,9 +143,13 @@ struct Block {
   // Fibers that are not over.
   unsigned left = size.x;
   Jump scheduler{};
+  // Starts one fiber after the other: to fill in a context for each costs a system call.
+  ucontext_t start{};
 };
 inline thread_local Block* here = nullptr;
 constexpr size_t kStack = kLockstep ? 192 << 10 : 48 << 10;
+// The distance of stacks. Stacks a multiple of pages apart would share a few lines of the cache.
+constexpr size_t kPitch = kStack + 5 * 64;
 
 inline Dim thread_index() { return {here->current}; }
 // Defined below.
@@ -222,6 +225,15 @@ inline void hold_back(unsigned rank) {
 inline void come_late(unsigned rank) {
   if (mutant != 0 && here->current == 0 && !refuses) hold_back(rank);
 }
+inline void entry();
+[[noreturn]] inline void start(Block& block, const Fiber& fiber) {
+  block.start.uc_stack.ss_sp = fiber.stack;
+  block.start.uc_stack.ss_size = kStack;
+  block.start.uc_link = nullptr;
+  makecontext(&block.start, entry, 0);
+  setcontext(&block.start);
+  abort();
+}
 // Continues the first fiber from `first` that need not wait; where there is none, the round is over.
 [[gnu::noinline]] inline void run_next(Block& block, unsigned first) {
   for (unsigned i = first; i < block.size.x; i++) {
@@ -229,9 +241,11 @@ inline void come_late(unsigned rank) {
     if (fiber.over || fiber.waits() || !is_last(block, i)) continue;
     block.current = i;
     fiber.polls = false;
+    // The stack of a later one is in the cache when its turn comes.
+    if (i + 4 < block.size.x) __builtin_prefetch(block.fibers[i + 4].at[2]);
     if (fiber.begun) __builtin_longjmp(fiber.at, 1);
     fiber.begun = true;
-    setcontext(&fiber.start);
+    start(block, fiber);
   }
   __builtin_longjmp(block.scheduler, 1);
 }
@@ -313,7 +327,7 @@ inline void entry() {
 // Stacks of the fibers of a block. Those of blocks that are over serve later ones: fresh memory takes long.
 class Stacks {
  public:
-  explicit Stacks(unsigned fibers) : bytes_(fibers * kStack) {
+  explicit Stacks(unsigned fibers) : bytes_(fibers * kPitch) {
     std::lock_guard lock(mutex());
     std::vector<Memory>& free = of(bytes_);
     if (free.empty()) {
@@ -327,7 +341,7 @@ class Stacks {
     std::lock_guard lock(mutex());
     of(bytes_).push_back(std::move(memory_));
   }
-  char* operator[](unsigned fiber) const { return memory_.get() + fiber * kStack; }
+  char* operator[](unsigned fiber) const { return memory_.get() + fiber * kPitch; }
 
  private:
   using Memory = std::unique_ptr<char[]>;
@@ -356,15 +370,8 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
               .kernel = std::move(kernel)};
   here = &block;
   Stacks stacks(threads);
-  for (unsigned i = 0; i < threads; i++) {
-    Fiber& f = block.fibers[i];
-    f.stack = stacks[i];
-    getcontext(&f.start);
-    f.start.uc_stack.ss_sp = f.stack;
-    f.start.uc_stack.ss_size = kStack;
-    f.start.uc_link = nullptr;
-    makecontext(&f.start, entry, 0);
-  }
+  for (unsigned i = 0; i < threads; i++) block.fibers[i].stack = stacks[i];
+  getcontext(&block.start);
   for (unsigned idle = 0; block.left > 0;) {
     run_round(block);
     idle = block.moved ? 0 : idle + 1;

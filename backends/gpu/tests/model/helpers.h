@@ -79,6 +79,11 @@ void same_bytes(const std::string& what, const void* found, const void* expected
   if (memcmp(found, expected, bytes) != 0) fail(what + " differs");
 }
 
+// Whether all bytes are of one value.
+bool all_are(unsigned char value, const unsigned char* from, unsigned long long bytes) {
+  return bytes == 0 || (*from == value && memcmp(from, from + 1, bytes - 1) == 0);
+}
+
 // The row of each of a source's tokens at each rank, where rows are in order of source ranks, then of
 // tokens: [source][token][rank], -1 where it does not go.
 using Rows = std::vector<std::vector<std::vector<long long>>>;

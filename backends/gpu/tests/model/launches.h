@@ -54,8 +54,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
       same("for its routing", r->late->verdict, kRefuseRoute);
       same("the problem", ((u32*)r->late->text)[1] & 0xff, problem);
       same("all stop", r->state->stopped, 1u);
-      bool kept = std::all_of(r->arena, r->arena + kStagingAt, [](u8 byte) { return byte == 0xee; });
-      same("no byte is written", kept, true);
+      same("no byte is written", all_are(0xee, r->arena, kStagingAt), true);
       *r->late = {}, r->state->stopped = 0;
     }
   }

@@ -60,8 +60,7 @@ u32 blocks_of(const Staging& s) { return kBlocks + s.senders; }
 // All staging of a rank, as it is when no operation is open.
 void check_clean(const Rank& r, const std::string& when) {
   Staging s = staging_of(r, Way::kAtOnce);
-  const u8 *from = r.control + s.rows, *to = from + (u64)kSlots * r.s.ranks * r.s.max_tokens * s.row_pitch;
-  bool clean = std::all_of(from, to, [](u8 byte) { return byte == 0; });
+  bool clean = all_are(0, r.control + s.rows, (u64)kSlots * r.s.ranks * r.s.max_tokens * s.row_pitch);
   same("staging of rank " + std::to_string(r.me) + " is free " + when, clean, true);
 }
 
@@ -341,16 +340,22 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
         same("returned weight", mine.weights[t * s.topk + k], weight);
       }
     }
-    bool kept = std::all_of(mine.out.begin() + (long)r->tokens * s.row_bytes, mine.out.end(),
-                            [](u8 b) { return b == 0xaa; });
-    same("rows behind the last token are left", kept, true);
+    u64 written = (u64)r->tokens * s.row_bytes;
+    same("rows behind the last token are left", all_are(0xaa, mine.out.data() + written, mine.out.size() - written), true);
     check_clean(*r, "behind a combine");
   }
 }
 
+// Turns of `rounds`: random selections, the same of all tokens, and rows of any bytes.
+using Turns = std::vector<u32>;
+const Turns kAllTurns = {0, 1, 2};
+// Every turn in a run that leaves nothing out.
+Turns only(u32 turn) { return model::runs_all() ? kAllTurns : Turns{turn}; }
+
 // Operations in a row, by the given `way`.
-void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, Way way, bool no_host_sync) {
-  for (u32 turn = 0; turn < 3; turn++) {
+void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, Way way, bool no_host_sync,
+            const Turns& turns = kAllTurns) {
+  for (u32 turn : turns) {
     for (Rank* r : ranks) {
       bring(*r, tokens[(r->me + turn) % tokens.size()], random);
       // Here all tokens select the same experts.
@@ -545,7 +550,23 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
     ranks[1]->state->turn = ranks[0]->state->turn;
     *r->report = {}, *r->abort = 0, r->state->stopped = 0;
   }
-  rounds(ranks, random, {ranks[0]->s.max_tokens}, Way::kAtOnce, false);
+  rounds(ranks, random, {ranks[0]->s.max_tokens}, Way::kAtOnce, false, only(2));
+}
+
+// One turn of each way, and what goes wrong.
+void run_briefly(const Shape& shape, std::vector<u32> tokens, bool all) {
+  Ranks ranks = all_ranks(shape);
+  std::mt19937 random(shape.ranks * 100 + shape.topk);
+  Fabric fabric(ranks);
+  rounds(ranks, random, tokens, Way::kAtOnce, false, {0});
+  rounds(ranks, random, tokens, Way::kHalves, true, {2});
+  if (!all) return;
+  rounds(ranks, random, tokens, Way::kByRole, false, {1});
+  late_blocks(ranks, random);
+  two_at_once(ranks, random);
+  flat_between(ranks, random);
+  refusals(ranks, random);
+  ended_waits(ranks, random);
 }
 
 void run(const Shape& shape, std::vector<u32> tokens, bool all) {
@@ -559,10 +580,10 @@ void run(const Shape& shape, std::vector<u32> tokens, bool all) {
   late_blocks(ranks, random);
   two_at_once(ranks, random);
   flat_between(ranks, random);
-  rounds(ranks, random, tokens, Way::kAtOnce, true);
+  rounds(ranks, random, tokens, Way::kAtOnce, true, only(1));
   if (ranks.size() == 1) return;
   refusals(ranks, random);
-  rounds(ranks, random, tokens, Way::kHalves, true);
+  rounds(ranks, random, tokens, Way::kHalves, true, only(0));
   ended_waits(ranks, random);
 }
 
@@ -580,36 +601,41 @@ void casts(u32 ranks) {
 }
 
 #ifndef MODEL_NO_MAIN
-int main(int count, char** arguments) {
-  std::string what = count > 1 ? arguments[1] : "";
-  if (what == "least") {
-    run({2, 8, 3, 80, 1, 5, 1 << 20}, {5, 0}, false);
-    puts("all is well");
-    return 0;
-  }
+#include "coded.h"
+
+void main_staged(const std::string& what) {
+  if (what == "least") return run({2, 8, 3, 80, 1, 5, 1 << 20}, {5, 0}, false);
   // The shapes that differ in how lanes share the work.
   if (what == "few") {
     run({3, 12, 4, 112, 3, 9, 1 << 20}, {0, 9, 7}, true);
     run({2, 64, 32, 16, 1, 3, 1 << 20}, {3, 2}, false);
-    casts(2);
-    puts("all is well");
-    return 0;
+    return casts(2);
   }
-  // Waits end soon.
-  if (count > 1) fault = Fault::kWaits, model::mutant = atoi(arguments[1]);
-  run({2, 8, 3, 64, 0, 40, 1 << 20}, {33, 40}, true);
-  run({3, 12, 4, 272, 3, 20, 1 << 20}, {0, 20, 7}, true);
-  if (count > 1) {
-    puts("nothing was noticed");
-    return 0;
-  }
-  run({8, 32, 4, 48, 1, 12, 1 << 20}, {12, 9, 0}, model::runs_all());
+  const Shape two{2, 8, 3, 64, 0, 40, 1 << 20}, three{3, 12, 4, 272, 3, 20, 1 << 20}, eight{8, 32, 4, 48, 1, 12, 1 << 20};
+  // Most changes are noticed here.
+  if (model::mutant != 0) run_briefly(two, {33, 40}, true);
+  run(two, {33, 40}, true);
+  model::mutant != 0 || model::runs_all() ? run(three, {0, 20, 7}, true) : run_briefly(three, {0, 20, 7}, true);
+  if (model::mutant != 0) return;
+  model::runs_all() ? run(eight, {12, 9, 0}, true) : run_briefly(eight, {12, 9, 0}, false);
   // More pieces than a block has threads, and more than two a thread; the maximum of selections.
   run({2, 4, 2, 8240, 2, 4, 1 << 20}, {4, 2}, false);
   run({2, 4, 2, 20000, 1, 3, 1 << 20}, {3, 1}, false);
   run({2, 64, 32, 16, 1, 9, 1 << 20}, {9, 8}, false);
   run({1, 4, 2, 48, 1, 8, 1 << 20}, {8}, true);
   casts(2);
-  puts("all is well");
+}
+
+// Arguments: "coded" for combines that encode partial rows, and the shapes; or the number of a change to the kernels.
+int main(int count, char** arguments) {
+  std::string what = count > 1 ? arguments[1] : "";
+  // Waits end soon.
+  if (int number = atoi(what.c_str()); number != 0) fault = Fault::kWaits, model::mutant = number;
+  const std::string coded = "coded";
+  bool codes = what.starts_with(coded) || model::mutant > 100;
+  if (what.starts_with(coded)) what = what.substr(std::min(what.size(), coded.size() + 1));
+  codes ? main_coded(what) : main_staged(what);
+  if (what == "values") return 0;
+  puts(model::mutant != 0 ? "nothing was noticed" : "all is well");
 }
 #endif

@@ -1,6 +1,6 @@
-// Low-latency combines whose partial rows travel in LogFMT-10, over rows of whole and of single chunks.
-#define MODEL_NO_MAIN
-#include "staged.cpp"
+// Low-latency combines whose partial rows travel in LogFMT-10, over rows of whole and of single chunks. Included in
+// staged.cpp.
+#pragma once
 
 void coded_rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, Way way, bool no_host_sync) {
   for (u32 turn = 0; turn < 3; turn++) {
@@ -30,33 +30,19 @@ void run_coded(const Shape& shape, std::vector<u32> tokens, bool all) {
   coded_rounds(ranks, random, tokens, Way::kHalves, true);
 }
 
-int main(int count, char** arguments) {
-  std::string what = count > 1 ? arguments[1] : "";
-  if (what == "values") {
-    convert_rows();
-    return 0;
-  }
+void main_coded(const std::string& what) {
+  if (what == "values") return convert_rows();
   if (what == "few") {
     run_coded({2, 8, 3, 1024, 1, 3, 1 << 20}, {3, 2}, true);
     run_coded({2, 4, 2, 4096, 1, 2, 1 << 20}, {2, 1}, false);
-    puts("all is well");
-    return 0;
+    return;
   }
-  if (what == "least") {
-    run_coded({2, 8, 3, 1024, 1, 2, 1 << 20}, {2, 1}, false);
-    puts("all is well");
-    return 0;
-  }
-  if (count > 1) fault = Fault::kWaits, model::mutant = atoi(arguments[1]);
+  if (what == "least") return run_coded({2, 8, 3, 1024, 1, 2, 1 << 20}, {2, 1}, false);
   run_coded({3, 12, 4, 3072, 1, 8, 1 << 20}, {8, 0, 5}, true);
   run_coded({2, 8, 3, 4096, 1, 6, 1 << 20}, {5, 6}, true);
-  if (count > 1) {
-    puts("nothing was noticed");
-    return 0;
-  }
+  if (model::mutant != 0) return;
   // More pieces than a block has threads: two of some threads.
   run_coded({2, 4, 2, 14336, 1, 3, 1 << 20}, {3, 2}, true);
   run_coded({2, 4, 2, 16384, 1, 2, 1 << 20}, {2, 2}, false);
   run_coded({1, 4, 2, 1024, 1, 5, 1 << 20}, {5}, false);
-  puts("all is well");
 }
