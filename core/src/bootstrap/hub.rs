@@ -505,6 +505,13 @@ impl Bootstrap for Hub {
                 links.push(link);
             }
         }
+        // The result of a collective may still be on its way to them.
+        let sent = async {
+            for link in &mut links {
+                link.sent().await;
+            }
+        };
+        let _ = tokio::time::timeout(self.member.timing.deadline, sent).await;
         let drained = async {
             for link in &mut links {
                 link.drained().await;

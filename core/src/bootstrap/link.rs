@@ -107,13 +107,20 @@ impl ControlLink {
 
     /// Waits until a closed link has sent everything.
     pub(super) async fn sent(&mut self) {
-        let _ = (&mut self.writer).await;
+        end_of(&mut self.writer).await;
     }
 
     /// Waits until a closed link has sent everything and the peer has closed as well.
     pub(super) async fn drained(&mut self) {
-        let _ = (&mut self.writer).await;
-        let _ = (&mut self.reader).await;
+        end_of(&mut self.writer).await;
+        end_of(&mut self.reader).await;
+    }
+}
+
+/// A task may be waited for again.
+async fn end_of(task: &mut JoinHandle<()>) {
+    if !task.is_finished() {
+        let _ = task.await;
     }
 }
 
