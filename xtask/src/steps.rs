@@ -374,7 +374,7 @@ pub(crate) const STEPS: &[Step] = &[
         about: "the Python packages: built, installed where nothing else is, and tested on the CPU backend",
         // The step `build` builds its plugins.
         after: &["build"],
-        needs: &[PIP, PYTHON, STRIP],
+        needs: &[PIP, PYTHON, STRIP, OPEN_MPI],
         lane: Lane::Tests,
         quick: Quick::No,
         commands: &[
@@ -405,7 +405,22 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("{target}/python/venv/bin/ruff check python docs/site"),
             cmd("{target}/python/venv/bin/ruff format --check python docs/site"),
             cmd("{target}/python/venv/bin/mypy --strict python/tokenyard"),
-            cmd("{target}/python/venv/bin/pytest --quiet -r s python/tests"),
+            cmd("{target}/python/venv/bin/pytest --quiet -r s --all-installed \
+                 --ignore python/tests/clients python/tests"),
+        ],
+    },
+    Step {
+        name: "clients",
+        about: "frameworks' own, unmodified code on the drop-in, on the CPU backend",
+        // The step `python` installs the packages and torch.
+        after: &["python"],
+        needs: &[PIP, PYTHON],
+        lane: Lane::Tests,
+        quick: Quick::No,
+        commands: &[
+            cmd("{target}/python/venv/bin/python python/tests/clients/fetch.py {target}/clients"),
+            cmd("{target}/python/venv/bin/pytest --quiet -r s --clients {target}/clients --table check \
+                 python/tests/clients"),
         ],
     },
     Step {

@@ -1,0 +1,63 @@
+from pathlib import Path
+
+import fetch
+import pool
+import pytest
+import table
+
+
+def pytest_addoption(parser):
+    parser.addoption("--clients", type=Path, help="the folder that fetch.py has filled")
+    parser.addoption(
+        "--table",
+        choices=("check", "write"),
+        help="compare the table of docs/deep_ep.md with what has run, or write it",
+    )
+
+
+def pytest_configure(config):
+    config.stash[OUTCOMES] = table.Outcomes()
+
+
+OUTCOMES = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    checked = dict(item.user_properties).get("check")
+    if call.when == "call" and checked is not None and not report.skipped:
+        item.config.stash[OUTCOMES].add(*checked, report.passed)
+    return report
+
+
+def pytest_sessionfinish(session, exitstatus):
+    choice = session.config.getoption("--table")
+    if choice is not None and table.differs(
+        session.config.stash[OUTCOMES], writes=choice == "write"
+    ):
+        print("\ndocs/deep_ep.md: its table differs from what has run: run this with --table write")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def four():
+    """Four ranks that stay, and the port where torch meets."""
+    workers = pool.Pool(4)
+    yield workers, pool.free_port()
+    workers.close()
+
+
+@pytest.fixture
+def check(four, request, record_property):
+    """`check(f, client, size)` calls `f(world, port, size, folder)` on four ranks, in groups of `size`."""
+    workers, port = four
+
+    def run(function, client, size):
+        folder = fetch.folder_of(request.config.getoption("--clients"), client)
+        if not folder.exists():
+            pytest.skip(f"{client} was not fetched: its checks did not run")
+        record_property("check", (client, function.__name__))
+        return workers.run(4, function, port, size, folder)
+
+    return run

@@ -1,0 +1,60 @@
+"""The table of frameworks in `docs/deep_ep.md`: of what has run, from the reports of the tests that ran it."""
+
+import datetime
+from pathlib import Path
+
+import fetch
+
+PAGE = Path(__file__).parents[3] / "docs/deep_ep.md"
+BEGIN = "<!-- made by python/tests/clients/table.py from what ran -->\n"
+END = "<!-- end of what ran -->\n"
+HEAD = "| framework | version | last change | what ran, on 2 and 4 ranks | passed |\n|---|---|---|---|---|\n"
+
+
+class Outcomes:
+    """What has run, by client: the names of checks in order, and how many of their runs passed."""
+
+    def __init__(self):
+        self.by_client = {}
+
+    def add(self, client, check, passed):
+        self.by_client.setdefault(client, {}).setdefault(check, []).append(passed)
+
+    def rows(self, dates):
+        """A row per client: its cells but the date, which stays while the others do."""
+        lines = []
+        for client, pin in fetch.pins().items():
+            checks = self.by_client.get(client, {})
+            runs = [passed for of_check in checks.values() for passed in of_check]
+            ran = ", ".join(name.replace("_", " ") for name in checks) or "not run"
+            cells = (client, pin["version"], ran, f"{sum(runs)} of {len(runs)}")
+            date = dates.get(cells, datetime.date.today().isoformat())
+            lines.append("| {} | {} | {date} | {} | {} |\n".format(*cells, date=date))
+        return lines
+
+
+def read(page):
+    """The text before the table, its rows, and the text behind it."""
+    before, _, rest = page.partition(BEGIN)
+    table, _, after = rest.partition(END)
+    return before, table.removeprefix(HEAD).splitlines(keepends=True), after
+
+
+def dates_of(rows):
+    """The date of each row, by its other cells."""
+    dates = {}
+    for row in rows:
+        client, version, date, *others = (cell.strip() for cell in row.strip(" |\n").split("|"))
+        dates[client, version, *others] = date
+    return dates
+
+
+def differs(outcomes, page=PAGE, writes=False):
+    """Whether the page shows something else than has run. With `writes`, it is changed, and shows it then."""
+    before, rows, after = read(page.read_text())
+    now = outcomes.rows(dates_of(rows))
+    if now == rows:
+        return False
+    if writes:
+        page.write_text(before + BEGIN + HEAD + "".join(now) + END + after)
+    return not writes

@@ -1,0 +1,93 @@
+"""Frameworks' own, unmodified code on the drop-in, on the CPU backend: groups of two and of four ranks.
+
+`fetch.py` fetches the code. Two groups of two run at the same time, in a world of four. All checks share four
+processes, because an import of torch costs seconds.
+"""
+
+import pytest
+import with_lmdeploy
+import with_megatron
+import with_nemo
+import with_sglang
+import with_torchtitan
+import with_vllm
+
+SIZES = pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "function",
+    [with_megatron.fused_calls_are_a_dense_layer, with_megatron.trains_as_its_own_all_to_all],
+    ids=lambda f: f.__name__,
+)
+def test_megatron_core(check, function, size):
+    check(function, "megatron-core", size)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_torchtitan.steps_are_those_of_a_dense_layer,
+        with_torchtitan.checkpoints_save_the_communication,
+        with_torchtitan.compiles_around_a_layer,
+        with_torchtitan.inference_has_the_values_of_training,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_torchtitan(check, function, size):
+    check(function, "torchtitan", size)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_vllm.high_throughput,
+        with_vllm.low_latency,
+        with_vllm.elastic,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_vllm(check, function, size):
+    check(function, "vllm", size)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_nemo.flex_dispatcher_is_a_dense_layer,
+        with_nemo.buffer_is_freed_before_the_group,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_nemo_automodel(check, function, size):
+    check(function, "nemo-automodel", size)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_lmdeploy.plain_dispatcher,
+        with_lmdeploy.normal_dispatcher,
+        with_lmdeploy.low_latency_dispatcher,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_lmdeploy(check, function, size):
+    check(function, "lmdeploy", size)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_sglang.layers_are_dense,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_sglang(check, function, size):
+    check(function, "sglang", size)
