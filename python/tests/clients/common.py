@@ -1,4 +1,4 @@
-"""What the checks of all clients use: ranks in groups of torch, routing, experts, and a dense layer to compare with."""
+"""Common parts of the checks of clients: ranks in groups of torch, routing, experts, and a dense layer to compare with."""
 
 import contextlib
 import importlib
@@ -121,7 +121,7 @@ class Layer:
         return torch.cat([*parts, torch.zeros_like(rows[start:])])
 
     def dense(self, x, ids, weights, of_experts=None):
-        """What the layer gives without any communication, in the precision of its arguments."""
+        """The output of the layer without any communication, in the precision of its arguments."""
         out = torch.zeros_like(x)
         for expert in range(self.experts):
             scale = torch.where(ids == expert, weights, 0).sum(1, keepdim=True)

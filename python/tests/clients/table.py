@@ -12,7 +12,7 @@ HEAD = "| framework | version | last change | what ran, on 2 and 4 ranks | passe
 
 
 class Outcomes:
-    """What has run, by client: the names of checks in order, and how many of their runs passed."""
+    """The checks that have run, by client: the names of checks in order, and how many of their runs passed."""
 
     def __init__(self):
         self.by_client = {}

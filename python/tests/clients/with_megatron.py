@@ -12,7 +12,7 @@ STEPS = 50
 
 
 class HostStream:
-    """Stands for a stream of CUDA where the oracle asks for one: the host has done everything that it was told."""
+    """Stands for a stream of CUDA where the oracle asks for one: the host has done all of its work."""
 
     def wait_stream(self, stream):
         pass

@@ -40,7 +40,7 @@ def plain(rows, scales, dtype):
 
 
 def by_choices(layer, rows, ids):
-    """What vLLM's experts give: an output for each row and choice, zeros for a choice of another rank."""
+    """The outputs of vLLM's experts: an output for each row and choice, zeros for a choice of another rank."""
     out = torch.zeros(rows.shape[0], ids.shape[1], layer.hidden, dtype=layer.dtype)
     for expert in range(layer.first, layer.first + layer.local):
         row, choice = torch.nonzero(ids == expert, as_tuple=True)
