@@ -419,8 +419,10 @@ pub(crate) const STEPS: &[Step] = &[
         quick: Quick::No,
         commands: &[
             cmd("{target}/python/venv/bin/python python/tests/clients/fetch.py {target}/clients"),
-            cmd("{target}/python/venv/bin/pytest --quiet -r s --clients {target}/clients --table check \
-                 python/tests/clients"),
+            cmd(
+                "{target}/python/venv/bin/pytest --quiet -r s --clients {target}/clients --table check \
+                 python/tests/clients",
+            ),
         ],
     },
     Step {
