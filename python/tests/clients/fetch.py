@@ -8,10 +8,11 @@ import fnmatch
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 import zlib
 from pathlib import Path
+
+import tomllib
 
 PINS = Path(__file__).with_name("clients.toml")
 DOWNLOAD = ["pip3", "download", "--quiet", "--no-deps"]

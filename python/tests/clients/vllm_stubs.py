@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from common import stub
-
 from deep_ep.utils.math import per_token_cast_to_fp8
 
 LAYERS = "vllm.model_executor.layers"
@@ -79,10 +78,16 @@ def install(folder):
     stub("vllm.logger", init_logger=lambda name: logger)
     stub("vllm.platforms", current_platform=types.SimpleNamespace(is_rocm=lambda: False))
     stub("vllm.forward_context", get_forward_context=lambda: context, ForwardContext=object)
-    stub("vllm.utils.math_utils", round_up=lambda x, y: -(-x // y) * y, cdiv=lambda x, y: -(-x // y))
+    stub(
+        "vllm.utils.math_utils", round_up=lambda x, y: -(-x // y) * y, cdiv=lambda x, y: -(-x // y)
+    )
     stub("vllm.utils.torch_utils", current_stream=lambda: None)
     # The kernel that makes ids global is Triton's: on this backend the experts do it, as vLLM lets them.
-    stub("vllm.triton_utils", tl=types.SimpleNamespace(constexpr=int), triton=types.SimpleNamespace(jit=lambda f: f))
+    stub(
+        "vllm.triton_utils",
+        tl=types.SimpleNamespace(constexpr=int),
+        triton=types.SimpleNamespace(jit=lambda f: f),
+    )
     stub("vllm._custom_ops", moe_sum=lambda rows, out: torch.sum(rows, 1, out=out))
     stub(
         f"{LAYERS}.fused_moe.modular_kernel",

@@ -4,7 +4,6 @@ import importlib
 
 import torch
 from common import Layer, close, group_of, on_path
-
 from deep_ep.utils.math import per_token_cast_back
 
 MODULE = "lmdeploy.pytorch.backends.cuda.token_dispatcher"

@@ -90,7 +90,9 @@ def through(dispatcher, layer, x, routing, weights):
 
 def route(x, router, topk):
     probs = (x @ router).softmax(1)
-    chosen = torch.zeros_like(probs, dtype=torch.bool).scatter_(1, probs.topk(topk, 1).indices, True)
+    chosen = torch.zeros_like(probs, dtype=torch.bool).scatter_(
+        1, probs.topk(topk, 1).indices, True
+    )
     return chosen, probs * chosen
 
 

@@ -6,7 +6,6 @@ import types
 
 import torch
 from common import Layer, close, group_of, on_path, stub
-
 from deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
 
 MODULE = "sglang.srt.layers.moe.token_dispatcher.deepep_v2"
@@ -25,7 +24,7 @@ class Setting:
 
 
 def packages(folder):
-    names = "sglang sglang.srt sglang.srt.layers sglang.srt.layers.moe".split()
+    names = ["sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.moe"]
     for name in [*names, "sglang.srt.layers.moe.token_dispatcher"]:
         stub(name, __path__=[str(folder / name.replace(".", "/"))])
 
@@ -98,7 +97,7 @@ def compact(layer, got):
 
 
 def layers_are_dense(world, port, size, folder):
-    """Prefill, expanded and not, and decode, in bfloat16 and FP8; a rank without tokens brings the padding of SGLang."""
+    """Prefill, expanded and not, and decode, in bfloat16 and FP8; an idle rank brings the padding of SGLang."""
     module = module_of(folder)
     layer = Layer(group_of(world, port, size), 8, 256, 3, torch.bfloat16, seed=51)
     for is_fp8 in (False, True):

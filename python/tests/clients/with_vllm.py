@@ -6,9 +6,9 @@ import types
 import torch
 import vllm_stubs
 from common import Layer, close, group_of
+from deep_ep.utils.math import per_token_cast_back
 
 import deep_ep
-from deep_ep.utils.math import per_token_cast_back
 
 FUSED = f"{vllm_stubs.LAYERS}.fused_moe"
 TOLERANCE = {False: 0.03, True: 0.1}
