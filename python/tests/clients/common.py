@@ -1,4 +1,4 @@
-"""Common parts of the checks of clients: ranks in groups of torch, routing, experts, and a dense layer to compare with."""
+"""Common parts of the checks of clients: ranks in groups of torch, routing, experts, and a dense layer beside them."""
 
 import contextlib
 import importlib

@@ -45,7 +45,7 @@ def dates_of(rows):
     dates = {}
     for row in rows:
         client, version, date, *others = (cell.strip() for cell in row.strip(" |\n").split("|"))
-        dates[client, version, *others] = date
+        dates[(client, version, *others)] = date
     return dates
 
 
