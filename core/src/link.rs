@@ -89,8 +89,8 @@ impl Link {
         };
         let mut address = std::ptr::null_mut();
         let mut error = crate::host::blank_error();
-        // SAFETY: an open instance; the structures are valid for the call.
         let status = attended("transport", self.name(), "peer_address", || {
+            // SAFETY: an open instance; the structures are valid for the call.
             inside(Slot::PeerAddress, || unsafe {
                 slot(self.instance, window, peer, &mut address, &mut error)
             })
@@ -114,8 +114,8 @@ impl Link {
         };
         let mut device_api = NO_DEVICE_API;
         let mut error = crate::host::blank_error();
-        // SAFETY: an open instance; the structures are valid for the call.
         let status = attended("transport", self.name(), "device_api", || {
+            // SAFETY: an open instance; the structures are valid for the call.
             inside(Slot::DeviceApi, || unsafe { slot(self.instance, &mut device_api, &mut error) })
         });
         crate::host::check("device_api", status, &error)
@@ -207,8 +207,8 @@ impl Link {
         let mut bytes = 0_usize;
         let name = self.name();
         let Some(slot) = self.table.link_name else { return name.to_owned() };
-        // SAFETY: an open instance; any thread may call it; the buffer is valid for the call.
         let status = attended("transport", name, "link_name", || {
+            // SAFETY: an open instance; any thread may call it; the buffer is valid for the call.
             inside(Slot::LinkName, || unsafe {
                 slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes)
             })
