@@ -18,8 +18,12 @@ def run(*words):
     return ended.stdout
 
 
-def test_the_stubs_say_what_the_module_is():
-    assert "no issues found" in run("-m", "mypy.stubtest", "tokenyard")
+def test_the_stubs_say_what_the_module_is(tmp_path):
+    # torch gives handles a metaclass of its own, where it is installed: compiled functions may pass them on then.
+    allowed = tmp_path / "allowed"
+    allowed.write_text("tokenyard\\.deep_ep\\.buffers\\.handle\\.EPHandle\n")
+    options = ("--allowlist", str(allowed), "--ignore-unused-allowlist")
+    assert "no issues found" in run("-m", "mypy.stubtest", *options, "tokenyard")
 
 
 def test_to_import_it_takes_python_alone():
@@ -82,7 +86,8 @@ def test_the_readme_shows_the_components_that_are_built_in():
     readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
     shown = readme.split("\ntokenyard 0.1.0\n\n")[1].split("\n```")[0].splitlines()
     of_plugins = {part["name"] for part in tokenyard.components() if part["file"]}
-    printed = [line for line in run("-m", "tokenyard").splitlines()[2:] if "plugin: " not in line]
+    of_components = run("-m", "tokenyard").split("\n\n")[1]
+    printed = [line for line in of_components.splitlines() if "plugin: " not in line]
     # Columns are as wide as their longest word, which may be a plugin's.
     lines = [line.replace("kernel set", "kernels").split() for line in printed]
     built_in = [line for line in lines if line[1] not in of_plugins]

@@ -4,6 +4,7 @@ import gc
 import os
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ import tokenyard
 from tokenyard import errors
 from tokenyard._native import _Reader, _record_at
 from tokenyard.deep_ep import Buffer, ElasticBuffer
-from tokenyard.deep_ep.utils import refs
+from tokenyard.deep_ep.utils import envs, refs
 from tokenyard.deep_ep.utils.gate import get_unbalanced_scores
 from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
@@ -365,3 +366,16 @@ def subclass(world, case):
         assert torch.equal(rows, -plain)
         other.destroy()
     buffer.destroy()
+
+
+def seeds(world, port):
+    """The seeds of scripts, and the first numbers that torch and numpy draw from them."""
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.ranks
+    )
+    try:
+        envs.init_seed(7)
+        drawn = torch.randint(1 << 30, (1,)).item(), int(np.random.randint(1 << 30))
+        return envs.get_global_seed(), envs.get_local_seed(), *drawn
+    finally:
+        dist.destroy_process_group()

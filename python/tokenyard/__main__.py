@@ -1,6 +1,8 @@
-"""`python -m tokenyard` says which version this is, and which components a config can name."""
+"""`python -m tokenyard` says which version this is, which components a config can name, and whose `deep_ep` is
+imported."""
 
 import tokenyard
+from tokenyard import _names
 
 
 def main() -> None:
@@ -13,6 +15,8 @@ def main() -> None:
         print("  ".join([*cells, part["about"]]))
     for file in sorted({part["file"] for part in components if part["file"]}):
         print(f"plugin: {file}")
+    print()
+    print("\n".join(_names.report()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The name `deep_ep`, for programs that import it."""
 
 import importlib
+import os
 import pkgutil
 import sys
+import warnings
 
 OURS = "tokenyard.deep_ep"
 
@@ -27,3 +29,15 @@ def alias_deep_ep() -> None:
     for name in [name for name in sys.modules if name == OURS or name.startswith(f"{OURS}.")]:
         sys.modules["deep_ep" + name.removeprefix(OURS)] = sys.modules[name]
     sys.modules["deep_ep_cpp"] = sys.modules[f"{OURS}._C"]
+
+
+def warn_of_strangers(folder: str) -> None:
+    """Warns of files beside `deep_ep/__init__.py` of tokenyard-deep-ep: another distribution of that name left them."""
+    strangers = sorted(set(os.listdir(folder)) - {"__init__.py", "__pycache__"})
+    if strangers:
+        warnings.warn(
+            f"deep_ep: found {', '.join(strangers)} in {folder}, of another distribution; tokenyard's modules are "
+            "used: see python -m tokenyard",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -36,9 +36,13 @@ MISSING = {
 }
 
 
+class MissingError(errors.UnsupportedError, TypeError):
+    """A keyword or a method that is not there. It is a TypeError, too: callers try again without what is refused."""
+
+
 def missing(operation: str, name: str) -> NoReturn:
     """Raises for a name of the list. The caller's code is the same on all ranks, so no rank needs a message."""
-    raise errors.UnsupportedError(
+    raise MissingError(
         f"{operation}: found {name}; expected a call without it: tokenyard has no {MISSING[name]} yet",
         kind="unsupported",
         operation=operation,

@@ -4,26 +4,47 @@ import contextlib
 import importlib
 import os
 import random
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_seed = 0
+# The kernel describes its devices there.
+_SYSTEM = Path("/sys/class")
+
+_global_seed = 0
+_local_seed = 0
 
 
-def init_seed(seed: int) -> None:
-    """Seeds Python, numpy and, where it is there, torch."""
-    global _seed
-    _seed = seed
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
+def init_seed(global_seed: int) -> None:
+    """Seeds Python, numpy and, where it is there, torch: by the seed plus the rank in torch's default group, if any."""
+    global _global_seed, _local_seed
+    torch = sys.modules.get("torch")
+    rank = 0
+    if (
+        torch is not None
+        and torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+    ):
+        rank = torch.distributed.get_rank()
+    _global_seed, _local_seed = global_seed, global_seed + rank
+    random.seed(_local_seed)
+    np.random.seed(_local_seed % (1 << 32))
     with contextlib.suppress(ImportError):
-        importlib.import_module("torch").manual_seed(seed)
+        importlib.import_module("torch").manual_seed(_local_seed)
 
 
 def get_global_seed() -> int:
-    """The last seed of `init_seed`, or 0."""
-    return _seed
+    """The last seed of `init_seed`, the same on all ranks, or 0."""
+    return _global_seed
+
+
+def get_local_seed() -> int:
+    """The seed of this rank: the global one plus the rank, or 0."""
+    return _local_seed
 
 
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, Any]:
@@ -53,7 +74,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
         rank=node * num_local_ranks + local_rank,
     )
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    init_seed(seed + rank)
+    init_seed(seed)
     return rank, ranks, distributed.new_group(list(range(ranks)))
 
 
@@ -67,6 +88,49 @@ def dist_print(text: str = "", once_in_node: bool = False) -> None:
         distributed.barrier()
 
 
-def get_rdma_gbs() -> float:
-    """0: the drop-in has not looked for NICs. Core reads them where a transport needs one."""
-    return 0.0
+def _gigabits(path: Path) -> float:
+    """The number that a file of the kernel begins with, or 0: links that are down have none."""
+    try:
+        return max(0.0, float(path.read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def get_rdma_gbs(nic_name: str = "mlx5_0") -> float:
+    """GB/s of a NIC: the rate of its fastest port, else of any RDMA device, else of any network device.
+
+    Never 0, because scripts divide by it: 1 where the kernel names none.
+    """
+    rdma = sorted(_SYSTEM.glob("infiniband/*/ports/*/rate"))
+    named = [path for path in rdma if path.parts[-4] == nic_name]
+    for paths in (named, rdma):
+        if fastest := max(map(_gigabits, paths), default=0.0):
+            return fastest / 8
+    # In megabits.
+    fastest = max(map(_gigabits, _SYSTEM.glob("net/*/speed")), default=0.0)
+    return fastest / 8000 or 1.0
+
+
+def get_nvlink_gbs(factor: float = 0.9) -> float:
+    """GB/s of all NVLinks of the first GPU, times `factor`: as nvidia-smi lists them, or 0 without any."""
+    try:
+        words = ["nvidia-smi", "nvlink", "--status", "--id=0"]
+        listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0.0
+    return factor * sum(map(float, re.findall(r"Link \d+: *([\d.]+) GB/s", listed)))
+
+
+def get_physical_domain_size(group: Any) -> tuple[int, int]:
+    """Domains of a group, and ranks in each. Collective."""
+    return importlib.import_module("tokenyard.deep_ep").get_physical_domain_size(group)  # type: ignore[no-any-return]
+
+
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
+    """Domains of a group, and ranks in each; one domain of all ranks without `allow_hybrid_mode`. Collective."""
+    package = importlib.import_module("tokenyard.deep_ep")
+    return package.get_logical_domain_size(group, allow_hybrid_mode)  # type: ignore[no-any-return]
+
+
+def check_nvlink_connections(group: Any) -> None:
+    """Does nothing: which GPUs reach each other is found out when a communicator opens."""

@@ -1,5 +1,6 @@
-"""Numbers that scripts of DeepEP compute, of torch's CPU tensors or of numpy's arrays."""
+"""Numbers that scripts of DeepEP compute: of torch's tensors by torch, on their device; of numpy's arrays by numpy."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ def safe_div(a: float, b: float) -> float:
 
 def calc_diff(x: Tensor, y: Tensor) -> float:
     """How far two tensors are apart: 0 for equal ones. Both are shifted by 1, so that zeros count."""
+    if is_torch(x) and is_torch(y):
+        shifted, other = x.double() + 1, y.double() + 1
+        total = float((shifted * shifted).sum() + (other * other).sum())
+        return 1 - 2 * float((shifted * other).sum()) / total
     a = to_host("x", x).astype(np.float64) + 1
     b = to_host("y", y).astype(np.float64) + 1
     squares = float((a * a).sum() + (b * b).sum())
@@ -48,8 +53,39 @@ def _channels(groups: Any) -> Any:
     return groups.reshape(tokens, count * width)
 
 
+def _torch_groups(rows: Any) -> Any:
+    """As `_groups`, of torch's tensors."""
+    torch = sys.modules["torch"]
+    hidden = rows.shape[1]
+    padded = torch.nn.functional.pad(rows.float(), (0, align(hidden, _CHANNELS) - hidden))
+    return padded.view(len(rows), ceil_div(hidden, _CHANNELS), _CHANNELS)
+
+
+def _torch_cast(x: Any) -> tuple[Any, Any]:
+    groups = _torch_groups(x)
+    largest = groups.abs().amax(2, keepdim=True).clamp(min=_LEAST)
+    cast = (groups * (_LARGEST / largest)).to(sys.modules["torch"].float8_e4m3fn)
+    return _channels(cast)[:, : x.shape[1]].contiguous(), (largest / _LARGEST)[:, :, 0]
+
+
+def _torch_cast_back(rows: Any, scales: Any) -> Any:
+    torch = sys.modules["torch"]
+    if not len(rows):
+        return rows.bfloat16()
+    if scales.dtype == torch.int32:
+        exponents = scales.contiguous().view(torch.uint8).int()
+        scales = (exponents << 23).view(torch.float32)
+    if len(scales) != len(rows):
+        scales = scales.reshape(len(rows), -1)
+    groups = _torch_groups(rows)
+    scaled = groups * scales[:, : groups.shape[1], None].float()
+    return _channels(scaled)[:, : rows.shape[1]].bfloat16().contiguous()
+
+
 def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """`[T, H]` as FP8 e4m3, and a float32 scale for each 128 channels that brings the values back."""
+    if is_torch(x):
+        return _torch_cast(x)
     rows = to_host("x", x)
     groups = _groups(rows)
     largest = np.maximum(np.abs(groups).max(axis=2, keepdims=True, initial=0), np.float32(_LEAST))
@@ -60,6 +96,8 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
     """bfloat16 of rows in FP8 and their scales: float32, or int32 with four exponents (UE8M0) each."""
+    if is_torch(x_fp8):
+        return _torch_cast_back(x_fp8, x_scales)
     rows, scales = to_host("x_fp8", x_fp8), to_host("x_scales", x_scales)
     groups = _groups(rows)
     if scales.dtype == np.int32:
@@ -100,6 +138,12 @@ def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) ->
 
 def hash_tensor(t: Tensor) -> int:
     """The sum of the memory's words of 4 bytes, or of its bytes where they do not divide it."""
+    if is_torch(t):
+        torch = sys.modules["torch"]
+        held = t.detach().contiguous().reshape(-1).view(torch.uint8)
+        return int(
+            (held.view(torch.int32) if held.numel() % 4 == 0 else held).sum(dtype=torch.int64)
+        )
     memory = np.ascontiguousarray(to_host("t", t)).reshape(-1).view(np.uint8)
     words = memory.view(np.int32) if memory.size % 4 == 0 else memory
     return int(words.sum(dtype=np.int64))
@@ -126,4 +170,4 @@ def hash_tensors(*tensors: Any) -> int:
 
 def count_bytes(*tensors: Any) -> int:
     """Bytes of all tensors."""
-    return sum(int(to_host("tensor", tensor).nbytes) for tensor in _tensors(tensors))
+    return sum(int(tensor.nbytes) for tensor in _tensors(tensors))

@@ -1,0 +1,149 @@
+"""Callers of DeepEP use this beside its buffers: seeds, rates of links, refusals, and who owns the name `deep_ep`."""
+
+import base64
+import hashlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pool import free_port
+
+from tokenyard import errors
+from tokenyard.deep_ep import _missing
+from tokenyard.deep_ep.utils import envs, math
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="torch is not installed: the drop-in ran on numpy alone",
+)
+OURS = pathlib.Path(__file__).parents[1] / "deep_ep/deep_ep/__init__.py"
+
+
+@needs_torch
+def test_ranks_have_one_global_seed_and_draw_other_numbers(ranks):
+    import torch_ranks
+
+    found = ranks(2, torch_ranks.seeds, free_port())
+    assert [one[:2] for one in found] == [(7, 7), (7, 8)]
+    assert found[0][2:] != found[1][2:]
+
+
+def test_a_seed_without_a_group_is_its_own():
+    envs.init_seed(9)
+    assert (envs.get_global_seed(), envs.get_local_seed()) == (9, 9)
+
+
+def rate(folder, path, text):
+    file = folder / path
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+
+
+def test_the_rate_of_a_nic_is_never_zero(tmp_path, monkeypatch):
+    monkeypatch.setattr(envs, "_SYSTEM", tmp_path)
+    assert envs.get_rdma_gbs() == 1.0
+    rate(tmp_path, "net/lo/speed", "-1\n")
+    rate(tmp_path, "net/eth1/speed", "25000\n")
+    assert envs.get_rdma_gbs() == 3.125
+    rate(tmp_path, "infiniband/mlx5_1/ports/1/rate", "200 Gb/sec (4X HDR)\n")
+    assert envs.get_rdma_gbs() == 25.0
+    rate(tmp_path, "infiniband/mlx5_0/ports/1/rate", "100 Gb/sec (4X EDR)\n")
+    assert (envs.get_rdma_gbs(), envs.get_rdma_gbs("mlx5_1")) == (12.5, 25.0)
+
+
+LINKS = """GPU 0: NVIDIA H200 (UUID: GPU-1)
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+"""
+
+
+def test_the_rate_of_nvlink_is_the_sum_of_the_links_of_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert envs.get_nvlink_gbs() == 0
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!{sys.executable}\nprint({LINKS!r})\n")
+    tool.chmod(0o755)
+    assert envs.get_nvlink_gbs() == pytest.approx(0.9 * 2 * 26.562)
+    assert envs.get_nvlink_gbs(1) == pytest.approx(2 * 26.562)
+
+
+def test_a_keyword_that_is_missing_is_a_type_error_with_its_name():
+    for kind in (TypeError, NotImplementedError, errors.UnsupportedError):
+        with pytest.raises(kind, match="low_latency_dispatch: found use_nvfp4"):
+            _missing.refuse_missing("low_latency_dispatch", {"use_nvfp4": True}, ())
+
+
+@needs_torch
+@pytest.mark.parametrize("shape", [(5, 256), (3, 130), (0, 128)], ids=str)
+def test_torch_computes_the_numbers_of_numpy(shape):
+    import torch
+
+    array = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    array[: len(array) // 2] *= 1000
+    tensor = torch.from_numpy(array)
+    (cast, scales), (as_array, array_scales) = map(math.per_token_cast_to_fp8, (tensor, array))
+    assert np.array_equal(cast.view(torch.uint8).numpy(), as_array.view(np.uint8))
+    assert np.array_equal(scales.numpy(), array_scales)
+    back = math.per_token_cast_back(cast, scales)
+    expected = math.per_token_cast_back(as_array, array_scales)
+    assert np.array_equal(back.view(torch.uint8).numpy(), expected.view(np.uint8))
+    packed = np.full((len(array), 1), 0x7F7F7F7F, np.int32)
+    back = math.per_token_cast_back(cast, torch.from_numpy(packed))
+    expected = math.per_token_cast_back(as_array, packed)
+    assert np.array_equal(back.view(torch.uint8).numpy(), expected.view(np.uint8))
+    assert math.hash_tensor(tensor) == math.hash_tensor(array)
+    assert math.hash_tensor(cast) == math.hash_tensor(as_array)
+    assert math.count_bytes(tensor, (cast,)) == math.count_bytes(array, (as_array,))
+    if len(array):
+        other = array + np.float32(0.01)
+        found = math.calc_diff(tensor, torch.from_numpy(other))
+        assert found == pytest.approx(math.calc_diff(array, other), abs=1e-12)
+
+
+def install(site, name, files):
+    """A distribution in a folder of packages, as pip leaves it: its files overwrite those that are there."""
+    lines = []
+    for path, text in files.items():
+        file = site / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        digest = hashlib.sha256(text.encode()).digest()
+        hashed = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={hashed},{len(text)}\n")
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(lines))
+
+
+def run(site, *words):
+    path = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=path)
+
+
+def test_it_says_whose_deep_ep_is_imported_and_what_was_overwritten(tmp_path):
+    theirs = {"deep_ep/__init__.py": "x = 1\n", "deep_ep/buffer.py": "y = 2\n"}
+    install(tmp_path, "tokenyard_deep_ep", {"deep_ep/__init__.py": OURS.read_text()})
+    install(tmp_path, "sgl_deep_ep", theirs)
+    ended = run(tmp_path, "-m", "tokenyard")
+    assert ended.returncode == 0, ended.stderr
+    text = ended.stdout.split("\n\n")[-1]
+    assert f"deep_ep: {tmp_path}/deep_ep/__init__.py, of sgl_deep_ep\n" in text
+    assert "sgl_deep_ep 1.0: 2 files\n" in text
+    assert "tokenyard_deep_ep 1.0: 1 files, overwritten or gone: deep_ep/__init__.py\n" in text
+    assert "fix: uninstall all of these" in text
+
+
+def test_ours_warns_of_files_that_another_distribution_left_beside_it(tmp_path):
+    install(tmp_path, "sgl_deep_ep", {"deep_ep/buffer.py": "y = 2\n"})
+    shutil.copy(OURS, tmp_path / "deep_ep")
+    ended = run(tmp_path, "-c", "import deep_ep; print(deep_ep.Buffer.__module__)")
+    assert "RuntimeWarning: deep_ep: found buffer.py in" in ended.stderr
+    assert ended.stdout.startswith("tokenyard.deep_ep")
+    (tmp_path / "deep_ep/buffer.py").unlink()
+    assert not run(tmp_path, "-W", "error", "-c", "import deep_ep").stderr
