@@ -17,8 +17,13 @@ class Claimant:
 
     name: str
     version: str
+    folder: Path
     files: tuple[str, ...]
     changed: tuple[str, ...]
+
+    def owns(self, file: Path) -> bool:
+        """Whether it has installed this file, and the file is as it was."""
+        return any(self.folder / name == file for name in set(self.files) - set(self.changed))
 
 
 def _is_changed(file: importlib.metadata.PackagePath) -> bool:
@@ -43,7 +48,8 @@ def claimants() -> list[Claimant]:
         if files:
             changed = tuple(str(file) for file in files if _is_changed(file))
             name, version = distribution.metadata["Name"], distribution.version
-            found.append(Claimant(name, version, tuple(map(str, files)), changed))
+            folder = Path(str(distribution.locate_file("")))
+            found.append(Claimant(name, version, folder, tuple(map(str, files)), changed))
     return sorted(found, key=lambda one: one.name)
 
 
@@ -54,11 +60,7 @@ def report() -> list[str]:
         return [f"{NAME}: not installed"]
     claims = claimants()
     file = str(spec.origin)
-    owners = [
-        one.name
-        for one in claims
-        if f"{NAME}/__init__.py" in one.files and f"{NAME}/__init__.py" not in one.changed
-    ]
+    owners = [one.name for one in claims if one.owns(Path(file))]
     lines = [f"{NAME}: {file}, of {' and '.join(owners) or 'no distribution'}"]
     for one in claims:
         lines.append(f"  {one.name} {one.version}: {len(one.files)} files")
