@@ -80,7 +80,7 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
     })
 }
 
-/// Whether a case meets the bad day `number` of `count`. Neighbours in a list of cases meet different ones.
+/// Whether a case meets the bad day `number` of `count`. Its name alone decides: it keeps its day when others come.
 fn meets(test: &Test, number: usize, count: usize) -> bool {
     let mut hash = DefaultHasher::new();
     test.name.hash(&mut hash);
@@ -125,7 +125,7 @@ fn main() {
         // The levels of a communicator do not matter to L0; and many ranks need few cases.
         let tests = tests.filter(|test| test.level != Level::L0 && test.ranks <= 8);
         let tests = tests.filter(|test| domains == 2 || worlds(&test.name));
-        // Domains have bad days inside, between, both and with masks.
+        // A third of the cases has a bad day at both levels.
         let tests = tests.filter(|test| inside != INSIDE[2] || meets(test, 0, 3));
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));
     }

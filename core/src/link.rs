@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::abi;
-use crate::host::{Slot, attended, inside};
+use crate::host::{Slot, cold, inside};
 use crate::transport::{Capabilities, Command, Event};
 use crate::{Error, ErrorKind, Result};
 
@@ -89,11 +89,9 @@ impl Link {
         };
         let mut address = std::ptr::null_mut();
         let mut error = crate::host::blank_error();
-        let status = attended("transport", self.name(), "peer_address", || {
+        let status = cold(self.name(), Slot::PeerAddress, || {
             // SAFETY: an open instance; the structures are valid for the call.
-            inside(Slot::PeerAddress, || unsafe {
-                slot(self.instance, window, peer, &mut address, &mut error)
-            })
+            unsafe { slot(self.instance, window, peer, &mut address, &mut error) }
         });
         crate::host::check("peer_address", status, &error)
             .map_err(|e| e.with_context("component", self.name()))?;
@@ -114,9 +112,9 @@ impl Link {
         };
         let mut device_api = NO_DEVICE_API;
         let mut error = crate::host::blank_error();
-        let status = attended("transport", self.name(), "device_api", || {
+        let status = cold(self.name(), Slot::DeviceApi, || {
             // SAFETY: an open instance; the structures are valid for the call.
-            inside(Slot::DeviceApi, || unsafe { slot(self.instance, &mut device_api, &mut error) })
+            unsafe { slot(self.instance, &mut device_api, &mut error) }
         });
         crate::host::check("device_api", status, &error)
             .map_err(|e| e.with_context("component", self.name()))?;
@@ -207,11 +205,9 @@ impl Link {
         let mut bytes = 0_usize;
         let name = self.name();
         let Some(slot) = self.table.link_name else { return name.to_owned() };
-        let status = attended("transport", name, "link_name", || {
+        let status = cold(name, Slot::LinkName, || {
             // SAFETY: an open instance; any thread may call it; the buffer is valid for the call.
-            inside(Slot::LinkName, || unsafe {
-                slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes)
-            })
+            unsafe { slot(self.instance, peer, data.as_mut_ptr(), data.len(), &mut bytes) }
         });
         let text = String::from_utf8_lossy(&data[..bytes.min(data.len())]);
         if status != abi::TY_OK || text.is_empty() || text == name {

@@ -24,7 +24,7 @@ pub use registry::{
 };
 pub use topology::discover;
 pub use transport::OpenTransport;
-pub(crate) use transport::missing_slot;
+pub(crate) use transport::{cold, missing_slot};
 
 use std::ffi::c_void;
 

@@ -21,7 +21,7 @@ pub(crate) fn missing_slot(component: &str, slot: &'static str) -> Error {
 }
 
 /// Runs `call`, which calls a slot that may take long.
-fn cold<T>(transport: &'static str, slot: Slot, call: impl FnOnce() -> T) -> T {
+pub(crate) fn cold<T>(transport: &'static str, slot: Slot, call: impl FnOnce() -> T) -> T {
     attended("transport", transport, slot.name(), || inside(slot, call))
 }
 
