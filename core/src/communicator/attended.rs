@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, Result};
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Runs a bring-up of `world`. It ends with its own result, or with an error once a component has been inside of one
-/// call for `late`: then the thread is left behind with all that it uses, which it owns, and this rank leaves the
+/// call for [`patience`]: then the thread is left behind with all that it uses, which it owns, and this rank leaves the
 /// world, because the thread may go on at any time.
 ///
 /// # Errors
@@ -25,7 +25,8 @@ pub(super) fn run<T: Send + 'static>(
     config: &Config,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let (deadline, late) = (config.world.deadline, config.world.late);
+    let deadline = config.world.deadline;
+    let patience = patience(deadline, config.world.late);
     let calls = Arc::<Attended>::default();
     let (done, result) = sync_channel(1);
     let context = ThreadContext::of_this_thread(&config.kernels.name);
@@ -43,8 +44,8 @@ pub(super) fn run<T: Send + 'static>(
             continue;
         };
         let lasted = call.since.elapsed();
-        if lasted >= late {
-            let error = stuck(&call, late);
+        if lasted >= patience {
+            let error = stuck(&call, patience);
             world.report_failure(&error.to_string());
             return Err(error);
         }
@@ -53,6 +54,12 @@ pub(super) fn run<T: Send + 'static>(
             warn_after = 2 * lasted;
         }
     }
+}
+
+/// The time that a call may take: `late`, and never as little as the deadline that the call itself has (INV-6). The
+/// error of a call that ends by its own deadline names the peer, which this module cannot.
+fn patience(deadline: Duration, late: Duration) -> Duration {
+    late.max(deadline + deadline / 2)
 }
 
 /// Starts the thread, which stands in for this one.
@@ -74,8 +81,8 @@ fn start(
 }
 
 #[cold]
-fn stuck(call: &ColdCall, late: Duration) -> Error {
-    let text = format!("{call}, and has not come back from there within {late:?} (world.late_ms)");
+fn stuck(call: &ColdCall, patience: Duration) -> Error {
+    let text = format!("{call}, and has not come back from there within {patience:?} (world.late_ms)");
     tracing::error!("{text}: a thread is left behind there, with all that it may use");
     Error::new(ErrorKind::Transport, "open communicator", text)
         .with_fix("start this process again, without that component if the fault repeats")
@@ -91,5 +98,17 @@ fn broken(thread: JoinHandle<()>) -> Error {
             "open communicator",
             "the thread of the bring-up ended without a result",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_ends_by_its_own_deadline_is_waited_for() {
+        let second = Duration::from_secs(1);
+        assert_eq!(patience(2 * second, 2 * second), 3 * second);
+        assert_eq!(patience(2 * second, 60 * second), 60 * second);
     }
 }
