@@ -1,12 +1,12 @@
 //! L0 to L2 with ranks as threads, over shared memory: by loads and stores, by puts, and through the
 //! `faulty` transport, which must not change a bit; in one domain and in several.
 //!
-//! A default run meets each case with each way to move rows, and with one of the bad days, which its name chooses. With
+//! A default run meets each case with each way to move rows, and with one of the bad days. With
 //! the variable `TOKENYARD_TEST_ALL`, each case meets each bad day.
 
 #![allow(clippy::expect_used, reason = "a test may end where its own setup is wrong")]
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::HashMap;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokenyard_conformance::runner::Settings;
@@ -80,12 +80,19 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
     })
 }
 
-/// Whether a case meets the bad day `number` of `count`. Its name alone decides: it keeps its day when others come.
-fn meets(test: &Test, number: usize, count: usize) -> bool {
-    let mut hash = DefaultHasher::new();
-    test.name.hash(&mut hash);
+/// The cases that meet the bad day `number` of `count`: each one in a default run of one day, and each operation every
+/// day, if it has as many cases. The days shift against the cases, whose layouts come in turn as well.
+fn on_day(tests: Vec<Test>, number: usize, count: usize) -> impl Iterator<Item = Test> {
     let all = std::env::var_os("TOKENYARD_TEST_ALL").is_some();
-    all || test.level == Level::L0 || hash.finish() as usize % count == number
+    let mut met: HashMap<String, usize> = HashMap::new();
+    tests.into_iter().filter(move |test| {
+        // As in `l1/types/...`.
+        let operation: Vec<&str> = test.name.splitn(3, '/').take(2).collect();
+        let index = met.entry(operation.join("/")).or_default();
+        let day = (*index + *index / count) % count;
+        *index += 1;
+        all || test.level == Level::L0 || day == number
+    })
 }
 
 /// Whether a test depends on the number of domains beyond two, by its name.
@@ -108,8 +115,7 @@ fn main() {
     }
     for (number, (prefix, transport, table)) in BAD_DAYS.into_iter().enumerate() {
         let settings = Settings::new(config(transport, table)).expect("the transport probes");
-        let tests = suite::tests(settings.capabilities(), 1).into_iter();
-        let tests = tests.filter(|test| meets(test, number, BAD_DAYS.len()));
+        let tests = on_day(suite::tests(settings.capabilities(), 1), number, BAD_DAYS.len());
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));
     }
     for (prefix, domains, inside, between) in [
@@ -126,7 +132,8 @@ fn main() {
         let tests = tests.filter(|test| test.level != Level::L0 && test.ranks <= 8);
         let tests = tests.filter(|test| domains == 2 || worlds(&test.name));
         // A third of the cases has a bad day at both levels.
-        let tests = tests.filter(|test| inside != INSIDE[2] || meets(test, 0, 3));
+        let days = if inside == INSIDE[2] { 3 } else { 1 };
+        let tests = on_day(tests.collect(), 0, days);
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));
     }
     // No rank is lost, and the ranks exchange more entries.
@@ -140,7 +147,7 @@ fn main() {
         let settings = Settings::new(config).expect("the transport probes");
         let tests = suite::tests(settings.capabilities(), 2).into_iter();
         let tests = tests.filter(|test| test.level == Level::L2 || worlds(&test.name));
-        let tests = tests.filter(|test| meets(test, number, masked.len()));
+        let tests = on_day(tests.collect(), number, masked.len());
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));
     }
     libtest_mimic::run(&arguments, trials).exit();
