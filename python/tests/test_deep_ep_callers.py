@@ -11,11 +11,13 @@ import sys
 
 import numpy as np
 import pytest
+from oracle import Case
 from pool import free_port
 
 from tokenyard import errors
 from tokenyard.deep_ep import _missing
-from tokenyard.deep_ep.utils import envs, math
+from tokenyard.deep_ep._arrays import BF16, like, to_numpy
+from tokenyard.deep_ep.utils import envs, gate, math, refs
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -103,6 +105,75 @@ def test_torch_computes_the_numbers_of_numpy(shape):
         other = array + np.float32(0.01)
         found = math.calc_diff(tensor, torch.from_numpy(other))
         assert found == pytest.approx(math.calc_diff(array, other), abs=1e-12)
+
+
+def as_torch(*arrays):
+    torch = importlib.import_module("torch")
+    return [like(torch.zeros(1), array) for array in arrays]
+
+
+def bits(tensor):
+    """The bytes of a tensor of torch or numpy: negative zeros, and numbers that are none, differ in them."""
+    array = to_numpy("tensor", tensor)
+    return array.dtype, array.shape, array.tobytes()
+
+
+@needs_torch
+def test_torch_sums_rows_as_numpy_does_to_the_last_bit():
+    random = np.random.default_rng(3)
+    tokens, topk, hidden, experts = 40, 5, 24, 16
+    y = random.normal(size=(tokens, topk, hidden)).astype(BF16)
+    y[::3] = -0.0
+    ids = random.integers(-1, experts, (tokens, topk))
+    bias = [random.normal(size=(tokens, hidden)).astype(BF16) for _ in range(2)]
+    numbers = as_torch(y, ids, *bias)
+    for local, domain in ((False, False), (True, False), (False, True), (True, True)):
+        found = refs.combine(*numbers[:2], 2, 4, experts, tuple(numbers[2:]), local, domain)
+        expected = refs.combine(y, ids, 2, 4, experts, tuple(bias), local, domain)
+        assert bits(found) == bits(expected)
+    found, expected = (
+        refs.ordered_accumulate(one[0], one[2]) for one in (numbers, (y, ids, *bias))
+    )
+    assert bits(found) == bits(expected)
+    token = random.integers(0, 1 << 20, 30)
+    found = refs.generate_pre_combine_data(*as_torch(token), 12, topk, hidden)
+    assert bits(found) == bits(refs.generate_pre_combine_data(token, 12, topk, hidden))
+
+
+@needs_torch
+def test_torch_finds_the_arrivals_that_numpy_finds():
+    case = Case(4, seed=6, tokens=(5, 0, 12, 1))
+    inputs = [
+        [*math.per_token_cast_to_fp8(case.x[r]), case.idx[r], case.weights[r]] for r in range(4)
+    ]
+    for me in range(4):
+        expected = refs.arrivals(inputs, me, case.max_tokens, case.experts)
+        found = refs.arrivals([as_torch(*one) for one in inputs], me, case.max_tokens, case.experts)
+        assert [*map(bits, found)] == [*map(bits, expected)]
+
+
+@needs_torch
+@pytest.mark.parametrize("precise", [True, False], ids=["precise", "random"])
+def test_torch_makes_the_scores_that_numpy_makes_of_the_same_numbers(monkeypatch, precise):
+    def scores(make):
+        random = np.random.default_rng(4)
+        monkeypatch.setattr(gate, "_random", lambda shape: make(random.random(shape, np.float32)))
+        return gate.get_unbalanced_scores(500, 32, 4, 6, 1.5, precise)
+
+    assert bits(scores(lambda array: as_torch(array)[0])) == bits(scores(np.asarray))
+
+
+@needs_torch
+def test_torch_groups_ids_and_scores_as_numpy_does():
+    random = np.random.default_rng(5)
+    ids, scores = random.integers(-1, 6, (30, 5)), random.random((30, 12), np.float32)
+    groups = random.integers(0, 4, (30, 2))
+    ids_of_torch, scores_of_torch, groups_of_torch = as_torch(ids.copy(), scores, groups)
+    found = math.create_grouped_scores(scores_of_torch, groups_of_torch, 4)
+    assert bits(found) == bits(math.create_grouped_scores(scores, groups, 4))
+    for one in (ids, ids_of_torch):
+        math.inplace_unique(one, 6)
+    assert bits(ids_of_torch) == bits(ids)
 
 
 def install(site, name, files):
