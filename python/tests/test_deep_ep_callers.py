@@ -107,6 +107,14 @@ def test_torch_computes_the_numbers_of_numpy(shape):
         assert found == pytest.approx(math.calc_diff(array, other), abs=1e-12)
 
 
+@needs_torch
+@pytest.mark.parametrize("slice_of", [slice(1, 9), slice(2, 10), slice(3, 8), slice(1, 1)], ids=str)
+def test_a_slice_of_torch_that_begins_inside_of_a_word_has_the_hash_of_its_copy(slice_of):
+    array = np.arange(200, 212, dtype=np.uint8)
+    found = math.hash_tensor(as_torch(array)[0][slice_of])
+    assert found == math.hash_tensor(array[slice_of]) == math.hash_tensor(array[slice_of].copy())
+
+
 def as_torch(*arrays):
     torch = importlib.import_module("torch")
     return [like(torch.zeros(1), array) for array in arrays]

@@ -149,9 +149,11 @@ def hash_tensor(t: Tensor) -> int:
     if is_torch(t):
         torch = sys.modules["torch"]
         held = t.detach().contiguous().reshape(-1).view(torch.uint8)
-        return int(
-            (held.view(torch.int32) if held.numel() % 4 == 0 else held).sum(dtype=torch.int64)
-        )
+        if held.numel() % 4:
+            return int(held.sum(dtype=torch.int64))
+        # torch views words only where a slice begins at a multiple of them.
+        aligned = held.clone() if held.storage_offset() % 4 else held
+        return int(aligned.view(torch.int32).sum(dtype=torch.int64))
     memory = np.ascontiguousarray(to_host("t", t)).reshape(-1).view(np.uint8)
     words = memory.view(np.int32) if memory.size % 4 == 0 else memory
     return int(words.sum(dtype=np.int64))
