@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from oracle import Case
 from pool import free_port
+from test_deep_ep_normal import buffer_of, layout_of, same
 
 from tokenyard import errors
-from tokenyard.deep_ep import _missing
+from tokenyard.deep_ep import ElasticBuffer, _missing
 from tokenyard.deep_ep._arrays import BF16, like, to_numpy
 from tokenyard.deep_ep.utils import envs, gate, math, refs
 
@@ -78,6 +79,59 @@ def test_a_keyword_that_is_missing_is_a_type_error_with_its_name():
     for kind in (TypeError, NotImplementedError, errors.UnsupportedError):
         with pytest.raises(kind, match="low_latency_dispatch: found use_nvfp4"):
             _missing.refuse_missing("low_latency_dispatch", {"use_nvfp4": True}, ())
+
+
+# What the constructors of frameworks and of UCCL are called with, together.
+CONSTRUCTOR = {
+    "num_nvl_bytes": 1 << 20,
+    "num_rdma_bytes": 0,
+    "low_latency_mode": True,
+    "num_qps_per_rank": 12,
+    "allow_nvlink_for_low_latency_mode": True,
+    "allow_mnnvl": False,
+    "enable_shrink": True,
+    "use_fabric": True,
+    "allow_nvlink_for_normal_mode": True,
+    "is_intranode": None,
+    "use_nvfp4": False,
+}
+ELASTIC = {
+    "num_bytes": 2 << 20,
+    "num_max_tokens_per_rank": 12,
+    "hidden": 64,
+    "num_topk": 3,
+    "use_fp8_dispatch": False,
+    "deterministic": True,
+    "allow_hybrid_mode": False,
+    "allow_multiple_reduction": True,
+    "prefer_overlap_with_compute": False,
+    "sl_idx": 0,
+    "num_allocated_qps": 0,
+    "num_cpu_timeout_secs": 300,
+    "num_gpu_timeout_secs": 100,
+    "lb_allocation_plan_or_num_bytes": 0,
+}
+
+
+def keywords_of_callers(world, case):
+    me, off = world.rank, {"borrow_recv": False, "defer_epilogue": False, "non_blocking": False}
+    buffer = buffer_of(world, **CONSTRUCTOR)
+    options = {"topk_idx": case.idx[me], "topk_weights": case.weights[me], **off}
+    recv_x, *_, handle, _ = buffer.dispatch(case.x[me], **layout_of(buffer, case), **options)
+    combined, *_ = buffer.combine(recv_x, handle, **off)
+    elastic = ElasticBuffer(world, explicitly_destroy=True, **ELASTIC)
+    recv_x, _, _, handle, _ = elastic.dispatch(case.x[me], num_experts=case.experts, **options)
+    same(elastic.combine(recv_x, handle, **off)[0], combined)
+    for name in off:
+        says = f"ElasticBuffer.dispatch: found {name}; expected a call without it"
+        with pytest.raises(TypeError, match=says):
+            elastic.dispatch(case.x[me], num_experts=case.experts, **options | {name: True})
+    elastic.destroy()
+    buffer.destroy()
+
+
+def test_keywords_of_callers_that_change_nothing_are_taken_and_others_are_named(ranks):
+    ranks(2, keywords_of_callers, Case(2, seed=2))
 
 
 @needs_torch

@@ -54,7 +54,9 @@ class ElasticBuffer:
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
+        **others: Any,
     ) -> None:
+        refuse_missing("ElasticBuffer", others, ())
         make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
         waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs)
