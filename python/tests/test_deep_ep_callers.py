@@ -81,7 +81,7 @@ def test_a_keyword_that_is_missing_is_a_type_error_with_its_name():
             _missing.refuse_missing("low_latency_dispatch", {"use_nvfp4": True}, ())
 
 
-# What the constructors of frameworks and of UCCL are called with, together.
+# All keywords that the constructors of frameworks and of UCCL are called with.
 CONSTRUCTOR = {
     "num_nvl_bytes": 1 << 20,
     "num_rdma_bytes": 0,

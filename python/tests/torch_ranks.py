@@ -47,6 +47,7 @@ def layout_of(buffer, idx, experts):
 
 def normal(world, case):
     me, buffer = world.rank, buffer_of(world)
+    assert torch.equal(buffer.left_out, torch.zeros(1, dtype=torch.int32))
     for dtype in (torch.float32, torch.bfloat16):
         x, idx, weights = tensors(case, me, dtype)
         recv_x, recv_idx, recv_weights, per_expert, handle, _ = buffer.dispatch(
