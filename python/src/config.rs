@@ -112,6 +112,12 @@ impl Config {
         &self.core.name
     }
 
+    /// The consequence of a lost rank: `"stop"` ends a communicator, with `"mask"` the others go on without the rank.
+    #[getter]
+    fn on_failure(&self) -> &'static str {
+        self.core.world.on_failure.name()
+    }
+
     fn __repr__(&self) -> String {
         format!("tokenyard.Config({:?})", self.core.name)
     }

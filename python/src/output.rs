@@ -54,7 +54,7 @@ macro_rules! arrays {
 
 arrays! {
     scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges,
-    totals,
+    totals, lost,
 }
 
 impl Source {
@@ -265,7 +265,14 @@ impl Received {
         self.list(self.core.totals())
     }
 
-    /// The source ranks of which rows are left out because they were lost, in order.
+    /// `[R]` uint8: 1 where rows of a source rank are left out, because it was lost or masked. Each replay of a graph
+    /// with the dispatch writes it.
+    #[getter]
+    fn lost(&self) -> Option<Array> {
+        self.list(self.core.lost())
+    }
+
+    /// The source ranks that `lost` marks, in order.
     fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         Ok(self.core().map_err(|error| raise(py, &error))?.lost_ranks())
     }

@@ -116,8 +116,16 @@ class Steps:
         assert self.left_out() == [int(r not in sources) for r in range(self.world.ranks)]
         for call in (self.step, self.replay, self.step, self.replay):
             self.out.fill_(torch.nan)
+            self.buffer.left_out.zero_()
             self.check_step(sources, *call())
+            assert self.buffer.left_out.item() == self.gaps(sources)
         torch.cuda.synchronize()
+
+    def gaps(self, sources):
+        """The number of ranks that the step's dispatch lacks, and of experts that its sums lack."""
+        others = [rank for rank in range(self.world.ranks) if rank not in sources]
+        rank_of = torch.where(self.idx >= 0, self.idx // self.case.local, -1)
+        return len(others) + sum(int((rank_of == rank).sum()) for rank in others)
 
     def check_step(self, sources, rows, counts):
         self.check_rows(sources, rows, counts)

@@ -11,11 +11,14 @@ import sys
 
 import numpy as np
 import pytest
+from oracle import Case
 from pool import free_port
+from test_deep_ep_normal import buffer_of, layout_of, same
 
 from tokenyard import errors
-from tokenyard.deep_ep import _missing
-from tokenyard.deep_ep.utils import envs, math
+from tokenyard.deep_ep import ElasticBuffer, _missing
+from tokenyard.deep_ep._arrays import BF16, like, to_numpy
+from tokenyard.deep_ep.utils import envs, gate, math, refs
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -78,6 +81,59 @@ def test_a_keyword_that_is_missing_is_a_type_error_with_its_name():
             _missing.refuse_missing("low_latency_dispatch", {"use_nvfp4": True}, ())
 
 
+# All keywords that the constructors of frameworks and of UCCL are called with.
+CONSTRUCTOR = {
+    "num_nvl_bytes": 1 << 20,
+    "num_rdma_bytes": 0,
+    "low_latency_mode": True,
+    "num_qps_per_rank": 12,
+    "allow_nvlink_for_low_latency_mode": True,
+    "allow_mnnvl": False,
+    "enable_shrink": True,
+    "use_fabric": True,
+    "allow_nvlink_for_normal_mode": True,
+    "is_intranode": None,
+    "use_nvfp4": False,
+}
+ELASTIC = {
+    "num_bytes": 2 << 20,
+    "num_max_tokens_per_rank": 12,
+    "hidden": 64,
+    "num_topk": 3,
+    "use_fp8_dispatch": False,
+    "deterministic": True,
+    "allow_hybrid_mode": False,
+    "allow_multiple_reduction": True,
+    "prefer_overlap_with_compute": False,
+    "sl_idx": 0,
+    "num_allocated_qps": 0,
+    "num_cpu_timeout_secs": 300,
+    "num_gpu_timeout_secs": 100,
+    "lb_allocation_plan_or_num_bytes": 0,
+}
+
+
+def keywords_of_callers(world, case):
+    me, off = world.rank, {"borrow_recv": False, "defer_epilogue": False, "non_blocking": False}
+    buffer = buffer_of(world, **CONSTRUCTOR)
+    options = {"topk_idx": case.idx[me], "topk_weights": case.weights[me], **off}
+    recv_x, *_, handle, _ = buffer.dispatch(case.x[me], **layout_of(buffer, case), **options)
+    combined, *_ = buffer.combine(recv_x, handle, **off)
+    elastic = ElasticBuffer(world, explicitly_destroy=True, **ELASTIC)
+    recv_x, _, _, handle, _ = elastic.dispatch(case.x[me], num_experts=case.experts, **options)
+    same(elastic.combine(recv_x, handle, **off)[0], combined)
+    for name in off:
+        says = f"ElasticBuffer.dispatch: found {name}; expected a call without it"
+        with pytest.raises(TypeError, match=says):
+            elastic.dispatch(case.x[me], num_experts=case.experts, **options | {name: True})
+    elastic.destroy()
+    buffer.destroy()
+
+
+def test_keywords_of_callers_that_change_nothing_are_taken_and_others_are_named(ranks):
+    ranks(2, keywords_of_callers, Case(2, seed=2))
+
+
 @needs_torch
 @pytest.mark.parametrize("shape", [(5, 256), (3, 130), (0, 128)], ids=str)
 def test_torch_computes_the_numbers_of_numpy(shape):
@@ -103,6 +159,83 @@ def test_torch_computes_the_numbers_of_numpy(shape):
         other = array + np.float32(0.01)
         found = math.calc_diff(tensor, torch.from_numpy(other))
         assert found == pytest.approx(math.calc_diff(array, other), abs=1e-12)
+
+
+@needs_torch
+@pytest.mark.parametrize("slice_of", [slice(1, 9), slice(2, 10), slice(3, 8), slice(1, 1)], ids=str)
+def test_a_slice_of_torch_that_begins_inside_of_a_word_has_the_hash_of_its_copy(slice_of):
+    array = np.arange(200, 212, dtype=np.uint8)
+    found = math.hash_tensor(as_torch(array)[0][slice_of])
+    assert found == math.hash_tensor(array[slice_of]) == math.hash_tensor(array[slice_of].copy())
+
+
+def as_torch(*arrays):
+    torch = importlib.import_module("torch")
+    return [like(torch.zeros(1), array) for array in arrays]
+
+
+def bits(tensor):
+    """The bytes of a tensor of torch or numpy: negative zeros, and numbers that are none, differ in them."""
+    array = to_numpy("tensor", tensor)
+    return array.dtype, array.shape, array.tobytes()
+
+
+@needs_torch
+def test_torch_sums_rows_as_numpy_does_to_the_last_bit():
+    random = np.random.default_rng(3)
+    tokens, topk, hidden, experts = 40, 5, 24, 16
+    y = random.normal(size=(tokens, topk, hidden)).astype(BF16)
+    y[::3] = -0.0
+    ids = random.integers(-1, experts, (tokens, topk))
+    bias = [random.normal(size=(tokens, hidden)).astype(BF16) for _ in range(2)]
+    numbers = as_torch(y, ids, *bias)
+    for local, domain in ((False, False), (True, False), (False, True), (True, True)):
+        found = refs.combine(*numbers[:2], 2, 4, experts, tuple(numbers[2:]), local, domain)
+        expected = refs.combine(y, ids, 2, 4, experts, tuple(bias), local, domain)
+        assert bits(found) == bits(expected)
+    found, expected = (
+        refs.ordered_accumulate(one[0], one[2]) for one in (numbers, (y, ids, *bias))
+    )
+    assert bits(found) == bits(expected)
+    token = random.integers(0, 1 << 20, 30)
+    found = refs.generate_pre_combine_data(*as_torch(token), 12, topk, hidden)
+    assert bits(found) == bits(refs.generate_pre_combine_data(token, 12, topk, hidden))
+
+
+@needs_torch
+def test_torch_finds_the_arrivals_that_numpy_finds():
+    case = Case(4, seed=6, tokens=(5, 0, 12, 1))
+    inputs = [
+        [*math.per_token_cast_to_fp8(case.x[r]), case.idx[r], case.weights[r]] for r in range(4)
+    ]
+    for me in range(4):
+        expected = refs.arrivals(inputs, me, case.max_tokens, case.experts)
+        found = refs.arrivals([as_torch(*one) for one in inputs], me, case.max_tokens, case.experts)
+        assert [*map(bits, found)] == [*map(bits, expected)]
+
+
+@needs_torch
+@pytest.mark.parametrize("precise", [True, False], ids=["precise", "random"])
+def test_torch_makes_the_scores_that_numpy_makes_of_the_same_numbers(monkeypatch, precise):
+    def scores(make):
+        random = np.random.default_rng(4)
+        monkeypatch.setattr(gate, "_random", lambda shape: make(random.random(shape, np.float32)))
+        return gate.get_unbalanced_scores(500, 32, 4, 6, 1.5, precise)
+
+    assert bits(scores(lambda array: as_torch(array)[0])) == bits(scores(np.asarray))
+
+
+@needs_torch
+def test_torch_groups_ids_and_scores_as_numpy_does():
+    random = np.random.default_rng(5)
+    ids, scores = random.integers(-1, 6, (30, 5)), random.random((30, 12), np.float32)
+    groups = random.integers(0, 4, (30, 2))
+    ids_of_torch, scores_of_torch, groups_of_torch = as_torch(ids.copy(), scores, groups)
+    found = math.create_grouped_scores(scores_of_torch, groups_of_torch, 4)
+    assert bits(found) == bits(math.create_grouped_scores(scores, groups, 4))
+    for one in (ids, ids_of_torch):
+        math.inplace_unique(one, 6)
+    assert bits(ids_of_torch) == bits(ids)
 
 
 def install(site, name, files):

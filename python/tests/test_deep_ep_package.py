@@ -84,20 +84,22 @@ def test_everything_that_is_missing_is_on_the_list_and_says_so():
     }
     keywords = (
         "use_nvfp4 x_global_scale use_ue8m0_for_sf overlap packed_recv_count comp_signal block_m threshold src_signals "
-        "src_signal_expect_value"
+        "src_signal_expect_value borrow_recv defer_epilogue non_blocking lb_allocation_plan_or_num_bytes"
     )
     # Tests of the code for GPUs hold these.
     on_gpus = {"dispatch_wait_recv_cost_stats", "combine_wait_recv_cost_stats"}
     absent = set()
     for kind, names in methods.items():
         there = {name for name in vars(kind) if not name.startswith("_")}
-        there -= {"num_sms", "runtime"}
+        there -= {"num_sms", "runtime", "left_out"}
         assert there == set(names.split())
         for name in set(names.split()) & set(MISSING):
             absent.add(name)
             with pytest.raises(NotImplementedError, match=MISSING[name]):
                 getattr(kind, name)(None)
     calls = (
+        Buffer.__init__,
+        ElasticBuffer.__init__,
         Buffer.dispatch,
         Buffer.combine,
         Buffer.low_latency_dispatch,
@@ -128,8 +130,11 @@ def test_everything_that_is_missing_is_on_the_list_and_says_so():
     for name in keywords.split():
         for call in calls:
             needed = [None] * (call.__code__.co_argcount - len(call.__defaults__ or ()))
-            with pytest.raises(NotImplementedError, match=MISSING[name]):
+            with pytest.raises(NotImplementedError, match=MISSING[name]) as caught:
                 call(*needed, **{name: 1})
+            # Callers catch a TypeError, and try again without the keyword.
+            assert isinstance(caught.value, TypeError)
+            assert f"found {name};" in str(caught.value)
     assert not hasattr(tokenyard.deep_ep, "HybridEPBuffer")
 
 

@@ -154,6 +154,48 @@ def test_a_masked_loss_leaves_the_others_able_to_call_with_another_m_and_to_make
     assert out == everyone + 3 * others, error
 
 
+COUNTS = """
+from tokenyard.deep_ep import ElasticBuffer
+weights = np.ones(idx.shape, np.float32)
+elastic = ElasticBuffer(world, num_max_tokens_per_rank=3)
+exact = ElasticBuffer(world, num_max_tokens_per_rank=3, allow_multiple_reduction=False)
+def gaps(of, result):
+    print(int(of.left_out[0]), flush=True)
+    of.left_out[:] = 0
+    return result
+def steps():
+    rows, _, handle, _, hook = buffer.low_latency_dispatch(x, idx, 3, 6, use_fp8=False, return_recv_hook=True)
+    gaps(buffer, hook())
+    *_, hook = buffer.low_latency_combine(rows, idx, weights, handle, return_recv_hook=True)
+    gaps(buffer, hook())
+    per_rank, _, per_expert, is_in, _ = buffer.get_dispatch_layout(idx, 6)
+    rows, *_, handle, _ = gaps(buffer, buffer.dispatch(
+        x, topk_idx=idx, topk_weights=weights, num_tokens_per_rank=per_rank, num_tokens_per_expert=per_expert,
+        is_token_in_rank=is_in,
+    ))
+    gaps(buffer, buffer.dispatch(x, handle=handle))
+    gaps(buffer, buffer.combine(rows, handle))
+    for of, form in ((elastic, False), (exact, True)):
+        rows, _, _, handle, _ = gaps(of, of.dispatch(x, topk_idx=idx, num_experts=6, do_expand=form))
+        gaps(of, of.dispatch(x, handle=handle, do_expand=form))
+        gaps(of, of.combine(rows, handle))
+steps()
+world.barrier("all, again")
+"""
+
+
+def test_a_buffer_counts_what_its_operations_leave_out(programs):
+    """Each of three tokens has an expert on each of three ranks."""
+    goes_on, ends = COUNTS + "steps()", COUNTS + "os.kill(os.getpid(), signal.SIGKILL)"
+    ended = programs(goes_on, ends, goes_on, head=MASKS)
+    dispatch, replay, combine = "1", "1", "3"
+    without = [dispatch, combine] + 3 * [dispatch, replay, combine]
+    for rank in (0, 2):
+        out, error, code = ended[rank]
+        assert code == 0, error
+        assert out[-2 * len(without) :] == ["0"] * len(without) + without, (rank, out, error)
+
+
 def test_an_exception_in_the_body_of_with_is_reported_to_the_others(programs):
     raises = """
     try:

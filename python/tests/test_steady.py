@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 
 import numpy as np
 import pytest
@@ -114,12 +115,12 @@ def openings(world):
     found = []
     for number in range(50):
         if number in (10, 49):
-            found.append(allocated()[0])
+            found.append((allocated()[0], len(os.listdir("/proc/self/fd"))))
         tokenyard.Communicator(world, config(), experts=2, topk=2, hidden=8, max_tokens=2).close()
     return found
 
 
-def test_forty_more_openings_take_no_more_memory(monkeypatch):
+def test_forty_more_openings_take_no_more_memory_and_open_files(monkeypatch):
     # Each thread stores some of what it has freed, and glibc counts that as in use.
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     pool = Pool(2)
@@ -128,4 +129,5 @@ def test_forty_more_openings_take_no_more_memory(monkeypatch):
     finally:
         pool.close()
     for rank, (early, late) in enumerate(found):
-        assert late - early < 4 * MOST, f"rank {rank}: {early} bytes, then {late}"
+        assert late[0] - early[0] < 4 * MOST, f"rank {rank}: {early[0]} bytes, then {late[0]}"
+        assert late[1] == early[1], f"rank {rank}: {early[1]} open files, then {late[1]}"

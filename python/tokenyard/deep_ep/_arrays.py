@@ -1,6 +1,7 @@
 """Tensors of the caller as numpy arrays, and results as tensors of its library. Nothing of the host is copied."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -28,6 +29,11 @@ def reason(error: Exception) -> str:
 def is_torch(tensor: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def library_of(tensor: Tensor) -> Any:
+    """The module whose functions take a tensor: torch or numpy."""
+    return sys.modules["torch"] if is_torch(tensor) else np
 
 
 def to_numpy(name: str, tensor: Tensor) -> Array:
@@ -69,6 +75,13 @@ def like(reference: Tensor, array: Array) -> Tensor:
     else:
         tensor = torch.from_numpy(array)
     return tensor.to(reference.device)
+
+
+def integers(values: Iterable[int], beside: Tensor, dtype: str = "int64") -> Tensor:
+    """Integers as a tensor of the library and on the device of another one."""
+    library = library_of(beside)
+    made = library.asarray(list(values), dtype=getattr(library, dtype))
+    return made.to(beside.device) if is_torch(beside) else made
 
 
 def like_type(dtype: Any, memory: Array, shape: Any) -> Tensor:

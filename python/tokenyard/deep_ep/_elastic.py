@@ -132,6 +132,7 @@ def dispatch(engine: Engine, call: DispatchCall) -> Result:
     opened, (received, native) = engine.dispatch(
         lambda: _read_dispatch(engine, call), send, call.way
     )
+    engine.gaps.add_sources(received.lost)
     found, filled = (int(total) for total in np.asarray(received.totals))
     record = Record(
         opened,
@@ -193,6 +194,7 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
     except Exception as error:
         engine.refuse(opened, "replay", error, layout)
     received = opened.communicator.replay(record.native, rows.x, weights, scales=rows.scales)
+    engine.gaps.add_sources(received.lost)
     return (*_give(call, record, received, rows), handle)
 
 
@@ -341,15 +343,17 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Tensor | None]:
     except Exception as error:
         engine.refuse(opened, "combine", error)
     if record.slots is not None and not call.rounds_per_rank:
-        return like(call.x, _sum_in_k_order(record, record.slots, terms)), None
+        return like(call.x, _sum_in_k_order(engine, record, record.slots, terms)), None
+    missing = engine.gaps.room(record.native.tokens)
     out, weights = opened.communicator.combine(
-        record.native, terms.rows, terms.weights, bias=terms.biases or None
+        record.native, terms.rows, terms.weights, bias=terms.biases or None, missing=missing
     )
+    engine.gaps.add_experts(missing)
     combined = like(call.x, np.asarray(out).view(terms.rows.dtype))
     return combined, None if weights is None else like(call.x, np.asarray(weights))
 
 
-def _sum_in_k_order(record: Record, slots: Array, terms: Terms) -> Array:
+def _sum_in_k_order(engine: Engine, record: Record, slots: Array, terms: Terms) -> Array:
     """Sums of float32 in k order, rounded once: a combine for each k, of that k's rows alone.
 
     One combine sums the rows of a rank before it adds those of the next rank. Of one k a token has one row at most, so
@@ -358,11 +362,13 @@ def _sum_in_k_order(record: Record, slots: Array, terms: Terms) -> Array:
     sums = np.zeros((record.native.tokens, terms.rows.shape[1]), np.float32)
     for bias in terms.biases:
         sums += bias.astype(np.float32)
-    part = np.zeros_like(terms.rows)
+    part, missing = np.zeros_like(terms.rows), engine.gaps.room(record.native.tokens)
     for of_k in slots.T:
         its = of_k[of_k >= 0]
         part[its] = terms.rows[its]
-        moved, _ = record.opened.communicator.combine(record.native, part)
+        moved, _ = record.opened.communicator.combine(record.native, part, missing=missing)
         sums += np.asarray(moved).view(part.dtype).astype(np.float32)
         part[its] = 0
+    # Each combine says it of all k, and later ones of more ranks.
+    engine.gaps.add_experts(missing)
     return np.asarray(sums.astype(part.dtype))

@@ -20,6 +20,7 @@ from tokenyard import errors
 
 from . import _world
 from ._arrays import Array, Refusal, reason
+from ._gaps import Gaps
 from ._sizes import Sizes, align, by_looks, sizes_of
 from ._torch import torch
 
@@ -128,6 +129,7 @@ class Engine:
             self.domains = int(communicator.report()["domains"])
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
+        self.gaps = Gaps(self.config, self.device if self.on_device else None)
         # By sizes; by M as well where calls that name M have communicators of their own.
         self._opened: dict[tuple[int, ...], Opened] = {}
         self._counts: Opened | None = None
@@ -135,6 +137,12 @@ class Engine:
         self._agreed_tokens: set[int | None] = set()
         self.current: Opened | None = None
         self.is_destroyed = False
+
+    @property
+    def device(self) -> Any:
+        """torch's device of the buffer, whichever GPU is the current one of this thread; the host's memory without
+        GPUs."""
+        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
 
     def sms_of(self, chosen: int | None) -> int | None:
         """The multiprocessors of a call for which the caller has chosen a number, where such a choice counts."""

@@ -181,6 +181,7 @@ def dispatch(
 
     def receive() -> None:
         record.opened, (received, record.native) = finish()
+        engine.gaps.add_sources(received.lost)
         blocks.fill(received, call.tokens)
         record.counts = blocks.counts.copy()
         if call.stats is not None:
@@ -286,6 +287,7 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
         engine.refuse(opened, "replay", error, "packed")
     communicator = opened.communicator
     waits = Waits(communicator, COMBINE_WAITS, call.wait_stats)
+    missing = engine.gaps.room(len(terms.ids))
     pending = waits.during(
         lambda: communicator.combine_send(
             native,
@@ -296,10 +298,16 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
             round_once=not call.use_logfmt,
             compress=call.compress,
             out=terms.out,
+            missing=missing,
         )
     )
+
+    def receive() -> None:
+        waits.during(pending.recv)
+        engine.gaps.add_experts(missing)
+
     result = like(call.x, terms.out) if call.out is None else call.out
-    return result, Hook(lambda: waits.during(pending.recv))
+    return result, Hook(receive)
 
 
 def combine_buffer(handle: Any) -> Tensor:

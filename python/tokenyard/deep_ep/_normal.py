@@ -117,6 +117,7 @@ def dispatch(
     opened, (received, native) = engine.dispatch(
         lambda: _read_dispatch(engine, call), send, way_of("flat")
     )
+    engine.gaps.add_sources(received.lost)
     routed = kept[0]
     found, worst = received.tokens, call.num_worst_tokens
     if worst and found > worst:
@@ -224,6 +225,7 @@ def replay(engine: Engine, call: DispatchCall, handle: Any) -> Any:
     except Exception as error:
         engine.refuse(opened, "replay", error)
     received = opened.communicator.replay(record.native, rows.x, scales=rows.scales)
+    engine.gaps.add_sources(received.lost)
     return give_rows(call, received, rows, record.given_rows)
 
 
@@ -254,8 +256,15 @@ def combine(
         biases = _arguments.read_bias(NUMPY, bias, rows.dtype, (record.native.tokens, sizes.hidden))
     except Exception as error:
         engine.refuse(opened, "combine", error)
+    missing = engine.gaps.room(record.native.tokens)
     out, summed = opened.communicator.combine(
-        record.native, rows, weights, bias=biases or None, sum_weights=weights is not None
+        record.native,
+        rows,
+        weights,
+        bias=biases or None,
+        sum_weights=weights is not None,
+        missing=missing,
     )
+    engine.gaps.add_experts(missing)
     combined = like(x, np.asarray(out).view(rows.dtype))
     return combined, None if summed is None else like(topk_weights, np.asarray(summed))

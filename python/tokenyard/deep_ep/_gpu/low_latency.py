@@ -10,6 +10,7 @@ from tokenyard import errors
 from .. import _handles
 from .._arrays import Refusal
 from .._engine import Engine, Opened, way_of
+from .._gaps import Gaps
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall, Hook
 from .._missing import missing
 from .._routing import check_experts
@@ -85,6 +86,7 @@ class Filling:
     opened: Opened
     stays: bool
     arrays: tuple[Any, ...]
+    gaps: Gaps
 
     def run(self, received: Any, stream: CallStream) -> None:
         """Copies what does not stay where it arrived, and makes what kernels do not make."""
@@ -109,17 +111,19 @@ class Filling:
                 scales.copy_(take(received.scales))
         if self.call.stats is not None and not self.opened.takes("statistics"):
             self.call.stats.add_(counts)
+        if self.gaps.is_counted:
+            self.gaps.add_sources(take(received.lost))
 
 
 def _filling(
-    call: DispatchCall, opened: Opened, stays: bool, arrays: tuple[Any, ...]
+    call: DispatchCall, opened: Opened, stays: bool, arrays: tuple[Any, ...], gaps: Gaps
 ) -> Filling | None:
     """The work that is left, if there is some."""
     forms = opened.forms
     is_added = call.stats is None or "statistics" in forms
-    if stays and is_added and "packed_forms" in forms:
+    if stays and is_added and "packed_forms" in forms and not gaps.is_counted:
         return None
-    return Filling(call, opened, stays, arrays)
+    return Filling(call, opened, stays, arrays, gaps)
 
 
 def _judge(
@@ -235,7 +239,7 @@ def _dispatch(
     if stays and not stream.is_captured:
         # As in DeepEP, which has two buffers, rows live until the dispatch behind the next, whoever drops them.
         opened.last_rows = arrays[0]
-    filling = _filling(call, opened, stays, tuple(arrays))
+    filling = _filling(call, opened, stays, tuple(arrays), engine.gaps)
     hook = None
     if has_hook:
         hook = _hook(sent, received, filling, record, stream)
@@ -350,7 +354,7 @@ def _combine(
     name_stream(opened, stream)
     if call.wait_stats is not None:
         _expect_statistics(opened, "combine")
-    communicator = opened.communicator
+    communicator, gaps = opened.communicator, engine.gaps.room(len(ids))
     act: Any = communicator.combine_send if call.has_hook else communicator.combine
     pending = act(
         record.native,
@@ -364,12 +368,23 @@ def _combine(
         stream=stream.raw,
         without_sync="without_sync" in opened.forms,
         waited_ns=call.wait_stats,
+        missing=gaps,
     )
+    if gaps is not None:
+        stream.remember()
+
+    def receive() -> None:
+        pending.recv()
+        with stream.resumed():
+            engine.gaps.add_experts(gaps)
+
+    if not call.has_hook:
+        engine.gaps.add_experts(gaps)
     event = EventOverlap()
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
         event = stream.finish(inputs, (out,))
-    hook = Hook(pending.recv) if call.has_hook else None
+    hook = Hook(receive) if call.has_hook else None
     return (out if call.out is None else call.out), event, hook
 
 

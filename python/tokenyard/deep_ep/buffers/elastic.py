@@ -13,7 +13,7 @@ from .._sizes import align
 from .._torch import torch
 from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap, finished
-from ._device import gpu_device, gpu_stream
+from ._device import gpu_stream
 from .handle import EPHandle as EPHandle
 
 _SMS = 20
@@ -54,7 +54,9 @@ class ElasticBuffer:
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
+        **others: Any,
     ) -> None:
+        refuse_missing("ElasticBuffer", others, ())
         make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
         waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs)
@@ -89,6 +91,16 @@ class ElasticBuffer:
     def runtime(self) -> "ElasticBuffer":
         """The buffer itself."""
         return self
+
+    @property
+    def left_out(self) -> Tensor:
+        """`[1]` int32, beside the calls' tensors: above 0 once results lack something because a rank was left out.
+
+        A dispatch adds the ranks whose rows it lacks, a combine the experts that its sums lack, in the order of the
+        stream, and in each replay of a graph. The caller zeroes it. It stays 0 where a loss is an error
+        (`on_failure = "stop"`).
+        """
+        return self._engine.gaps.count
 
     def destroy(self) -> None:
         """Closes it on all ranks. Collective."""
@@ -155,7 +167,7 @@ class ElasticBuffer:
         if not self._engine.on_device:
             self._engine.barrier()
             return
-        device = gpu_device(self._engine)
+        device = self._engine.device
         waits = with_cpu_sync and device.type == "cuda"
         if waits:
             torch.cuda.synchronize(device)

@@ -18,7 +18,7 @@ from .._missing import ignored_keywords, refuse_missing
 from .._tables import chunk_config
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap, finished
-from ._device import gpu_device, gpu_stream
+from ._device import gpu_stream
 
 
 class Runtime:
@@ -346,10 +346,15 @@ class Buffer:
         """Memory of `num_rdma_bytes` or `num_nvl_bytes`, as elements of `dtype`. No call reads or writes it."""
         most = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if self._engine.on_device:
-            device = gpu_device(self._engine)
+            device = self._engine.device
             memory = torch.zeros(most - offset, dtype=torch.uint8, device=device).view(dtype)
             return memory if size is None else memory[: size.numel()].view(size)
         return like_type(dtype, np.zeros(most - offset, np.uint8), size)
+
+    @property
+    def left_out(self) -> Tensor:
+        """As `ElasticBuffer.left_out`."""
+        return self._engine.gaps.count
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for each rank that is left out, else 0, to `[R]` int32."""

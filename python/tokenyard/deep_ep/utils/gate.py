@@ -1,11 +1,11 @@
 """Scores of routers for scripts that measure: how much more goes to rank 0 than to the others is chosen."""
 
-import contextlib
 import importlib
+from typing import Any
 
 import numpy as np
 
-from .._arrays import Array, Tensor
+from .._arrays import Tensor, integers, library_of
 from .math import ceil_div
 
 _STEPS = 24
@@ -23,59 +23,69 @@ def get_unbalanced_scores(
 
     A token counts once for each rank. With `precise` the numbers are as near as whole tokens allow, and others get
     equal ones; otherwise scores are random, and those of rank 0's experts raised until the mean of the others fits.
-    Where every token goes to rank 0 before the ratio is reached, there is no more. Of numpy's random numbers: torch's
-    tensor where torch is installed, else numpy's array.
+    Where every token goes to rank 0 before the ratio is reached, there is no more. A tensor on torch's default device,
+    of torch's random numbers, where torch is installed; else numpy's array of numpy's.
     """
-    sizes = (num_tokens, num_experts, num_ranks, num_topk)
-    scores = _precise(*sizes, ratio) if precise else _random(*sizes, ratio)
-    with contextlib.suppress(ImportError):
+    scores = _random((num_tokens, num_experts))
+    make = _precise if precise else _raised
+    return make(scores, num_ranks, num_topk, ratio)
+
+
+def _random(shape: tuple[int, ...]) -> Any:
+    try:
         torch = importlib.import_module("torch")
-        return torch.from_numpy(scores).to(torch.get_default_device())
-    return scores
+    except ImportError:
+        return np.random.random(shape).astype(np.float32)
+    return torch.rand(shape, dtype=torch.float32)
 
 
-def _random(tokens: int, experts: int, ranks: int, topk: int, ratio: float) -> Array:
-    base = np.random.random((tokens, experts)).astype(np.float32)
+def _best(scores: Any, topk: int) -> Any:
+    """`[T, K]`: the experts with the highest scores."""
+    return library_of(scores).argsort(-scores, 1)[:, :topk]
+
+
+def _raised(base: Any, ranks: int, topk: int, ratio: float) -> Any:
     if ratio == 1 or ranks == 1:
         return base
-    raised = np.zeros(experts, np.float32)
-    raised[: experts // ranks] = 1
+    local = base.shape[1] // ranks
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        reached = _reached(base + middle * raised, ranks, topk)
-        if reached[0] > ratio * reached[1:].mean():
+        owners = _best(_with(base, local, middle), topk) // local
+        reached = [int((owners == rank).any(1).sum()) for rank in range(ranks)]
+        if reached[0] * (ranks - 1) > ratio * sum(reached[1:]):
             high = middle
         else:
             low = middle
-    return np.asarray(base + np.float32(high) * raised)
+    return _with(base, local, high)
 
 
-def _reached(scores: Array, ranks: int, topk: int) -> Array:
-    """`[R]`: tokens that go to each rank."""
-    best = np.argpartition(-scores, topk - 1, axis=1)[:, :topk] // (scores.shape[1] // ranks)
-    return np.array([(best == rank).any(axis=1).sum() for rank in range(ranks)])
+def _with(base: Any, local: int, more: float) -> Any:
+    """Scores, with more for the experts of rank 0."""
+    scores = library_of(base).zeros_like(base) + base
+    scores[:, :local] += more
+    return scores
 
 
-def _precise(tokens: int, experts: int, ranks: int, topk: int, ratio: float) -> Array:
-    local = experts // ranks
+def _precise(scores: Any, ranks: int, topk: int, ratio: float) -> Any:
+    tokens, experts = scores.shape
+    local, library = experts // ranks, library_of(scores)
     # Ranks of each token: as many as leave room for the ratio, and have experts enough.
     least = max(1, ceil_div(topk, local))
     spread = max(least, min(ranks, topk, int((ratio + ranks - 1) / ratio)))
-    # To rank 0, and to all others together.
+    # To rank 0, and to all others together, which take turns.
     first = min(tokens, round(ratio * tokens * spread / (ratio + ranks - 1)))
-    has_first = np.zeros(tokens, bool)
-    has_first[np.random.permutation(tokens)[:first]] = True
-    scores = np.random.random((tokens, experts)).astype(np.float32)
-    turn = 0
-    for token in range(tokens):
-        wanted = spread - has_first[token]
-        chosen = [0] if has_first[token] else []
-        if ranks > 1:
-            chosen += [1 + (turn + i) % (ranks - 1) for i in range(min(wanted, ranks - 1))]
-            turn += wanted
-        own = np.array([rank * local + np.random.permutation(local) for rank in chosen])
-        # One expert of each rank, then any others of these.
-        rest = np.random.permutation(own[:, 1:].ravel())[: topk - len(own)]
-        scores[token, np.concatenate([own[:, 0], rest])] += 1
+    has_first = integers([0] * tokens, scores)
+    has_first[library.argsort(_random((tokens,)))[:first]] = 1
+    wanted = spread - has_first
+    turn = wanted.cumsum(0) - wanted
+    others = integers(range(ranks - 1), scores)
+    has_other = (others - turn[:, None]) % max(1, ranks - 1) < wanted[:, None]
+    chosen = library.concatenate([has_first[:, None] > 0, has_other], 1)[:, :, None]
+    # One expert of each rank, then any others of these.
+    groups = _random((tokens, ranks, local))
+    is_own = groups.argmax(2)[:, :, None] == integers(range(local), scores)
+    order = groups + chosen * 1 + (chosen & is_own) * 1
+    selected = _best(order.reshape(tokens, experts), topk)
+    scores[integers(range(tokens), scores)[:, None], selected] += 1
     return scores

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import BF16, FP8, Array, Tensor, is_torch, like, to_host
+from .._arrays import BF16, FP8, Array, Tensor, is_torch, library_of, like, to_host
 
 _CHANNELS = 128
 _LARGEST = 448.0  # of e4m3
@@ -112,28 +112,36 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
 
 
 def inplace_unique(x: Tensor, num_slots: int) -> None:
-    """Leaves each value of 0 to `num_slots` - 1 once in each row of `x`: the most frequent ones, the largest first.
+    """Leaves each value of 0 to `num_slots` - 1 once in each row of `x`, the largest first.
 
     The rest of a row is -1.
     """
-    rows = to_host("x", x)
-    for row in rows:
-        values, counts = np.unique(row[row >= 0], return_counts=True)
-        order = np.lexsort((values, -counts))[: min(num_slots, len(row))]
-        kept = np.sort(values[order])[::-1]
-        row[:] = -1
-        row[: len(kept)] = kept
-    if is_torch(x) and x.device.type == "cuda":
-        x.copy_(like(x, rows))
+    library = library_of(x)
+    is_value = (x >= 0) & (x < num_slots)
+    kept = _descending(library.where(is_value, x, -library.ones_like(x)))
+    is_copy = library.zeros_like(is_value)
+    is_copy[:, 1:] = kept[:, 1:] == kept[:, :-1]
+    kept[is_copy] = -1
+    x[...] = _descending(kept)
+
+
+def _descending(rows: Any) -> Any:
+    """Rows of integers, sorted."""
+    if is_torch(rows):
+        return rows.sort(1, descending=True).values
+    return -np.sort(-rows, axis=1)
 
 
 def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) -> Tensor:
     """Scores `[T, E]`, zero outside of the groups `[T, n]` of experts."""
-    array, groups = to_host("scores", scores), to_host("group_idx", group_idx)
-    is_in = np.zeros((len(array), num_groups), bool)
-    np.put_along_axis(is_in, groups, True, axis=1)
-    is_kept = np.repeat(is_in, array.shape[1] // num_groups, axis=1)
-    return like(scores, np.where(is_kept, array, np.zeros((), array.dtype)))
+    size = scores.shape[1] // num_groups
+    if is_torch(scores):
+        is_kept = scores.new_zeros((len(scores), num_groups), dtype=sys.modules["torch"].bool)
+        is_kept = is_kept.scatter_(1, group_idx, True).repeat_interleave(size, 1)
+        return scores.masked_fill(~is_kept, 0)
+    is_in = np.zeros((len(scores), num_groups), bool)
+    np.put_along_axis(is_in, group_idx, True, axis=1)
+    return np.where(np.repeat(is_in, size, axis=1), scores, np.zeros((), scores.dtype))
 
 
 def hash_tensor(t: Tensor) -> int:
@@ -141,9 +149,11 @@ def hash_tensor(t: Tensor) -> int:
     if is_torch(t):
         torch = sys.modules["torch"]
         held = t.detach().contiguous().reshape(-1).view(torch.uint8)
-        return int(
-            (held.view(torch.int32) if held.numel() % 4 == 0 else held).sum(dtype=torch.int64)
-        )
+        if held.numel() % 4:
+            return int(held.sum(dtype=torch.int64))
+        # torch views words only where a slice begins at a multiple of them.
+        aligned = held.clone() if held.storage_offset() % 4 else held
+        return int(aligned.view(torch.int32).sum(dtype=torch.int64))
     memory = np.ascontiguousarray(to_host("t", t)).reshape(-1).view(np.uint8)
     words = memory.view(np.int32) if memory.size % 4 == 0 else memory
     return int(words.sum(dtype=np.int64))

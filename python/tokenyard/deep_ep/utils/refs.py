@@ -1,13 +1,18 @@
-"""The results of dispatch and combine of V2, for scripts that compare. Plain numpy, slow, no code of the product."""
+"""The results of dispatch and combine of V2, for scripts that compare: of torch's tensors by torch, on their device; of
+numpy's arrays by numpy. Slow, and no code of the product."""
 
 import importlib
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._arrays import BF16, Array, Tensor, like, to_host
+from .._arrays import BF16, Tensor, integers, is_torch, library_of, like
 
 Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
+
+# An expert's output has as many values.
+_VALUES = 2039
 
 
 def dispatch(
@@ -23,36 +28,59 @@ def dispatch(
     rank * `num_max_tokens_per_rank` + source token, and `[R]` rows from each rank. Collective.
     """
     distributed = importlib.import_module("torch.distributed")
-    parts = x if isinstance(x, tuple) else (x,)
-    mine = [np.ascontiguousarray(to_host("x", part)) for part in parts]
-    mine += [to_host("topk_idx", topk_idx), to_host("topk_weights", topk_weights)]
+    mine = [*(x if isinstance(x, tuple) else (x,)), topk_idx, topk_weights]
+    by_array = [_gather(distributed, array) for array in mine]
+    inputs = [list(arrays) for arrays in zip(*by_array, strict=True)]
+    *rows, ids, weights, sources, counts = arrivals(
+        inputs, distributed.get_rank(), num_max_tokens_per_rank, num_experts
+    )
+    return tuple(rows) if isinstance(x, tuple) else rows[0], ids, weights, sources, counts
+
+
+def _gather(distributed: Any, mine: Tensor) -> list[Tensor]:
+    """The tensors of all ranks, whose numbers of rows differ."""
     ranks = distributed.get_world_size()
-    gathered: list[list[Array]] = [[] for _ in range(ranks)]
-    distributed.all_gather_object(gathered, mine)
-    *arrived, counts = arrivals(
-        gathered, distributed.get_rank(), num_max_tokens_per_rank, num_experts
-    )
-    *rows, ids, weights, sources = (like(topk_idx, array) for array in arrived)
-    return (
-        tuple(rows) if isinstance(x, tuple) else rows[0],
-        ids,
-        weights,
-        sources,
-        like(topk_idx, counts),
-    )
+    if not is_torch(mine):
+        arrays: list[Tensor] = [None] * ranks
+        distributed.all_gather_object(arrays, mine)
+        return arrays
+    torch = sys.modules["torch"]
+    lengths = mine.new_zeros(ranks, dtype=torch.int64)
+    distributed.all_gather(list(lengths.split(1)), lengths.new_tensor([len(mine)]))
+    # Equal numbers of bytes: backends gather neither other lengths nor all types.
+    held = mine.detach().contiguous().view(torch.uint8)
+    padded = held.new_zeros((int(lengths.max()), *held.shape[1:]))
+    padded[: len(held)] = held
+    gathered = [torch.empty_like(padded) for _ in range(ranks)]
+    distributed.all_gather(gathered, padded)
+    return [
+        one[:length].view(mine.dtype)
+        for one, length in zip(gathered, lengths.tolist(), strict=True)
+    ]
 
 
-def arrivals(inputs: list[list[Array]], me: int, tokens: int, experts: int) -> list[Array]:
+def arrivals(inputs: list[list[Tensor]], me: int, tokens: int, experts: int) -> list[Tensor]:
     """The arrays of all ranks (rows, ..., ids, weights) that arrive at `me`; then sources, and rows per rank."""
     local = experts // len(inputs)
-    chosen: list[list[Array]] = []
+    library = library_of(inputs[0][0])
+    chosen: list[list[Tensor]] = []
     for rank, (*rows, ids, weights) in enumerate(inputs):
         is_here = (ids >= 0) & (ids // local == me)
-        token = np.flatnonzero(is_here.any(axis=1))
-        here = np.where(is_here, ids - me * local, -1)
+        token = library.argwhere(is_here.any(1))[:, 0]
+        here = library.where(is_here, ids - me * local, -1)
         chosen.append([a[token] for a in (*rows, here, weights)] + [rank * tokens + token])
-    counts = np.array([len(arrays[-1]) for arrays in chosen], np.int32)
-    return [np.concatenate(arrays) for arrays in zip(*chosen, strict=True)] + [counts]
+    joined = [library.concatenate(arrays) for arrays in zip(*chosen, strict=True)]
+    counts = integers([len(arrays[-1]) for arrays in chosen], joined[-1], "int32")
+    return [*joined, counts]
+
+
+def _floats(tensor: Tensor) -> Tensor:
+    return tensor.float() if is_torch(tensor) else tensor.astype(np.float32)
+
+
+def _like(tensor: Tensor, of: Tensor) -> Tensor:
+    """A tensor as the type of another one."""
+    return tensor.to(of.dtype) if is_torch(of) else tensor.astype(of.dtype)
 
 
 def generate_pre_combine_data(
@@ -63,19 +91,21 @@ def generate_pre_combine_data(
     Numbers of -1 to 1, which depend on the token's number `[n]`, on k and on the column, and on nothing else: so they
     are made by integers.
     """
-    token = to_host("src_token_global_idx", src_token_global_idx).astype(np.int64)
-    row = token[:, None] * num_topk + np.arange(num_topk)
-    mixed = row[:, :, None] * 7919 + np.arange(hidden) * 104_729 + (row[:, :, None] >> 3) * 31
-    return like(src_token_global_idx, (mixed % 2039 / 1019.0 - 1).astype(BF16))
+    token = src_token_global_idx
+    row = token[:, None] * num_topk + integers(range(num_topk), token)
+    first = (row * 7919 + (row >> 3) * 31) % _VALUES
+    column = integers(range(hidden), token) * 104_729 % _VALUES
+    # Twice, so that a sum of two remainders is an index.
+    values = np.arange(2 * _VALUES) % _VALUES / 1019.0 - 1
+    table = like(token, values.astype(BF16))
+    # By k, because indices take four times the memory of the values.
+    parts = [table[first[:, k, None] + column] for k in range(num_topk)]
+    return library_of(token).stack(parts, 1)
 
 
 def ordered_accumulate(data: Tensor, initial_value: Tensor | None = None) -> Tensor:
     """`[n, H]` of `[n, K, H]`: the sum over k, in order, in float32, rounded once."""
-    array = to_host("data", data)
-    first = np.zeros((len(array), array.shape[2]), np.float32)
-    if initial_value is not None:
-        first = first + to_host("initial_value", initial_value).astype(np.float32)
-    return like(data, _sum(array.astype(np.float32), first).astype(array.dtype))
+    return _sum(data, [] if initial_value is None else [initial_value])
 
 
 def combine(
@@ -93,36 +123,38 @@ def combine(
     With `reduce_in_local` copies on one rank are summed and rounded first, with `reduce_in_scaleup` then those in one
     domain; each sum takes the place of its last k. The rest is summed from the biases on, in k order.
     """
-    array = to_host("y", y)
-    ids = to_host("topk_idx", topk_idx)
-    ranks = num_scaleout_ranks * num_scaleup_ranks
-    owner = np.where(ids >= 0, ids // (num_experts // ranks), -1)
+    local = num_experts // (num_scaleout_ranks * num_scaleup_ranks)
+    # Numbers below 0 stay below 0.
+    owner = topk_idx // local
     if reduce_in_local:
-        array = _group(array, owner)
+        y = _group(y, owner)
     if reduce_in_scaleup:
-        array = _group(array, np.where(owner >= 0, owner // num_scaleup_ranks, -1))
-    first = np.zeros((len(array), array.shape[2]), np.float32)
-    for one in bias if isinstance(bias, (tuple, list)) else (bias,):
-        if one is not None:
-            first = first + to_host("bias", one).astype(np.float32)
-    return like(y, _sum(array.astype(np.float32), first).astype(array.dtype))
+        y = _group(y, owner // num_scaleup_ranks)
+    biases = bias if isinstance(bias, (tuple, list)) else (bias,)
+    return _sum(y, [one for one in biases if one is not None])
 
 
-def _sum(terms: Array, first: Array) -> Array:
+def _sum(terms: Tensor, first: list[Tensor]) -> Tensor:
+    """The sum of biases `[T, H]`, then of the terms `[T, K, H]` in k order."""
+    total = _floats(library_of(terms).zeros_like(terms[:, :1])).sum(1)
+    for one in first:
+        total = total + _floats(one)
     for k in range(terms.shape[1]):
-        first = first + terms[:, k]
-    return first
+        total = total + _floats(terms[:, k])
+    return _like(total, terms)
 
 
-def _group(array: Array, group: Array) -> Array:
+def _group(y: Tensor, group: Tensor) -> Tensor:
     """Sums the entries of each token that are of one group, rounds, and leaves the sum at the last of them."""
-    out: Array = np.zeros_like(array)
-    for token, groups in enumerate(group):
-        for one in set(groups[groups >= 0].tolist()):
-            members = np.flatnonzero(groups == one)
-            terms = array[token, members].astype(np.float32)
-            total: Any = terms[0]
-            for term in terms[1:]:
-                total = total + term
-            out[token, members[-1]] = total.astype(array.dtype)
-    return out
+    library = library_of(y)
+    places = integers(range(group.shape[1]), group)
+    is_same = group[:, :, None] == group[:, None, :]
+    last = library.amax(library.where(is_same, places, 0), 2)
+    # The zero that changes no number, not even a negative zero.
+    sums = -_floats(library.zeros_like(y))
+    for k in range(group.shape[1]):
+        token = library.argwhere(group[:, k] >= 0)[:, 0]
+        slot = last[token, k]
+        sums[token, slot] = sums[token, slot] + _floats(y[token, k])
+    is_sum = (group >= 0) & (last == places)
+    return library.where(is_sum[:, :, None], _like(sums, y), library.zeros_like(y))

@@ -1,0 +1,294 @@
+"""Public reports of faults of libraries of this kind, tried here. docs/public-reports.md lists all of them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import exact
+import numpy as np
+import pytest
+from exact import Exchange
+from pool import Pool, free_port
+from test_deep_ep_callers import needs_torch
+from test_deep_ep_normal import buffer_of
+
+from tokenyard import errors
+from tokenyard.deep_ep import ElasticBuffer
+
+# A default run leaves sweeps out that take minutes.
+ALL = "TOKENYARD_TEST_ALL" in os.environ
+MOST_TOKENS = (1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 255, 257)
+
+
+@pytest.fixture(scope="module")
+def more_ranks(reports):
+    """As `ranks`, for more than four."""
+    workers = Pool(16)
+    yield workers.run
+    workers.close()
+
+
+def buffers(world, most, **options):
+    """A buffer of each kind."""
+    buffer = buffer_of(world, **options)
+    return buffer, ElasticBuffer(world, num_max_tokens_per_rank=most, explicitly_destroy=True)
+
+
+def every_kind(buffer, elastic, it):
+    """An exchange in each form that the drop-in has."""
+    exact.low_latency(buffer, it)()
+    exact.normal(buffer, it)()
+    exact.elastic(elastic, it)()
+    exact.elastic(elastic, it, is_expanded=True)()
+
+
+def every_m(world):
+    buffer, elastic = buffers(world, max(MOST_TOKENS))
+    for most in MOST_TOKENS:
+        for tokens in sorted({0, 1, most}):
+            # The other rank has as many as are left.
+            every_kind(buffer, elastic, Exchange((tokens, most - tokens), hidden=16, most=most))
+    elastic.destroy()
+    buffer.destroy()
+
+
+def test_every_number_of_tokens_gives_right_rows_for_every_m(ranks):
+    ranks(2, every_m)
+
+
+def growth(world):
+    """The other ranks bring three tokens, or none."""
+    buffer, elastic = buffers(world, 1024)
+    for step in range(12):
+        grown = (1 << step) // 2
+        it = Exchange((3, grown, 0), experts=6, hidden=16, most=1024)
+        exact.normal(buffer, it)()
+        exact.elastic(elastic, it, is_expanded=step % 2 == 0)()
+    elastic.destroy()
+    buffer.destroy()
+
+
+def test_tokens_may_grow_on_one_rank_alone(ranks):
+    ranks(3, growth)
+
+
+def many_tokens(world):
+    buffer, elastic = buffers(world, 131_072)
+    for tokens in ((65_537, 3), (1, 131_072)) if ALL else ((65_537, 3),):
+        it = Exchange(tokens, most=131_072)
+        exact.normal(buffer, it)()
+        exact.elastic(elastic, it)()
+    elastic.destroy()
+    buffer.destroy()
+
+
+def test_a_rank_may_bring_more_tokens_than_16_bits_count(ranks):
+    ranks(2, many_tokens)
+
+
+SHAPES = {
+    "Kimi-K3": {"experts": 896, "topk": 16, "hidden": 3584},
+    "Nemotron": {"experts": 512, "topk": 22, "hidden": 1024},
+    "hidden 2432": {"hidden": 2432},
+    "hidden 2880": {"hidden": 2880},
+    "hidden 6656": {"hidden": 6656},
+}
+
+
+def shapes(world):
+    buffer, elastic = buffers(world, 5)
+    for shape in SHAPES.values():
+        it = Exchange((5, 2), most=5, **shape)
+        every_kind(buffer, elastic, it)
+        exact.low_latency(buffer, it, use_fp8=True)()
+    elastic.destroy()
+    buffer.destroy()
+
+
+def test_shapes_that_other_libraries_refuse_are_right(ranks):
+    ranks(2, shapes)
+
+
+def one_expert(world):
+    """Counts stay below R * M where all tokens of all ranks go to one expert."""
+    buffer, elastic = buffers(world, 33)
+    it = Exchange((33,) * world.ranks, topk=1, hidden=16, most=33, is_skewed=True)
+    every_kind(buffer, elastic, it)
+    elastic.destroy()
+    buffer.destroy()
+
+
+def test_one_expert_may_get_all_tokens_of_all_ranks(ranks):
+    ranks(4, one_expert)
+
+
+def no_barrier(world, operations):
+    """Each rank sleeps when it likes, and what it got is looked at when all is over: nothing brings ranks together."""
+    buffer, elastic = buffers(world, 24)
+    asleep, drawn = random.Random(world.rank), random.Random(5)
+
+    def pause():
+        if asleep.random() < 0.3:
+            time.sleep(asleep.random() / 500)
+
+    checks = []
+    for number in range(operations // 2):
+        tokens = tuple(drawn.randrange(25) for _ in range(world.ranks))
+        it = Exchange(tokens, experts=3 * world.ranks, hidden=16, most=24, seed=number)
+        call = (
+            lambda it: exact.low_latency(buffer, it, pause),
+            lambda it: exact.normal(buffer, it, pause),
+            lambda it: exact.elastic(elastic, it, pause),
+            lambda it: exact.elastic(elastic, it, pause, is_expanded=True),
+        )[drawn.randrange(4)]
+        checks.append(call(it))
+        pause()
+    for check in checks:
+        check()
+    elastic.destroy()
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("size", range(3, 9) if ALL else (4,))
+def test_ranks_that_meet_in_no_barrier_overwrite_no_rows_of_each_other(size, ranks, more_ranks):
+    run = ranks if size <= 4 else more_ranks
+    run(size, no_barrier, 2000 if ALL else 200)
+
+
+def many_experts(world):
+    buffer = buffer_of(world, low_latency_mode=True)
+    it = Exchange((7,) * world.ranks, experts=256, topk=8, hidden=7168, most=8)
+    exact.low_latency(buffer, it, use_fp8=True)()
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("size", [4, 16] if ALL else [4])
+def test_fp8_rows_of_256_experts_arrive(size, ranks, more_ranks):
+    (ranks if size <= 4 else more_ranks)(size, many_experts)
+
+
+def memory(world):
+    """Where the memory of windows lies."""
+    buffer = buffer_of(world)
+    exact.normal(buffer, Exchange((3, 2)))()
+    with open("/proc/self/maps") as file:
+        maps = file.read()
+    assert "/memfd:tokenyard" in maps
+    assert "/dev/shm/tokenyard" not in maps
+    buffer.destroy()
+
+
+def test_memory_that_ranks_share_has_no_name_that_a_killed_rank_could_leave(ranks):
+    ranks(2, memory)
+
+
+def open_hooks(world):
+    """Three batches under way at once, whose hooks come in any order. A fifth operation is refused. A combine counts
+    twice on the CPU: its weights travel in an operation of their own."""
+    me, buffer = world.rank, buffer_of(world)
+    batches = [Exchange((5, 3), most=8, seed=seed) for seed in range(3)]
+
+    def dispatch(it):
+        return buffer.low_latency_dispatch(
+            it.x(me), it.ids(me), it.most, it.experts, use_fp8=False, return_recv_hook=True
+        )
+
+    def combine(number):
+        rows, _, handle, _, _ = sent[number]
+        ids = batches[number].ids(me)
+        weights = np.ones(ids.shape, np.float32)
+        return buffer.low_latency_combine(rows, ids, weights, handle, return_recv_hook=True)
+
+    for order in ((0, 1, 2), (2, 0, 1)):
+        sent = [dispatch(it) for it in batches]
+        for number in order:
+            sent[number][4]()
+        combined = [combine(0), combine(1)]
+        with pytest.raises(errors.InvalidInputError, match="in_flight = 4"):
+            combine(2)
+        for _, _, hook in reversed(combined):
+            hook()
+        combined.append(combine(2))
+        combined[2][2]()
+        for it, (out, _, _) in zip(batches, combined, strict=True):
+            exact.same(out, exact.scaled(it.x(me), it.times(me)[1]))
+    sent = [dispatch(it) for it in (*batches, batches[0])]
+    fifth = dispatch(batches[0])
+    with pytest.raises((errors.InvalidInputError, errors.RefusedError), match="in_flight = 4"):
+        fifth[4]()
+    for one in sent:
+        one[4]()
+    exact.low_latency(buffer, batches[1])()
+    buffer.destroy()
+
+
+def test_three_batches_may_be_open_at_once_and_a_fifth_operation_is_refused(ranks):
+    ranks(2, open_hooks)
+
+
+@needs_torch
+def test_tensors_of_torch_without_rows_have_no_memory_and_are_taken(ranks):
+    import torch_ranks
+
+    ranks(2, torch_ranks.no_rows)
+
+
+# Buffers of a group that is not the first, and counts its ranks in another order.
+LIVE = """
+import os, signal, sys, time
+import numpy as np
+import torch
+import torch.distributed as dist
+from tokenyard.deep_ep import Buffer, ElasticBuffer
+torch.set_num_threads(1)
+rank, *ports = map(int, sys.argv[1:])
+idx, weights = torch.tensor([[0, 3]] * 3), torch.ones(3, 2)
+def start(port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    # Before any group of all ranks: others count from 0 in it, too.
+    dist.new_group([0])
+    group = dist.new_group([1, 0], sort_ranks=False)
+    return Buffer(group), ElasticBuffer(group, num_max_tokens_per_rank=3, explicitly_destroy=True)
+def step(buffer, elastic):
+    x = torch.ones(3, 64)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, 3, 4, use_fp8=False)
+    out, *_ = buffer.low_latency_combine(rows, idx, weights, handle)
+    rows, _, _, handle, _ = elastic.dispatch(x, topk_idx=idx, num_experts=4)
+    assert out.eq(2).all() and elastic.combine(rows, handle)[0].eq(2).all()
+"""
+# In either order with the group. Then one program is gone, and the other has no one to say goodbye to.
+ORDERS = """
+buffer, elastic = start(ports[0])
+step(buffer, elastic)
+del buffer
+elastic.destroy()
+dist.destroy_process_group()
+buffer, elastic = start(ports[1])
+step(buffer, elastic)
+dist.destroy_process_group()
+step(buffer, elastic)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.5)
+"""
+
+
+@needs_torch
+def test_a_program_ends_with_live_buffers_in_either_order_with_its_group_and_after_its_peer(
+    monkeypatch, reports
+):
+    monkeypatch.delenv("TOKENYARD_CONFIG", raising=False)
+    ports = [str(free_port()) for _ in range(2)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", LIVE + ORDERS, str(rank), *ports],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors_of = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [0, -signal.SIGKILL], "\n".join(errors_of)
