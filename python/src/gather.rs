@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -13,7 +13,12 @@ pub(crate) enum Gather {
     Function(Py<PyAny>),
     /// A process group of torch, and the GPU that this thread has chosen.
     Torch { group: Py<PyAny>, gpu: Option<i64> },
+    /// A communicator of mpi4py.
+    Mpi(Py<PyAny>),
 }
+
+/// The interval at which ranks look whether all have come to a gather of MPI.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// The reason why ranks did not gather.
 pub(crate) enum Failure {
@@ -41,10 +46,12 @@ impl Gather {
         late: Duration,
     ) -> Result<Vec<Vec<u8>>, Failure> {
         match self {
-            Self::Function(function) => Python::attach(|py| {
-                let all = function.bind(py).call1((PyBytes::new(py, mine),));
-                all.and_then(|all| all.extract()).map_err(Failure::Raised)
-            }),
+            Self::Function(function) => gather_by(function, mine),
+            Self::Mpi(comm) => {
+                let all = |name| Python::attach(|py| comm.getattr(py, name));
+                meet(&all("Ibarrier").map_err(Failure::Raised)?, late)?;
+                gather_by(&all("allgather").map_err(Failure::Raised)?, mine)
+            }
             Self::Torch { group, gpu } => {
                 let (group, gpu) = (Python::attach(|py| group.clone_ref(py)), *gpu);
                 let mine = mine.to_vec();
@@ -53,6 +60,33 @@ impl Gather {
                 })
             }
         }
+    }
+}
+
+fn gather_by(function: &Py<PyAny>, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+    Python::attach(|py| {
+        let all = function.bind(py).call1((PyBytes::new(py, mine),));
+        all.and_then(|all| all.extract()).map_err(Failure::Raised)
+    })
+}
+
+/// Waits until all ranks have called `barrier`, which returns a request of MPI. MPI's collectives have no limit of their
+/// own, and a thread for them needs an MPI that was started for threads.
+fn meet(barrier: &Py<PyAny>, late: Duration) -> Result<(), Failure> {
+    let request = Python::attach(|py| barrier.call0(py)).map_err(Failure::Raised)?;
+    let start = Instant::now();
+    loop {
+        let tested = Python::attach(|py| request.call_method0(py, "Test")?.extract::<bool>(py));
+        if tested.map_err(Failure::Raised)? {
+            return Ok(());
+        }
+        if start.elapsed() > late {
+            return Err(Failure::Late(format!(
+                "MPI's Ibarrier did not end within {:.1} s (late_ms): a member of the communicator did not come to it",
+                late.as_secs_f64()
+            )));
+        }
+        std::thread::sleep(LOOK);
     }
 }
 

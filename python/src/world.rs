@@ -216,7 +216,8 @@ impl World {
         Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }
 
-    /// Joins the ranks of a communicator of mpi4py. It uses `comm.allgather` once.
+    /// Joins the ranks of a communicator of mpi4py. It uses `comm.Ibarrier` and `comm.allgather` once: a member that does
+    /// not come is a DeadlineError after `late_ms`.
     #[staticmethod]
     #[pyo3(signature = (comm, *, config=None))]
     fn from_mpi(
@@ -225,7 +226,7 @@ impl World {
         config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let (rank, ranks) = (comm.call_method0("Get_rank")?, comm.call_method0("Get_size")?);
-        let gather = Gather::Function(comm.getattr("allgather")?.unbind());
+        let gather = Gather::Mpi(comm.clone().unbind());
         let joiner = Joiner::of_library(&rank, &ranks, world_rank_of_mpi(py), gather);
         Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }

@@ -257,3 +257,23 @@ def wrong_timeouts(world):
 
 def test_a_timeout_that_cannot_be_is_refused_on_all_ranks(ranks):
     ranks(2, wrong_timeouts)
+
+
+def wrong_constructors(world):
+    """A constructor takes a number that says nothing here, or refuses it on all ranks."""
+    for kind in (Buffer, ElasticBuffer):
+        parameters = inspect.signature(kind).parameters.values()
+        names = [it.name for it in parameters if it.annotation in (int, int | None)]
+        assert len(names) >= 3
+        for name in names:
+            for value in (-1, 2**70):
+                given = {name: value} if world.rank == 1 else {}
+                try:
+                    kind(world, explicitly_destroy=True, **given).destroy()
+                except (OWN, OTHERS) as error:
+                    assert error.rank in (None, 1), repr(error)
+    buffer_of(world).destroy()
+
+
+def test_no_integer_of_a_constructor_makes_other_ranks_wait(ranks):
+    ranks(2, wrong_constructors)

@@ -97,14 +97,45 @@ MPI_RANK = """
 """
 
 
-@needs("mpi4py")
-@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed")
-def test_a_communicator_of_mpi4py_is_the_world(tmp_path):
+MPI_LATE = """
+    from mpi4py import MPI
+    import tokenyard
+
+    comm = MPI.COMM_WORLD
+    config = tokenyard.Config.parse({config!r}, "test.toml")
+    if comm.Get_rank() == 0:
+        try:
+            tokenyard.World.from_mpi(comm, config=config)
+        except tokenyard.errors.DeadlineError as error:
+            print(error, flush=True)
+        comm.send("over", 1)
+    else:
+        assert comm.recv(source=0) == "over"
+        # MPI ends once every rank has come to its barrier.
+        comm.Ibarrier().Wait()
+"""
+
+
+def run_on_mpi(tmp_path, text, config):
     program = tmp_path / "rank.py"
-    program.write_text(textwrap.dedent(MPI_RANK).format(config=CONFIG.format(arena_mib=4)))
+    program.write_text(textwrap.dedent(text).format(config=config))
     words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     words += [sys.executable, str(program)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    lines = sorted(ended.stdout.splitlines())
-    assert lines == ["rank 0 of 2 is right", "rank 1 of 2 is right"], ended.stderr
+    return sorted(ended.stdout.splitlines())
+
+
+@needs("mpi4py")
+@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed")
+def test_a_communicator_of_mpi4py_is_the_world(tmp_path):
+    lines = run_on_mpi(tmp_path, MPI_RANK, CONFIG.format(arena_mib=4))
+    assert lines == ["rank 0 of 2 is right", "rank 1 of 2 is right"]
+
+
+@needs("mpi4py")
+@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed")
+def test_a_rank_of_mpi_that_does_not_come_is_waited_for_until_late(tmp_path):
+    config = "[world]\ndeadline_ms = 500\nlate_ms = 500\n[kernels]\nuse = \"cpu\"\n"
+    (line,) = run_on_mpi(tmp_path, MPI_LATE, config)
+    assert "rank 0 of 2, world rank 0: MPI's Ibarrier did not end within 0.5 s (late_ms)" in line

@@ -369,7 +369,8 @@ impl Hub {
         for rank in silent.into_iter().filter(|_| may_judge) {
             self.stop_returning(rank, "was silent");
         }
-        let due = self.rounds.expire(Instant::now());
+        let liveness = &self.member.liveness;
+        let due = self.rounds.expire(Instant::now(), |ranks| liveness.list(ranks));
         self.deliver(due);
     }
 

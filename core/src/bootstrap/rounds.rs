@@ -190,8 +190,13 @@ impl Rounds {
             .collect()
     }
 
-    /// Fails the rounds that have waited for longer than `late`.
-    pub(super) fn expire(&mut self, now: Instant) -> Vec<Delivery> {
+    /// Fails the rounds that have waited for longer than `late`. `processes` describes ranks, as text that follows their
+    /// list.
+    pub(super) fn expire(
+        &mut self,
+        now: Instant,
+        processes: impl Fn(&[u32]) -> String,
+    ) -> Vec<Delivery> {
         let mut due = Vec::new();
         for (number, round) in &mut self.open {
             let waited = now.saturating_duration_since(round.started);
@@ -200,11 +205,12 @@ impl Rounds {
                 let expected = |rank: &u32| self.ranks.get(*rank as usize).is_some_and(|p| !p.gone);
                 let missing: Vec<u32> = missing.into_iter().filter(expected).collect();
                 let text = format!(
-                    "{:?}: {} did not arrive within {:.1} s, expected all {} ranks",
+                    "{:?}: {} did not arrive within {:.1} s, expected all {} ranks{}",
                     round.topic,
                     name_ranks(&missing),
                     self.late.as_secs_f64(),
-                    round.arrived.len()
+                    round.arrived.len(),
+                    processes(&missing)
                 );
                 due.extend(round.fail(*number, ErrorKind::Deadline, text));
             }
@@ -309,13 +315,15 @@ mod tests {
     fn a_round_that_waits_too_long_names_who_is_missing() {
         let (mut rounds, now) = (rounds(), Instant::now());
         rounds.contribute(1, part(0, Op::Barrier, "start", b""), now).unwrap();
-        assert!(rounds.expire(now + Duration::from_millis(900)).is_empty());
-        let due = rounds.expire(now + Duration::from_millis(1100));
+        let processes = |ranks: &[u32]| format!("; processes {ranks:?}");
+        assert!(rounds.expire(now + Duration::from_millis(900), processes).is_empty());
+        let due = rounds.expire(now + Duration::from_millis(1100), processes);
         assert_eq!(to(&due), [1]);
         let CollectiveFailure { kind, text, .. } = verdict(&due[0]);
         assert_eq!(kind, ErrorKind::Deadline);
         assert!(text.contains("ranks 0, 2 did not arrive within 1.0 s"), "{text}");
-        assert!(rounds.expire(now + Duration::from_secs(9)).is_empty());
+        assert!(text.ends_with("expected all 3 ranks; processes [0, 2]"), "{text}");
+        assert!(rounds.expire(now + Duration::from_secs(9), processes).is_empty());
     }
 
     #[test]

@@ -82,7 +82,8 @@ fn start(
 
 #[cold]
 fn stuck(call: &ColdCall, patience: Duration) -> Error {
-    let text = format!("{call}, and has not come back from there within {patience:?} (world.late_ms)");
+    let text =
+        format!("{call}, and has not come back from there within {patience:?} (world.late_ms)");
     tracing::error!("{text}: a thread is left behind there, with all that it may use");
     Error::new(ErrorKind::Transport, "open communicator", text)
         .with_fix("start this process again, without that component if the fault repeats")

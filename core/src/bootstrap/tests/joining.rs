@@ -187,6 +187,22 @@ fn members_of_an_exchange_that_do_not_join_are_named_with_their_processes() {
 }
 
 #[test]
+fn members_of_an_exchange_that_miss_a_collective_are_named_with_their_processes() {
+    let (board, left) = (Arc::new((Mutex::new(vec![Vec::new(); 2]), Gate::new(2))), Gate::new(2));
+    on_threads(2, |rank| {
+        let late = Duration::from_millis(300);
+        let options = WorldOptions { late, ..options(rank, 2, exchange_on(&board, rank)) };
+        let world = World::join(options).unwrap();
+        if rank == 0 {
+            let text = world.barrier("start").unwrap_err().to_string();
+            assert!(text.contains("rank 1 did not arrive within 0.3 s"), "{text}");
+            assert!(text.contains("; rank 1 of this group is "), "{text}");
+        }
+        left.wait();
+    });
+}
+
+#[test]
 fn an_exchange_that_fails_ends_the_join_with_its_reason() {
     let broken = Rendezvous::Exchange(Box::new(|_| Err("the store is down".to_owned())));
     let error = World::join(options(1, 2, broken)).unwrap_err();
