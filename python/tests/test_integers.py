@@ -266,12 +266,11 @@ def wrong_constructors(world):
         names = [it.name for it in parameters if it.annotation in (int, int | None)]
         assert len(names) >= 3
         for name in names:
-            for value in (-1, 2**70):
-                given = {name: value} if world.rank == 1 else {}
-                try:
-                    kind(world, explicitly_destroy=True, **given).destroy()
-                except (OWN, OTHERS) as error:
-                    assert error.rank in (None, 1), repr(error)
+            given = {name: 2**70} if world.rank == 1 else {}
+            try:
+                kind(world, explicitly_destroy=True, **given).destroy()
+            except (OWN, OTHERS) as error:
+                assert error.rank in (None, 1), repr(error)
     buffer_of(world).destroy()
 
 

@@ -136,6 +136,7 @@ def test_a_communicator_of_mpi4py_is_the_world(tmp_path):
 @needs("mpi4py")
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed")
 def test_a_rank_of_mpi_that_does_not_come_is_waited_for_until_late(tmp_path):
-    config = "[world]\ndeadline_ms = 500\nlate_ms = 500\n[kernels]\nuse = \"cpu\"\n"
+    config = CONFIG.format(arena_mib=4).replace("60000", "500").replace("20000", "500")
+    assert config.count(" = 500\n") == 2
     (line,) = run_on_mpi(tmp_path, MPI_LATE, config)
     assert "rank 0 of 2, world rank 0: MPI's Ibarrier did not end within 0.5 s (late_ms)" in line
