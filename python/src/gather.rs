@@ -70,8 +70,8 @@ fn gather_by(function: &Py<PyAny>, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure>
     })
 }
 
-/// Waits until all ranks have called `barrier`, which returns a request of MPI. MPI's collectives have no limit of their
-/// own, and a thread for them needs an MPI that was started for threads.
+/// Waits until all ranks have called `barrier`, which returns a request of MPI. MPI's collectives have no limit of
+/// their own, and a thread for them needs an MPI that was started for threads.
 fn meet(barrier: &Py<PyAny>, late: Duration) -> Result<(), Failure> {
     let request = Python::attach(|py| barrier.call0(py)).map_err(Failure::Raised)?;
     let start = Instant::now();

@@ -190,8 +190,8 @@ impl Rounds {
             .collect()
     }
 
-    /// Fails the rounds that have waited for longer than `late`. `processes` describes ranks, as text that follows their
-    /// list.
+    /// Fails the rounds that have waited for longer than `late`. `processes` describes ranks, as text that follows
+    /// their list.
     pub(super) fn expire(
         &mut self,
         now: Instant,
