@@ -27,8 +27,7 @@ struct Mutants {
 #[serde(deny_unknown_fields)]
 struct Mutant {
     name: String,
-    /// The file beside the list.
-    source: String,
+    example: Example,
     /// The mistake, for readers of the list.
     #[serde(rename = "about")]
     _about: String,
@@ -39,6 +38,32 @@ struct Mutant {
     /// The start of the names that it leaves in shared memory.
     leaves: Option<String>,
     edits: Vec<Edit>,
+}
+
+/// An unbroken example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Example {
+    Shm,
+    Sockets,
+}
+
+impl Example {
+    /// Its files beside the list.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Shm => &["shm.c"],
+            Self::Sockets => &["sockets.h", "sockets_io.c", "sockets.c"],
+        }
+    }
+
+    /// Its name in a config.
+    fn component(self) -> &'static str {
+        match self {
+            Self::Shm => "example_c",
+            Self::Sockets => "example_sockets",
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -62,15 +87,15 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
     let mut trials = Vec::new();
     let mut intact = BTreeSet::new();
     for mutant in mutants() {
-        intact.insert((mutant.source.clone(), mutant.case.clone()));
+        intact.insert((mutant.example, mutant.case.clone()));
         let program = Arc::clone(program);
         let name = format!("{}/{}", mutant.name, mutant.case);
         trials.push(Trial::test(name, move || caught(&program, &mutant)));
     }
-    for (source, case) in intact {
+    for (example, case) in intact {
         let program = Arc::clone(program);
-        let name = format!("{source}/{case}");
-        let run = move || match run(&program, &source, &[], &case, 10_000)? {
+        let name = format!("{}/{case}", example.component());
+        let run = move || match run(&program, example, &[], &case, 10_000)? {
             Verdict::Pass => Ok(()),
             other => Err(Failed::from(format!("the unbroken example fails: {other:?}"))),
         };
@@ -84,10 +109,10 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
 const DEADLINES: [u32; 2] = [3000, 15_000];
 
 fn caught(program: &Program, mutant: &Mutant) -> Result<(), Failed> {
-    let Mutant { source, edits, case, says, .. } = mutant;
+    let Mutant { example, edits, case, says, .. } = mutant;
     let mut found = Vec::new();
     for deadline in DEADLINES {
-        let verdict = run(program, source, edits, case, deadline);
+        let verdict = run(program, *example, edits, case, deadline);
         mutant.leaves.as_deref().map(remove_left_names);
         match verdict? {
             Verdict::Fail(why) if why.contains(says) => return Ok(()),
@@ -109,18 +134,18 @@ fn remove_left_names(prefix: &str) {
 /// Runs a case, in its largest world, on an example with these edits.
 fn run(
     program: &Program,
-    source: &str,
+    example: Example,
     edits: &[Edit],
     case: &str,
     deadline: u32,
 ) -> Result<Verdict, Failed> {
     let build = tempfile::tempdir().unwrap();
-    let library = compile(build.path(), source, edits)?;
+    let library = compile(build.path(), example, edits)?;
     let text = format!(
         "[world]\ndeadline_ms = {deadline}\nlate_ms = {}\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\n\
          use = \"{}\"\n[plugins]\npaths = [{library:?}]\n",
         2 * deadline,
-        if source == "shm.c" { "example_c" } else { "example_sockets" },
+        example.component(),
     );
     if case.starts_with("l3/") {
         let path = build.path().join("config.toml");
@@ -138,25 +163,39 @@ fn run(
     Ok(verdict_of(program, &text, name.ok_or_else(|| format!("no case is called {case}"))?))
 }
 
-fn compile(build: &Path, source: &str, edits: &[Edit]) -> Result<PathBuf, Failed> {
-    let mut code = std::fs::read_to_string(folder().join(source)).unwrap();
+fn compile(build: &Path, example: Example, edits: &[Edit]) -> Result<PathBuf, Failed> {
+    let read =
+        |file: &&str| (build.join(file), std::fs::read_to_string(folder().join(file)).unwrap());
+    let mut sources: Vec<_> = example.files().iter().map(read).collect();
     for Edit { find, put } in edits {
-        let places = code.matches(find.as_str()).count();
+        let places: usize =
+            sources.iter().map(|(_, code)| code.matches(find.as_str()).count()).sum();
         if places != 1 {
-            return Err(format!("{source} has {places} places with {find:?}; expected 1").into());
+            return Err(format!("{example:?} has {places} places with {find:?}; expected 1").into());
         }
-        code = code.replace(find.as_str(), put);
+        for (_, code) in &mut sources {
+            *code = code.replace(find.as_str(), put);
+        }
     }
-    let (file, library) = (build.join(source), build.join("libexample.so"));
-    std::fs::write(&file, code).unwrap();
+    for (file, code) in &sources {
+        std::fs::write(file, code).unwrap();
+    }
+    let library = build.join("libexample.so");
+    let units =
+        sources.iter().map(|(file, _)| file).filter(|file| file.extension().unwrap() == "c");
     let output = Command::new("cc")
-        .args(["-std=c11", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror", "-I"])
+        .args(["-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"])
+        .args(["-Wall", "-Werror", "-I"])
         .arg(folder().join("../../abi/include"))
-        .arg(&file)
+        .args(units)
         .arg("-o")
         .arg(&library)
         .output()
         .unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(library) } else { Err(format!("{source}: {printed}").into()) }
+    if output.status.success() {
+        Ok(library)
+    } else {
+        Err(format!("{example:?}: {printed}").into())
+    }
 }
