@@ -3,6 +3,8 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,11 +48,10 @@ static int32_t sockets_probe(const TyHost *host, const TyConfig *config, TyCapab
 static void sockets_close(void *instance) {
     struct transport *t = (struct transport *)instance;
     uint32_t i;
-    close_fd(&t->listener);
+    shut_the_door(t);
     for (i = 0; t->peers != NULL && i < t->count; i++) {
         close_fd(&t->peers[i].out);
         close_fd(&t->peers[i].in);
-        close_fd(&t->joining[i].fd);
     }
     for (i = 0; t->queues != NULL && i < t->needs.queues; i++) {
         free(t->queues[i].slots);
@@ -86,16 +87,17 @@ static struct transport *new_transport(const TyTransportOpen *open) {
     t->needs = open->needs;
     t->me = open->team.me;
     t->count = open->team.count;
-    t->joining = (struct joining *)calloc(t->count, sizeof *t->joining);
-    t->peers = t->joining == NULL ? NULL : (struct peer *)calloc(t->count, sizeof *t->peers);
+    t->joining = (struct joining *)calloc(t->count + STRANGERS, sizeof *t->joining);
+    t->peers = (struct peer *)calloc(t->count, sizeof *t->peers);
     t->queues = (struct queue *)calloc(t->needs.queues + 1, sizeof *t->queues);
     t->signals = (uint64_t *)calloc(t->needs.signals + 1, sizeof *t->signals);
-    whole = t->peers != NULL && t->queues != NULL && t->signals != NULL;
+    whole = t->joining != NULL && t->peers != NULL && t->queues != NULL && t->signals != NULL;
     for (i = 0; whole && i < t->needs.queues; i++)
         whole = make_queue(&t->queues[i], t->needs.queue_depth);
+    for (i = 0; t->joining != NULL && i < t->count + STRANGERS; i++) t->joining[i].fd = -1;
     for (i = 0; t->peers != NULL && i < t->count; i++) {
         struct peer *p = &t->peers[i];
-        p->out = p->in = t->joining[i].fd = -1;
+        p->out = p->in = -1;
         p->last = &p->first;
         p->world_rank = (int32_t)open->team.world_ranks[i];
     }
@@ -188,6 +190,7 @@ static int32_t sockets_connect(void *instance, uint32_t peer, const uint8_t *dat
     struct sockaddr_in address = {0};
     struct endpoint from;
     struct hello hello = {{0, 0}, t->me, 0};
+    int at_once = 1; /* a short command does not wait for the answer to the one before */
     const char *problem = "the endpoint has another length";
     if (bytes == sizeof from) {
         memcpy(&from, data, sizeof from);
@@ -199,7 +202,10 @@ static int32_t sockets_connect(void *instance, uint32_t peer, const uint8_t *dat
     address.sin_port = htons((uint16_t)from.port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     p->out = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (p->out >= 0) setsockopt(p->out, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (p->out >= 0) {
+        setsockopt(p->out, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+        setsockopt(p->out, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
+    }
     if (p->out < 0 || connect(p->out, (struct sockaddr *)&address, sizeof address) != 0 ||
         send(p->out, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello) {
         int32_t status = fail(error, TY_PEER_LOST, "connect", errno, p->world_rank,
@@ -235,7 +241,7 @@ static int32_t sockets_post(void *instance, uint32_t queue, const TyCommand *com
                             size_t *accepted) {
     struct transport *t = (struct transport *)instance;
     struct queue *q = &t->queues[queue];
-    size_t i;
+    size_t turn = TURN_BYTES, i;
     pthread_mutex_lock(&t->lock);
     for (i = 0; i < count && q->used < t->needs.queue_depth; i++) {
         struct waiting *w = q->free;
@@ -244,17 +250,18 @@ static int32_t sockets_post(void *instance, uint32_t queue, const TyCommand *com
         q->used++;
         w->command = commands[i];
         w->command.queue = queue;
-        w->until = now() + t->needs.deadline_ns;
         w->next = NULL;
         if (w->command.op < TY_OP_PUT || w->command.op > TY_OP_SIGNAL) {
             if (t->unknown_op == 0) t->unknown_op = 0x100u | w->command.op;
             end_command(t, w, TY_UNSUPPORTED); /* an error, never a guess */
-        } else if (p->failure != TY_OK) {
+        } else if (p->failure != TY_OK || p->has_left) {
+            fail_peer(t, p, TY_PEER_LOST);
             end_command(t, w, p->failure);
         } else {
+            if (p->first == NULL) p->moved = now();
             *p->last = w;
             p->last = &w->next;
-            if (p->first == w) send_to(t, p);
+            if (p->first == w) send_to(t, p, &turn);
         }
     }
     pthread_mutex_unlock(&t->lock);

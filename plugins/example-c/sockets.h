@@ -23,6 +23,10 @@
 
 #define ENDPOINT_VERSION 1u
 #define MOST_PEERS 256u
+/* Bytes that go, and bytes that come, before others get their turn: of peers, and of threads that want the lock. */
+#define TURN_BYTES ((size_t)1 << 20)
+/* Connections beside those of the peers that may be silent before one of them is sent away. */
+#define STRANGERS 64u
 
 /* The endpoint that a rank gives a peer. It travels as bytes: peers check every field. */
 struct endpoint {
@@ -50,7 +54,6 @@ struct message {
 /* A command that was accepted and has not ended. */
 struct waiting {
     TyCommand command;
-    uint64_t until; /* in nanoseconds, see `now` */
     struct waiting *next;
 };
 
@@ -65,14 +68,17 @@ struct peer {
     int out, in; /* connections to it and from it, or -1 */
     struct waiting *first, **last;
     size_t sent; /* bytes of `first`, its message included */
+    uint64_t moved; /* when the peer last took something, or `first` was posted while nothing waited: see `now` */
     struct message message;
     size_t got; /* bytes of `message` and its payload that have arrived */
     int32_t world_rank;
     int32_t failure; /* the first status of a command to it; 0 while it is well */
+    bool has_left;   /* it has ended its connection, so commands to it fail from now on */
 };
 
 struct joining {
     int fd;
+    uint64_t number; /* connections are counted as they come */
     size_t got;
     struct hello hello;
 };
@@ -80,13 +86,15 @@ struct joining {
 struct transport {
     TyTransportNeeds needs;
     pthread_mutex_t lock;
-    uint32_t me, count, joined, turn;
+    uint32_t me, count, joined;
+    uint32_t turn, first; /* the peers that `health` looks at, and that `drive` moves, before others */
+    uint64_t callers;     /* connections that were accepted */
     uint64_t token[2];
     int listener;
     uint32_t port;
     TyWindow windows[TY_MAX_WINDOWS];
     struct peer *peers;
-    struct joining *joining; /* `count` connections whose hello has not arrived; fd -1: free */
+    struct joining *joining; /* `count + STRANGERS` connections whose hello has not arrived; fd -1: free */
     struct queue *queues;
     uint64_t *signals;
     uint32_t unknown_op; /* the first one; 0: none */
@@ -97,11 +105,15 @@ uint64_t now(void);
 void close_fd(int *fd);
 /* Ends a command: with an event if the caller asked for one, or if it failed (INV-7). */
 void end_command(struct transport *t, struct waiting *w, int32_t status);
-/* Sends to one peer until its socket is full. */
-void send_to(struct transport *t, struct peer *p);
-/* Takes the connections that wait. */
+/* A peer that cannot be reached: all of its commands end, those of others go on. */
+void fail_peer(struct transport *t, struct peer *p, int32_t status);
+/* Sends to one peer until its socket is full, or the rest of a turn is over. Returns whether something moved. */
+bool send_to(struct transport *t, struct peer *p, size_t *turn);
+/* Takes connections of peers until all peers have joined. */
 void accept_all(struct transport *t);
-/* Drives everything once, under the lock. Returns whether something arrived. */
+/* Takes no more connections. */
+void shut_the_door(struct transport *t);
+/* Drives everything once, under the lock. Returns whether something moved. */
 bool drive(struct transport *t);
 
 #endif
