@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use tokenyard_core::abi;
+use anyhow::{Context as _, Result, anyhow, ensure};
 use tokenyard_core::transport::{Command, NO_COMMAND};
+use tokenyard_core::{Error, ErrorKind, abi};
 
+use super::ending::exchange;
 use super::errors::has_status;
-use super::memory::UNTOUCHED;
+use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
 use crate::suite::Rank;
@@ -15,7 +16,8 @@ use crate::suite::Rank;
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "bring_up_refuses_damaged_endpoints",
-        about: "endpoint bytes that are cut, lengthened or altered give an error within the deadline",
+        about: "endpoint bytes that are cut, lengthened or altered give an error within the deadline, TY_PROTOCOL for \
+                another length",
         invariants: "INV-6",
         ranks: &[2],
         needs: Needs::SMALL,
@@ -29,6 +31,24 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2, 3],
         needs: Needs::SMALL,
         body: Body::Alone(bring_up_refuses_endpoints_of_others),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "a_put_before_the_peers_connect_arrives",
+        about: "a rank that has connected puts to one that has not, and the put arrives",
+        invariants: "the order of calls: `endpoint`; INV-1",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Alone(a_put_before_the_peers_connect_arrives),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "ranks_connect_in_either_order",
+        about: "either rank may connect first, and the other one long after it",
+        invariants: "the order of calls: `connect`",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Alone(ranks_connect_in_either_order),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -56,6 +76,11 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
         let refused = own.transport.connect(peer, &data).err();
         let took = start.elapsed();
         refused.as_ref().map_or(Ok(()), has_status)?;
+        let kind = refused.as_ref().map(Error::kind);
+        ensure!(
+            data.len() == good.len() || kind.is_none_or(|kind| kind == ErrorKind::Protocol),
+            "connect with an endpoint that was {name}: found {kind:?}; expected TY_PROTOCOL"
+        );
         ensure!(
             refused.is_some() || may_pass,
             "connect accepted an endpoint that was {name}, {} bytes for {}; expected an error",
@@ -163,6 +188,76 @@ fn put_for(rig: &mut Rig<'_>, time: Duration) -> Result<()> {
     while Instant::now() < until {
         rig.drive()?;
         std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Connects rank `late` only when the other one has connected and done `then`, or has had the time for it: its
+/// connect, or its commit, may wait for this rank's. Collective.
+fn connect_late(
+    rig: &mut Rig<'_>,
+    late: u32,
+    then: impl FnOnce(&mut Rig<'_>) -> Result<()>,
+) -> Result<()> {
+    let endpoints = rig.exchange_endpoints()?;
+    if rig.me() == late {
+        connect_behind_the_other(rig, &endpoints)?;
+    } else {
+        rig.connect_to(&endpoints)?;
+        then(rig)?;
+        rig.barrier(FIRST)?;
+    }
+    rig.barrier("both ranks have connected")
+}
+
+const FIRST: &str = "one rank has connected";
+
+fn connect_behind_the_other(rig: &mut Rig<'_>, endpoints: &[Vec<u8>]) -> Result<()> {
+    let world = rig.world;
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| world.barrier(FIRST));
+        let until = Instant::now() + PATIENCE;
+        while !other.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let connected = rig.connect_to(endpoints);
+        if let Err(error) = &connected {
+            world.report_failure(&format!("{error:#}"));
+        }
+        let other = other.join().map_err(|_| anyhow!("a barrier panicked"))?;
+        connected.and(Ok(other?))
+    })
+}
+
+/// Bytes of a put: less than a fabric holds for a rank that does not drive yet.
+const EARLY: usize = 1 << 14;
+
+fn a_put_before_the_peers_connect_arrives(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
+    rig.windows.iter().for_each(|window| window.fill(UNTOUCHED));
+    let (bytes, signal) = (rig.put_bytes(EARLY), rig.signal(0, 0, 0));
+    connect_late(&mut rig, 1, |rig| {
+        rig.windows[0].write(0, &pattern(1, bytes));
+        let (op, dst_offset) = (abi::TY_OP_PUT_SIGNAL, EARLY as u64);
+        let put =
+            Command { op, peer: 1, signal, add: 1, dst_offset, bytes: bytes as u64, ..NO_COMMAND };
+        rig.post(0, &[put])
+    })?;
+    if rig.me() == 1 {
+        let what = "a put of rank 0 from before this rank's connect";
+        rig.wait_signal(0, signal, 1).context(what)?;
+        compare(what, &rig.windows[0].read(EARLY, bytes), &pattern(1, bytes))?;
+    }
+    rig.end(true)
+}
+
+fn ranks_connect_in_either_order(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    for late in [1, 0] {
+        let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
+        connect_late(&mut rig, late, |_| Ok(()))
+            .with_context(|| format!("rank {late} connects late"))?;
+        exchange(&mut rig)?;
+        rig.end(true)?;
     }
     Ok(())
 }

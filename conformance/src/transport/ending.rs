@@ -7,6 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::lost_peer::{end_of, get_back, is_error, is_known};
+use super::memory::pattern;
 use super::rig::{self, Needs, Rig};
 use super::{Body, TransportCase};
 use crate::names;
@@ -20,6 +22,16 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         needs: Needs::SMALL,
         body: Body::Alone(a_goodbye_is_no_failure),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "a_put_after_a_goodbye_fails",
+        about: "a put to a peer that has closed in an orderly way is an error, or reaches memory that outlives the peer",
+        invariants: "the end; INV-7",
+        ranks: &[2],
+        flags: abi::TY_CAP_BOUNDED_PUT,
+        needs: Needs { windows: &[1 << 16, 1 << 16], ..Needs::SMALL },
+        body: Body::Alone(a_put_after_a_goodbye_fails),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -37,6 +49,42 @@ pub(super) const CASES: &[TransportCase] = &[
 const AFTERWARDS: Duration = Duration::from_millis(100);
 
 fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    after_a_goodbye(rank, needs, |_| Ok(()))
+}
+
+fn a_put_after_a_goodbye_fails(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    after_a_goodbye(rank, needs, |rig| {
+        rig.expect_errors();
+        let data = pattern(2, 4096);
+        rig.windows[0].write(0, &data);
+        let put = Command {
+            op: abi::TY_OP_PUT_SIGNAL,
+            flags: abi::TY_FLAG_NOTIFY,
+            peer: 1,
+            signal: rig.signal(0, 0, 0),
+            add: 1,
+            dst_window: 1,
+            bytes: 4096,
+            tag: 5,
+            ..NO_COMMAND
+        };
+        if is_error(end_of(rig, "a put", &put)?, 1)? {
+            return is_known(rig, 1);
+        }
+        ensure!(
+            rig.can_get(),
+            "a put to rank 1, which has closed, ended as done; expected an error (INV-7)"
+        );
+        get_back(rig, &put, &data).map(drop)
+    })
+}
+
+/// Rank 1 closes in an orderly way. Rank 0 looks for some time, and then does `rest`.
+fn after_a_goodbye(
+    rank: &Rank<'_>,
+    needs: &Needs,
+    rest: impl FnOnce(&mut Rig<'_>) -> Result<()>,
+) -> Result<()> {
     let mut rig = Rig::bring_up(rank, needs)?;
     exchange(&mut rig)?;
     if rig.me() == 1 {
@@ -55,12 +103,13 @@ fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     }
     let left = rig.queues[0].events();
     ensure!(left.is_empty(), "found {left:?} after a goodbye; expected no event");
+    rest(&mut rig)?;
     rank.world.barrier("rank 0 has looked")?;
     Ok(())
 }
 
 /// One put to every rank, and its end.
-fn exchange(rig: &mut Rig<'_>) -> Result<()> {
+pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
     let (me, ranks) = (rig.me(), rig.ranks());
     let signal = rig.signal(0, 0, me);
     let put = |peer| Command {

@@ -1,9 +1,9 @@
 //! Progress: the transport moves commands by itself, or the caller moves them by `progress`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, NO_COMMAND};
@@ -31,6 +31,15 @@ pub(super) const CASES: &[TransportCase] = &[
         flags: abi::TY_CAP_MANUAL_PROGRESS,
         needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
         body: Body::Connected(progress_alone_moves_puts),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "health_answers_beside_poll",
+        about: "health, link_name and progress answer on a thread of their own while another one posts and polls",
+        invariants: "the threads: `health`",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Connected(health_answers_beside_poll),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -75,6 +84,52 @@ fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
         })?;
     }
     rig.drive()
+}
+
+/// The least number of answers of `health` beside posts and polls, and of these.
+const BESIDE: u64 = 2000;
+
+fn health_answers_beside_poll(rig: &mut Rig<'_>) -> Result<()> {
+    let (answers, posted) = (AtomicU64::new(0), AtomicU64::new(0));
+    let over = AtomicBool::new(false);
+    let (next, is_driven, until) = (rig.next(), rig.is_driven(), rig.until());
+    let signal = rig.signal(0, 0, rig.me());
+    let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
+    let put = Command { op, flags, peer: next, signal, add: 1, bytes: 64, ..NO_COMMAND };
+    let (transport, queue) = (&rig.transport, &mut rig.queues[0]);
+    std::thread::scope(|scope| {
+        let asker = scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                transport.health().context("health beside poll; expected it to be good")?;
+                transport.link_name(next);
+                if is_driven {
+                    drive(transport)?;
+                }
+                answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        let mut work = || {
+            let few = || answers.load(Ordering::Relaxed).min(posted.load(Ordering::Relaxed));
+            while few() < BESIDE && !asker.is_finished() {
+                queue.post(transport, &[put], until)?;
+                posted.fetch_add(1, Ordering::Relaxed);
+                while queue.take().is_empty() {
+                    queue.drive(transport)?;
+                    ensure!(
+                        Instant::now() < until,
+                        "found {} puts and answers; expected {BESIDE}",
+                        few()
+                    );
+                }
+            }
+            Ok(())
+        };
+        let worked = work();
+        over.store(true, Ordering::Release);
+        asker.join().map_err(|_| anyhow!("the thread that asks panicked"))?.and(worked)
+    })?;
+    Ok(())
 }
 
 fn drive(transport: &OpenTransport) -> Result<()> {

@@ -327,12 +327,17 @@ impl<'a> Rig<'a> {
     pub(super) fn connected(mut self) -> Result<Self> {
         self.windows.iter().for_each(|window| window.fill(UNTOUCHED));
         let endpoints = self.exchange_endpoints()?;
-        for (peer, endpoint) in (0..).zip(&endpoints) {
-            self.transport.connect(peer, endpoint)?;
-        }
-        self.transport.commit()?;
+        self.connect_to(&endpoints)?;
         self.barrier("connected")?;
         Ok(self)
+    }
+
+    /// Connects to all peers, by the endpoints that they wrote for this rank.
+    pub(super) fn connect_to(&mut self, endpoints: &[Vec<u8>]) -> Result<()> {
+        for (peer, endpoint) in (0..).zip(endpoints) {
+            self.transport.connect(peer, endpoint)?;
+        }
+        Ok(self.transport.commit()?)
     }
 
     /// The endpoints that every rank wrote for this one. Collective.
