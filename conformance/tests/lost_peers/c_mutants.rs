@@ -13,7 +13,7 @@ use tokenyard_conformance::runner::{Program, Settings, Verdict, run_fault};
 use tokenyard_conformance::suite;
 use tokenyard_core::config::Config;
 
-use crate::verdict_of;
+use crate::{trial, verdict_of};
 
 /// The file of mutants.
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ struct Mutant {
     case: String,
     /// Words of its failure.
     says: String,
-    /// The start of the names that it leaves in shared memory.
+    /// The start of the names that it leaves in shared memory, which no other mutant uses.
     leaves: Option<String>,
     edits: Vec<Edit>,
 }
@@ -90,7 +90,8 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
         intact.insert((mutant.example, mutant.case.clone()));
         let program = Arc::clone(program);
         let name = format!("{}/{}", mutant.name, mutant.case);
-        trials.push(Trial::test(name, move || caught(&program, &mutant)));
+        let leaves_names = mutant.leaves.is_some();
+        trials.push(trial(name, leaves_names, move || caught(&program, &mutant)));
     }
     for (example, case) in intact {
         let program = Arc::clone(program);
@@ -99,7 +100,7 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
             Verdict::Pass => Ok(()),
             other => Err(Failed::from(format!("the unbroken example fails: {other:?}"))),
         };
-        trials.push(Trial::test(name, run));
+        trials.push(trial(name, false, run));
     }
     trials
 }

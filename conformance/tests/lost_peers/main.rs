@@ -10,7 +10,7 @@ mod noticing;
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -70,13 +70,13 @@ fn main() -> ExitCode {
                 Verdict::Pass => Ok(()),
                 Verdict::NotSupported(why) | Verdict::Fail(why) => Err(Failed::from(why)),
             };
-            trials.push(Trial::test(label, run));
+            trials.push(trial(label, false, run));
         }
     }
     for (case, mutant, says) in rows() {
         let program = Arc::clone(&program);
         let run = move || caught(&program, case, mutant, says);
-        trials.push(Trial::test(format!("{mutant}/{case}"), run));
+        trials.push(trial(format!("{mutant}/{case}"), false, run));
     }
     trials.extend(c_mutants::trials(&program));
     type Named = fn(&Program) -> Result<(), Failed>;
@@ -84,9 +84,23 @@ fn main() -> ExitCode {
         [("a_hang_of_l1_is_named", hang_of_l1 as Named), ("a_hang_of_l3_is_named", hang_of_l3)]
     {
         let program = Arc::clone(&program);
-        trials.push(Trial::test(name, move || named(&program)));
+        trials.push(trial(name.to_owned(), false, move || named(&program)));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Others hold it while they run; those that leave names hold it alone, because each test finds all new names.
+static NAMES: RwLock<()> = RwLock::new(());
+
+fn trial(
+    name: String,
+    leaves_names: bool,
+    run: impl FnOnce() -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    Trial::test(name, move || {
+        let _held = (leaves_names.then(|| NAMES.write()), (!leaves_names).then(|| NAMES.read()));
+        run()
+    })
 }
 
 /// The rows of the table whose ranks are lost.
