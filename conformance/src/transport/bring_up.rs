@@ -62,19 +62,35 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// The time that a connect with damaged bytes may wait for a peer.
+/// The time that a connect, or a commit, may wait for a peer: the deadline of these cases.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// Tries of what took too long: a busy machine delays one of them, and a wait that has no end all.
+const TRIES: u32 = 3;
+
+/// The longest time of some calls, each of which may wait for [`PATIENCE`].
+fn longest(rank: &Rank<'_>, calls: u32) -> Duration {
+    // One second beside, by the usual deadline: slow machines have longer ones.
+    calls * PATIENCE + rank.config.world.deadline / 30
+}
 
 fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let mut alive = Rig::open(rank, needs, PATIENCE)?;
     let peer = alive.next();
     let good = alive.exchange_endpoints()?.swap_remove(peer as usize);
     for (name, data, may_pass) in damages(&good) {
-        // Each connect has an instance of its own: a failed one may end its instance.
-        let mut own = Rig::open(rank, needs, PATIENCE)?;
-        let start = Instant::now();
-        let refused = own.transport.connect(peer, &data).err();
-        let took = start.elapsed();
+        let mut tries_left = TRIES;
+        let refused = loop {
+            let (refused, took) = connect_by(rank, needs, peer, &data)?;
+            tries_left -= 1;
+            if took < longest(rank, 1) {
+                break refused;
+            }
+            ensure!(
+                tries_left > 0,
+                "an endpoint that was {name} took {took:?}; expected at most {:?} (INV-6)",
+                longest(rank, 1)
+            );
+        };
         refused.as_ref().map_or(Ok(()), has_status)?;
         let kind = refused.as_ref().map(Error::kind);
         ensure!(
@@ -87,16 +103,23 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
             data.len(),
             good.len()
         );
-        // A busy machine may take longer, but must not wait for ever (INV-6).
-        let longest = PATIENCE + rank.config.world.deadline;
-        ensure!(
-            took < longest,
-            "an endpoint that was {name} took {took:?}; expected at most {longest:?}"
-        );
     }
     rank.world.barrier("all damages were tried")?;
     drop(alive);
     good_endpoints_still_work(rank, needs)
+}
+
+/// Connects to `peer` by these bytes. Returns the error, and the time that it took.
+fn connect_by(
+    rank: &Rank<'_>,
+    needs: &Needs,
+    peer: u32,
+    data: &[u8],
+) -> Result<(Option<Error>, Duration)> {
+    // Each connect has an instance of its own: a failed one may end its instance.
+    let mut own = Rig::open(rank, needs, PATIENCE)?;
+    let start = Instant::now();
+    Ok((own.transport.connect(peer, data).err(), start.elapsed()))
 }
 
 /// Name, bytes, and whether they may pass as an endpoint: a raw address of a fabric has no room for a
@@ -264,29 +287,40 @@ fn ranks_connect_in_either_order(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
 
 fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     for connects in [false, true] {
-        let mut rig = Rig::open(rank, needs, PATIENCE)?;
-        let endpoints = rig.exchange_endpoints()?;
-        let start = Instant::now();
-        let mut steps = Ok(());
-        if rig.me() == 0 || connects {
-            steps =
-                (0..).zip(&endpoints).try_for_each(|(peer, end)| rig.transport.connect(peer, end));
+        for tries_left in (0..TRIES).rev() {
+            let took = connect_without_the_peer(rank, needs, connects)?;
+            // Both connects, and the commit.
+            let longest = longest(rank, 3);
+            ensure!(
+                took < longest || tries_left > 0,
+                "connect and commit took {took:?} while rank 1 never {}; expected at most {longest:?} (INV-6)",
+                if connects { "commits" } else { "connects" }
+            );
+            let again = rank.world.all_gather("again", &[u8::from(took >= longest)])?;
+            if again.iter().all(|again| again == &[0]) {
+                break;
+            }
         }
-        if rig.me() == 0 {
-            // Success is right as well: a transport need not wait for its peers.
-            let _ = steps.and_then(|()| rig.transport.commit());
-        }
-        let (took, longest) = (start.elapsed(), 3 * PATIENCE + rank.config.world.deadline);
-        ensure!(
-            took < longest,
-            "connect and commit took {took:?} while rank 1 never {}; expected at most {longest:?} (INV-6)",
-            if connects { "commits" } else { "connects" }
-        );
-        rank.world.barrier("a peer was missing")?;
-        // Rank 1 closes first: no rank is left that could still look at what rank 0 sent.
-        let last = (rig.me() == 0).then_some(rig);
-        rank.world.barrier("the missing peer has closed")?;
-        drop(last);
     }
     Ok(())
+}
+
+/// Rank 0 connects and commits; rank 1 connects, or not even that. Returns the time that it took.
+fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> Result<Duration> {
+    let mut rig = Rig::open(rank, needs, PATIENCE)?;
+    let endpoints = rig.exchange_endpoints()?;
+    let start = Instant::now();
+    // Success is right as well: a transport need not wait for its peers.
+    if rig.me() == 0 {
+        let _ = rig.connect_to(&endpoints);
+    } else if connects {
+        let _ = (0..).zip(&endpoints).try_for_each(|(peer, end)| rig.transport.connect(peer, end));
+    }
+    let took = start.elapsed();
+    rank.world.barrier("a peer was missing")?;
+    // Rank 1 closes first: no rank is left that could still look at what rank 0 sent.
+    let last = (rig.me() == 0).then_some(rig);
+    rank.world.barrier("the missing peer has closed")?;
+    drop(last);
+    Ok(took)
 }
