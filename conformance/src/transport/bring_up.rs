@@ -179,11 +179,12 @@ fn an_older_instance_leads_nowhere(rank: &Rank<'_>, needs: &Needs) -> Result<()>
     let mut older = (rank.world.rank() == 0).then_some(older);
     let next = Rig::open(rank, needs, rank.config.world.deadline)?;
     rank.world.barrier("the next instance is open")?;
+    let mut failed = Ok(());
     if let Some(older) = &mut older {
         let mut ends = (0..).zip(&endpoints);
         let connected = ends.all(|(peer, end)| older.transport.connect(peer, end).is_ok());
         if connected && older.transport.commit().is_ok() {
-            put_for(older, PATIENCE / 2)?;
+            failed = put_by_an_older_endpoint(older, rank.config.world.deadline / 3);
         }
     }
     let mut rig = next.connected()?;
@@ -196,22 +197,31 @@ fn an_older_instance_leads_nowhere(rank: &Rank<'_>, needs: &Needs) -> Result<()>
          untouched window",
         found.0
     );
+    failed?;
     drop(older);
     rig.end(true)
 }
 
-/// Puts to rank 1, and drives for some time. The put may fail, now or later.
-fn put_for(rig: &mut Rig<'_>, time: Duration) -> Result<()> {
+/// Puts to rank 1 until that fails. Only where commands to a lost peer end in time (`TY_CAP_BOUNDED_PUT`) is it a
+/// fault that they do not fail.
+fn put_by_an_older_endpoint(rig: &mut Rig<'_>, time: Duration) -> Result<()> {
     rig.expect_errors();
-    let signal = rig.signal(0, 0, 0);
-    let put =
-        Command { op: abi::TY_OP_PUT_SIGNAL, peer: 1, signal, add: 1, bytes: 64, ..NO_COMMAND };
-    rig.queues[0].try_post(&rig.transport, &[put])?;
+    let (op, signal) = (abi::TY_OP_PUT_SIGNAL, rig.signal(0, 0, 0));
+    let put = Command { op, peer: 1, signal, add: 1, bytes: 64, ..NO_COMMAND };
+    let time = if rig.is_bounded() { time } else { PATIENCE / 2 };
     let until = Instant::now() + time;
     while Instant::now() < until {
+        rig.queues[0].try_post(&rig.transport, &[put])?;
         rig.drive()?;
+        if rig.transport.health().is_err() {
+            return Ok(());
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
+    ensure!(
+        !rig.is_bounded(),
+        "puts by the endpoint of a closed instance do not fail within {time:?}; expected an error"
+    );
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use tokenyard_core::abi;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::limits::LARGE;
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
@@ -25,7 +26,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "progress_alone_moves_puts",
-        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and no thread polls",
+        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and no thread polls; the next \
+                poll has its event",
         invariants: "INV-6",
         ranks: &[2],
         flags: abi::TY_CAP_MANUAL_PROGRESS,
@@ -40,6 +42,15 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         needs: Needs::SMALL,
         body: Body::Connected(health_answers_beside_poll),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "hot_calls_do_not_wait",
+        about: "post, poll and progress return while a peer takes nothing, and the queue is full of long puts",
+        invariants: "INV-6",
+        ranks: &[2],
+        needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
+        body: Body::Connected(hot_calls_do_not_wait),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -62,7 +73,7 @@ fn puts_move_without_a_poll(rig: &mut Rig<'_>) -> Result<()> {
         put_once(rig, round, bytes)?;
         arrives(rig, round, bytes, "no rank calls poll or progress")?;
     }
-    rig.drive()
+    rig.wait_events(0, SIZES.len()).map(drop)
 }
 
 fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
@@ -83,7 +94,7 @@ fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
             mover.join().map_err(|_| anyhow!("the thread that drives panicked"))?.and(arrived)
         })?;
     }
-    rig.drive()
+    rig.wait_events(0, SIZES.len()).context("events of commands that progress has moved").map(drop)
 }
 
 /// The least number of answers of `health` beside posts and polls, and of these.
@@ -132,6 +143,48 @@ fn health_answers_beside_poll(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Puts that wait for the peer, each a part of what no socket takes at once.
+const WAITING: usize = 8;
+
+fn hot_calls_do_not_wait(rig: &mut Rig<'_>) -> Result<()> {
+    let world = rig.world;
+    if rig.me() == 0 {
+        let bytes = rig.put_bytes(LARGE / WAITING) as u64;
+        let (op, signal) = (abi::TY_OP_PUT_SIGNAL, rig.signal(0, 0, 0));
+        let put = Command { op, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
+        let until = rig.until();
+        for _ in 0..WAITING {
+            returns_soon(rig, "post", |rig| rig.queues[0].post(&rig.transport, &[put], until))?;
+            returns_soon(rig, "poll", |rig| rig.drive())?;
+            if rig.is_driven() {
+                returns_soon(rig, "progress", |rig| drive(&rig.transport))?;
+            }
+        }
+    }
+    // Rank 1 drives nothing before.
+    world.barrier("rank 0 has posted")?;
+    if rig.me() == 1 {
+        rig.wait_signal(0, rig.signal(0, 0, 0), WAITING as u64)?;
+    }
+    rig.barrier("all puts have arrived")
+}
+
+/// A call that waits for the peer takes until the deadline; half of that is more than a busy machine takes.
+fn returns_soon(
+    rig: &mut Rig<'_>,
+    call: &str,
+    body: impl FnOnce(&mut Rig<'_>) -> Result<()>,
+) -> Result<()> {
+    let start = Instant::now();
+    body(rig)?;
+    let (took, longest) = (start.elapsed(), rig.needs.deadline / 2);
+    ensure!(
+        took < longest,
+        "{call} took {took:?} while the peer takes nothing; expected that it never waits (INV-6)"
+    );
+    Ok(())
+}
+
 fn drive(transport: &OpenTransport) -> Result<()> {
     let moved = transport.progress();
     moved.map(drop).map_err(|status| anyhow!("progress: found status {status}; expected 0 or 1"))
@@ -148,6 +201,7 @@ fn put_once(rig: &mut Rig<'_>, round: u64, bytes: usize) -> Result<()> {
     let signal = rig.signal(0, 0, me);
     let put = Command {
         op: abi::TY_OP_PUT_SIGNAL,
+        flags: abi::TY_FLAG_NOTIFY,
         peer: next,
         signal,
         add: 1,
