@@ -1,7 +1,7 @@
 //! The mutants of the C examples. `plugins/example-c/mutants.toml` lists edits of their sources, each of which breaks
 //! the contract once, and the test of the suite that must notice it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokenyard_conformance::runner::{Program, Settings, Verdict, run_fault};
 use tokenyard_conformance::suite;
 use tokenyard_core::config::Config;
 
-use crate::{trial, verdict_of};
+use crate::{trial, verdicts_of};
 
 /// The file of mutants.
 #[derive(Deserialize)]
@@ -82,27 +82,34 @@ fn mutants() -> Vec<Mutant> {
     toml::from_str::<Mutants>(&text).unwrap().mutant
 }
 
-/// A trial for each mutant, which is caught, and for each unbroken example on each of their cases, which passes.
+/// A trial for each mutant, which is caught, and one for each unbroken example, which passes all of their cases.
 pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
     let mut trials = Vec::new();
-    let mut intact = BTreeSet::new();
+    let mut cases: BTreeMap<Example, BTreeSet<String>> = BTreeMap::new();
     for mutant in mutants() {
-        intact.insert((mutant.example, mutant.case.clone()));
+        cases.entry(mutant.example).or_default().insert(mutant.case.clone());
         let program = Arc::clone(program);
         let name = format!("{}/{}", mutant.name, mutant.case);
         let leaves_names = mutant.leaves.is_some();
         trials.push(trial(name, leaves_names, move || caught(&program, &mutant)));
     }
-    for (example, case) in intact {
+    for (example, cases) in cases {
         let program = Arc::clone(program);
-        let name = format!("{}/{case}", example.component());
-        let run = move || match run(&program, example, &[], &case, 10_000)? {
-            Verdict::Pass => Ok(()),
-            other => Err(Failed::from(format!("the unbroken example fails: {other:?}"))),
-        };
-        trials.push(trial(name, false, run));
+        let name = format!("{}/the_cases_of_its_mutants", example.component());
+        trials.push(trial(name, false, move || passes(&program, example, &cases)));
     }
     trials
+}
+
+fn passes(program: &Program, example: Example, cases: &BTreeSet<String>) -> Result<(), Failed> {
+    let build = Build::new(example, &[], 10_000)?;
+    let verdicts = build.run(program, &cases.iter().map(String::as_str).collect::<Vec<_>>())?;
+    assert_eq!(verdicts.len(), cases.len(), "{verdicts:?}");
+    let failed: Vec<_> = verdicts.iter().filter(|(_, verdict)| *verdict != Verdict::Pass).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failed::from(format!("the unbroken example fails: {failed:?}")))
 }
 
 /// Deadlines of a mutant in milliseconds: the time in which a case notices that nothing comes. On a busy machine the
@@ -113,11 +120,13 @@ fn caught(program: &Program, mutant: &Mutant) -> Result<(), Failed> {
     let Mutant { example, edits, case, says, .. } = mutant;
     let mut found = Vec::new();
     for deadline in DEADLINES {
-        let verdict = run(program, *example, edits, case, deadline);
+        let verdicts = Build::new(*example, edits, deadline)?.run(program, &[case]);
         mutant.leaves.as_deref().map(remove_left_names);
-        match verdict? {
-            Verdict::Fail(why) if why.contains(says) => return Ok(()),
-            other => found.push(other),
+        for (_, verdict) in verdicts? {
+            match verdict {
+                Verdict::Fail(why) if why.contains(says) => return Ok(()),
+                other => found.push(other),
+            }
         }
     }
     Err(Failed::from(format!("expected a failure that says {says:?}: {found:?}")))
@@ -132,36 +141,55 @@ fn remove_left_names(prefix: &str) {
     }
 }
 
-/// Runs a case, in its largest world, on an example with these edits.
-fn run(
-    program: &Program,
-    example: Example,
-    edits: &[Edit],
-    case: &str,
-    deadline: u32,
-) -> Result<Verdict, Failed> {
-    let build = tempfile::tempdir().unwrap();
-    let library = compile(build.path(), example, edits)?;
-    let text = format!(
-        "[world]\ndeadline_ms = {deadline}\nlate_ms = {}\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\n\
-         use = \"{}\"\n[plugins]\npaths = [{library:?}]\n",
-        2 * deadline,
-        example.component(),
-    );
-    if case.starts_with("l3/") {
-        let path = build.path().join("config.toml");
-        std::fs::write(&path, text).unwrap();
-        let fault = Fault::find(case).ok_or_else(|| format!("no fault is called {case}"))?;
-        return Ok(run_fault(program, &path, &fault.within(2))?.verdict);
+/// An example with some edits, and its config.
+struct Build {
+    folder: tempfile::TempDir,
+    config: String,
+}
+
+impl Build {
+    fn new(example: Example, edits: &[Edit], deadline: u32) -> Result<Self, Failed> {
+        let folder = tempfile::tempdir().unwrap();
+        let library = compile(folder.path(), example, edits)?;
+        let config = format!(
+            "[world]\ndeadline_ms = {deadline}\nlate_ms = {}\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\n\
+             use = \"{}\"\n[plugins]\npaths = [{library:?}]\n",
+            2 * deadline,
+            example.component(),
+        );
+        Ok(Self { folder, config })
     }
-    let settings = Settings::new(Config::parse(&text, "mutants").unwrap()).unwrap();
-    let tests = suite::tests(settings.capabilities(), 1);
-    // Without a number of ranks it is the largest world of the case.
-    let is_case = |name: &&String| {
-        name.split('/').nth(1) == Some(case) || name.strip_prefix("l0/") == Some(case)
-    };
-    let name = tests.iter().map(|test| &test.name).rfind(is_case);
-    Ok(verdict_of(program, &text, name.ok_or_else(|| format!("no case is called {case}"))?))
+
+    /// Runs cases of L0, each in its largest world, and faults of L3.
+    fn run(&self, program: &Program, cases: &[&str]) -> Result<Vec<(String, Verdict)>, Failed> {
+        let (faults, cases): (Vec<&str>, Vec<&str>) =
+            cases.iter().partition(|case| case.starts_with("l3/"));
+        let mut verdicts = verdicts_of(program, &self.config, &self.tests(&cases)?);
+        for name in faults {
+            let path = self.folder.path().join("config.toml");
+            std::fs::write(&path, &self.config).unwrap();
+            let fault = Fault::find(name).ok_or_else(|| format!("no fault is called {name}"))?;
+            verdicts.push((name.to_owned(), run_fault(program, &path, &fault.within(2))?.verdict));
+        }
+        Ok(verdicts)
+    }
+
+    /// The tests of these cases. Without a number of ranks it is that in the largest world.
+    fn tests(&self, cases: &[&str]) -> Result<Vec<String>, Failed> {
+        if cases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let settings = Settings::new(Config::parse(&self.config, "mutants").unwrap()).unwrap();
+        let tests = suite::tests(settings.capabilities(), 1);
+        let names = || tests.iter().map(|test| &test.name);
+        let of_case = |case: &&str| {
+            let is_case = |name: &&String| {
+                name.split('/').nth(1) == Some(*case) || name.strip_prefix("l0/") == Some(*case)
+            };
+            names().rfind(is_case).cloned().ok_or_else(|| format!("no case is called {case}"))
+        };
+        Ok(cases.iter().map(of_case).collect::<Result<_, _>>()?)
+    }
 }
 
 fn compile(build: &Path, example: Example, edits: &[Edit]) -> Result<PathBuf, Failed> {

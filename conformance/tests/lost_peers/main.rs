@@ -154,25 +154,27 @@ fn hang_of_l3(program: &Program) -> Result<(), Failed> {
 }
 
 fn verdict(program: &Program, table: &str, name: &str) -> Verdict {
-    verdict_of(program, &config(table), name)
+    let verdicts = verdicts_of(program, &config(table), &[name.to_owned()]);
+    let missing = || Verdict::Fail(format!("{name} did not run"));
+    verdicts.into_iter().next().map_or_else(missing, |(_, verdict)| verdict)
 }
 
-/// The verdict of a test on a config of this text.
-fn verdict_of(program: &Program, text: &str, name: &str) -> Verdict {
+/// The verdicts of tests on a config of this text, by their names.
+fn verdicts_of(program: &Program, text: &str, names: &[String]) -> Vec<(String, Verdict)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.toml");
     std::fs::write(&path, text).unwrap();
     let settings = Settings::new(Config::parse(text, "lost_peers").unwrap()).unwrap();
     let mut tests = suite::tests(settings.capabilities(), 1);
-    tests.retain(|test| test.name == name);
-    let mut verdict = Verdict::Fail(format!("{name} did not run"));
+    tests.retain(|test| names.contains(&test.name));
+    let mut verdicts = Vec::new();
     let mut each = |event: RunEvent<'_>| {
         if let RunEvent::Ended(finished) = event {
-            verdict = finished.verdict;
+            verdicts.push((finished.name, finished.verdict));
         }
     };
     run_in_processes(program, &path, &tests, &mut each).unwrap();
-    verdict
+    verdicts
 }
 
 /// Checks that the case fails on the mutant, with these words.
