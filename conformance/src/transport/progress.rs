@@ -12,6 +12,7 @@ use super::limits::LARGE;
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
+use crate::suite::Rank;
 
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
@@ -26,8 +27,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "progress_alone_moves_puts",
-        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and no thread polls; the next \
-                poll has its event",
+        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and no thread polls; \
+                the next poll has its event",
         invariants: "INV-6",
         ranks: &[2],
         flags: abi::TY_CAP_MANUAL_PROGRESS,
@@ -51,6 +52,17 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
         body: Body::Connected(hot_calls_do_not_wait),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "a_slow_peer_is_not_lost",
+        about: "with TY_CAP_MANUAL_PROGRESS puts end as done where the peer takes a part now and then, for longer \
+                than the deadline",
+        invariants: "INV-6",
+        ranks: &[2],
+        flags: abi::TY_CAP_MANUAL_PROGRESS,
+        needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
+        body: Body::Alone(a_slow_peer_is_not_lost),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -183,6 +195,53 @@ fn returns_soon(
         "{call} took {took:?} while the peer takes nothing; expected that it never waits (INV-6)"
     );
     Ok(())
+}
+
+/// Long puts: more than a fabric holds, so that it is full for most of the time.
+const SLOW_PUTS: u64 = 32;
+/// A part of the deadline, which a turn takes. Rank 0 drives as often for each time that rank 1 does.
+const TURN: u32 = 16;
+const MOST_TURNS: u32 = 40 * TURN;
+
+fn a_slow_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let deadline = rank.config.world.deadline / 30;
+    let mut rig = Rig::bring_up_within(rank, needs, deadline)?;
+    let (me, bytes, signal) = (rig.me(), rig.put_bytes(1 << 20) as u64, rig.signal(0, 0, 0));
+    let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
+    let put = Command { op, flags, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
+    let (mut posted, mut ended, mut arrived) = (0, 0, 0);
+    let mut turns = 0..MOST_TURNS;
+    // Rank 1 has driven each time before rank 0 does: the fabric has room then, however busy the machine is.
+    while ended < SLOW_PUTS || arrived < SLOW_PUTS {
+        ensure!(
+            turns.next().is_some(),
+            "found {ended} ended puts and {arrived} arrived ones in {MOST_TURNS} turns; expected {SLOW_PUTS}"
+        );
+        let mut news = [0; 8];
+        if me == 1 {
+            rig.drive()?;
+            news = rig.transport.read_signal(0, signal).to_le_bytes();
+            std::thread::sleep(deadline / TURN);
+        }
+        arrived = of_rank(rank, 1, &news)?;
+        if me == 0 {
+            while posted < SLOW_PUTS && rig.queues[0].try_post(&rig.transport, &[put])? == 1 {
+                posted += 1;
+            }
+            (0..TURN).try_for_each(|_| rig.drive()).context("a put to a slow peer")?;
+            ended += rig.queues[0].take().len() as u64;
+            news = ended.to_le_bytes();
+        }
+        ended = of_rank(rank, 0, &news)?;
+    }
+    rig.end(true)
+}
+
+/// The number that a rank gives.
+fn of_rank(rank: &Rank<'_>, of: usize, news: &[u8; 8]) -> Result<u64> {
+    let all = rank.world.all_gather("a turn", news)?;
+    let bytes = all[of].as_slice().try_into().context("a number of a rank")?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 fn drive(transport: &OpenTransport) -> Result<()> {
