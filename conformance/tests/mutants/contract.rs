@@ -10,6 +10,11 @@ use tokenyard_conformance::claims::{CLAIMS, Proof};
 
 const PAGE: &str = include_str!("../../../docs/plugin-contract.md");
 const HEADER: &str = include_str!("../../../abi/include/tokenyard_plugin.h");
+/// The mutants of the C examples, which `lost_peers` runs.
+const OF_EXAMPLES: [&str; 2] = [
+    include_str!("../../../plugins/example-c/mutants_shm.toml"),
+    include_str!("../../../plugins/example-c/mutants_sockets.toml"),
+];
 /// The sources of this program with mutants and the cases that catch them.
 const SOURCES: [&str; 3] = [
     include_str!("claim_mutants.rs"),
@@ -247,13 +252,14 @@ fn proofs_that_run() -> BTreeSet<String> {
             all.insert(format!("{}/{}", between(case, '/'), between(name, '"')));
         }
     }
-    let listed: toml::Table =
-        include_str!("../../../plugins/example-c/mutants.toml").parse().unwrap();
-    for mutant in listed["mutant"].as_array().unwrap() {
-        let word = |key: &str| mutant[key].as_str().unwrap();
-        let case = word("case");
-        let case = if case.starts_with("l3/") { case } else { case.split('/').next().unwrap() };
-        all.insert(format!("{case}/{}", word("name")));
+    for listed in OF_EXAMPLES {
+        let listed: toml::Table = listed.parse().unwrap();
+        for mutant in listed["mutant"].as_array().unwrap() {
+            let word = |key: &str| mutant[key].as_str().unwrap();
+            let case = word("case");
+            let case = if case.starts_with("l3/") { case } else { case.split('/').next().unwrap() };
+            all.insert(format!("{case}/{}", word("name")));
+        }
     }
     all
 }
