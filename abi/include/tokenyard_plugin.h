@@ -1670,7 +1670,7 @@ typedef struct TyTransportNeeds {
    */
   uint64_t largest_put;
   /**
-   * Most time of a connect or a single command, in nanoseconds.
+   * Most time of a connect, of a commit, and of a command whose peer takes nothing, in nanoseconds.
    */
   uint64_t deadline_ns;
 } TyTransportNeeds;

@@ -18,10 +18,19 @@ const fn mix(hash: u64, value: usize) -> u64 {
     hash
 }
 
+/// A structure of this size with fields at these places.
+macro_rules! hash_structure {
+    ($hash:expr, $size:expr; $type:ty { $($field:ident),* $(,)? }) => {{
+        let mut hash = mix($hash, $size);
+        $( hash = mix(hash, offset_of!($type, $field)); )*
+        hash
+    }};
+}
+
 macro_rules! hash_layout {
     ($start:expr; $($type:ty { $($field:ident),* $(,)? })*) => {{
         let mut hash: u64 = $start;
-        $( hash = mix(hash, size_of::<$type>()); $( hash = mix(hash, offset_of!($type, $field)); )* )*
+        $( hash = hash_structure!(hash, size_of::<$type>(); $type { $($field),* }); )*
         hash
     }};
 }
@@ -36,8 +45,10 @@ const fn common_layout() -> u64 {
     }
 }
 
-const fn transport_layout() -> u64 {
-    hash_layout! { common_layout();
+/// The layout of a minor version, 8 or later. Versions only append, so an older structure ends where a newer field
+/// begins.
+const fn transport_layout(minor: u32) -> u64 {
+    let hash = hash_layout! { common_layout();
         TyMemoryNeeds { size, kinds, handles, alignment }
         TyWindow { size, id, kind, pointer, bytes, fd, device, fd_offset, handle, reserved }
         TyCapabilities { size, flags, memory_kinds, max_peers, max_queues, max_signals,
@@ -47,20 +58,53 @@ const fn transport_layout() -> u64 {
         TyCommand { op, reserved, flags, queue, peer, signal, add, src_window, dst_window,
             src_offset, dst_offset, bytes, value, tag }
         TyEvent { kind, queue, peer, status, tag }
+    };
+    hash_layout! { ring_layout(open_layout(hash, minor), minor);
+        TyDeviceApi { size, version, dialect, compiler, flags, source, include_folders,
+            include_folder_count, defines, define_count, params, param_bytes, param_alignment }
+        TyTransportExport { header, components, count }
+    }
+}
+
+/// The arguments of `open`, which have a device and an exchange since minor version 9. Before, a reserved word was
+/// where the device is.
+const fn open_layout(hash: u64, minor: u32) -> u64 {
+    if minor < 9 {
+        return hash_structure!(hash, offset_of!(TyTransportOpen, exchange); TyTransportOpen {
+            size, config, team, needs, nics, nic_count, flags, device });
+    }
+    hash_layout! { hash;
         TyExchange { size, context, all_gather }
         TyTransportOpen { size, config, team, needs, nics, nic_count, flags, device, exchange }
+    }
+}
+
+/// The table, which ends in `serve_ring` since minor version 10, with the structures of that slot. Their counters have
+/// bytes since minor version 11.
+const fn ring_layout(hash: u64, minor: u32) -> u64 {
+    if minor < 10 {
+        return hash_structure!(hash, offset_of!(TyTransportTable, serve_ring); TyTransportTable {
+            size, name, version, about, probe, open, close, memory_needs, alloc, register, endpoint,
+            connect, peer_address, post, poll, read_signal, health, progress, link_name, device_api,
+            device_source, commit });
+    }
+    let hash = hash_layout! { hash;
         TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
             link_name, device_api, device_source, commit, serve_ring }
         TyServeRing { size, ring, counters, raised, windows, window_count, largest_put, peers, reserved }
-        TyPeerCounters { posted, done, raised, expected, received, bytes }
+    };
+    let hash = if minor < 11 {
+        hash_structure!(hash, offset_of!(TyPeerCounters, bytes); TyPeerCounters {
+            posted, done, raised, expected, received })
+    } else {
+        hash_layout! { hash; TyPeerCounters { posted, done, raised, expected, received, bytes } }
+    };
+    hash_layout! { hash;
         TyGpuRingCommand { op, peer, signal, add, src_window, dst_window, src_offset, dst_offset, bytes,
             value, sequence }
         TyGpuRingStatus { done, failed, status }
         TyGpuRing { size, level, queue, capacity, commands, status, totals, signals, reserved }
-        TyDeviceApi { size, version, dialect, compiler, flags, source, include_folders,
-            include_folder_count, defines, define_count, params, param_bytes, param_alignment }
-        TyTransportExport { header, components, count }
     }
 }
 
@@ -75,7 +119,7 @@ const fn topology_layout() -> u64 {
 }
 
 const fn kernels_layout() -> u64 {
-    hash_layout! { transport_layout();
+    hash_layout! { transport_layout(TY_TRANSPORT_MINOR);
         TyTensor { data, dtype, reserved, shape, stride }
         TyShape { size, rank, ranks, domains, experts, topk, hidden, max_tokens, in_flight, handles,
             reserved }
@@ -121,7 +165,16 @@ pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
 pub const TY_KERNELS_LAYOUT: u64 = 0xf106_e951_8df3_c687;
 
-const _: () = assert!(TY_TRANSPORT_LAYOUT == transport_layout(), "transport ABI changed: re-pin");
+/// Layout hashes of the transport ABI of minor versions 8, 9 and 10, which this version only appends to. For hosts: the
+/// C header has constants alone.
+pub const fn earlier_transport_layouts() -> [u64; 3] {
+    [0xb97d_f693_70ec_42f2, 0x1f42_33b5_e271_0022, 0x51e1_d782_0a0f_b43a]
+}
+
+const _: () = assert!(
+    TY_TRANSPORT_LAYOUT == transport_layout(TY_TRANSPORT_MINOR),
+    "transport ABI changed: re-pin"
+);
 const _: () = assert!(TY_TOPOLOGY_LAYOUT == topology_layout(), "topology ABI changed: re-pin");
 const _: () = assert!(TY_KERNELS_LAYOUT == kernels_layout(), "kernel set ABI changed: re-pin");
 const _: () = assert!(size_of::<TyCommand>() == 64);
@@ -137,7 +190,12 @@ mod tests {
     fn layout_pins_are_what_the_structures_hash_to() {
         assert_eq!(
             (TY_TRANSPORT_LAYOUT, TY_TOPOLOGY_LAYOUT, TY_KERNELS_LAYOUT),
-            (transport_layout(), topology_layout(), kernels_layout())
+            (transport_layout(TY_TRANSPORT_MINOR), topology_layout(), kernels_layout())
         );
+    }
+
+    #[test]
+    fn this_version_only_appends_to_the_transport_structures_of_minor_versions_8_9_and_10() {
+        assert_eq!(earlier_transport_layouts(), [8, 9, 10].map(transport_layout));
     }
 }

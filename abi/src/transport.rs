@@ -85,7 +85,7 @@ pub struct TyTransportNeeds {
     pub queue_depth: u32,
     /// Most bytes of one put.
     pub largest_put: u64,
-    /// Most time of a connect or a single command, in nanoseconds.
+    /// Most time of a connect, of a commit, and of a command whose peer takes nothing, in nanoseconds.
     pub deadline_ns: u64,
 }
 

@@ -113,7 +113,7 @@ pub const CLAIMS: &[Claim] = &[
     },
     Claim {
         name: "memory.host",
-        proofs: &[case("puts_reach_the_right_place", "wrong_window", "to window 1")],
+        proofs: &[case("puts_reach_the_right_place", "unregistered_memory", "bytes are wrong")],
     },
     Claim { name: "memory.cuda", proofs: &[Proof::Cannot(ON_DEVICES)] },
     Claim { name: "memory.hip", proofs: &[Proof::Cannot(ON_DEVICES)] },

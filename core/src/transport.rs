@@ -77,7 +77,7 @@ pub struct TransportNeeds {
     pub queue_depth: u32,
     /// Most bytes of one put.
     pub largest_put: u64,
-    /// Most time of a connect or a single command.
+    /// Most time of a connect, of a commit, and of a command whose peer takes nothing.
     pub deadline: std::time::Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The example in C, and the code of the plugin author's guide, built by the system's compilers as C11
+//! The examples in C, and the code of the plugin author's guide, built by the system's compilers as C11
 //! and as C++17, fulfil the promises of a transport. Ranks are threads of this process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers")]
 
@@ -16,6 +16,9 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind};
 
 mod plugins;
+#[path = "plugin_example_c/sockets.rs"]
+mod sockets;
+
 use plugins::{Library, compile};
 
 const C: [&str; 2] = ["-std=c11", "-O2"];

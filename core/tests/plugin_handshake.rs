@@ -183,6 +183,24 @@ fn a_wrong_layout_is_refused() {
 }
 
 #[test]
+fn plugins_of_earlier_minor_versions_load_and_others_with_their_layouts_are_refused() {
+    // The last slot came with minor version 10.
+    let ends = ["serve_ring", "serve_ring", "serve_ring) + sizeof(void *"];
+    for ((minor, layout), end) in (8..).zip(abi::earlier_transport_layouts()).zip(ends) {
+        let options = [
+            format!("-DMINOR={minor}"),
+            format!("-DLAYOUT={layout}ull"),
+            format!("-DTABLE_SIZE=offsetof(TyTransportTable, {end})"),
+        ];
+        let library = broken(&options.each_ref().map(String::as_str));
+        let registry = Registry::load(std::slice::from_ref(&library.path)).unwrap();
+        assert_eq!(registry.transport("broken").unwrap().version(), "1", "minor version {minor}");
+        let other = format!("-DLAYOUT={}ull", layout ^ 1);
+        refused(&[&options[0], &other], &["wrong layout"]);
+    }
+}
+
+#[test]
 fn a_short_export_is_refused() {
     let wanted = ["short export structure", "found 32 bytes, expected at least 48", "sizeof"];
     refused(&["-DEXPORT_SIZE=sizeof(TyExportHeader)"], &wanted);

@@ -1,103 +1,17 @@
-/*
- * example_sockets: a tokenyard transport over TCP, in one file of C11: ranks of one machine, which could
- * be of many. shm.c shows a fabric whose commands end at once; this one shows a network: commands wait,
- * buffers fill up, peers are lost, and nothing moves unless a thread drives it.
- *
- * A rank listens on a port of its own, and sends to each peer on one connection, on which commands keep
- * their order (TY_CAP_ORDERED). A command is done when the kernel has all of its bytes, so its source
- * may be overwritten (INV-4). One lock guards the instance: `post` and `poll` take it for work that never
- * waits, and `progress` returns if another thread has it.
- */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* accept4, getrandom, besides POSIX */
-#endif
+/* The slots and the table of example_sockets: see sockets.h. */
+#include "sockets.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
-#include <pthread.h>
-#include <stdbool.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "tokenyard_plugin.h"
-
-#define ENDPOINT_VERSION 1u
-#define MOST_PEERS 256u
-/* Bytes that are read from a peer before others get their turn. */
-#define TURN_BYTES ((size_t)1 << 20)
-
-/* The endpoint that a rank gives a peer. It travels as bytes: peers check every field. */
-struct endpoint {
-    uint32_t version;
-    uint32_t team, from, to; /* ranks of the team; its owner, and the peer that it is for */
-    uint64_t token[2];       /* identifies the instance; a peer shows it when it connects */
-    uint64_t bytes[TY_MAX_WINDOWS];
-    uint32_t signals;
-    uint32_t port;
-};
-
-/* The first bytes of a connection. */
-struct hello {
-    uint64_t token[2]; /* of the instance that is called */
-    uint32_t from;
-    uint32_t reserved;
-};
-
-/* The head of a command, before its payload. */
-struct message {
-    uint32_t op, signal, add, window;
-    uint64_t offset, bytes, value;
-};
-
-/* A command that was accepted and has not ended. */
-struct waiting {
-    TyCommand command;
-    uint64_t until; /* in nanoseconds, see `now` */
-    struct waiting *next;
-};
-
-struct queue {
-    struct waiting *slots, *free; /* needs.queue_depth */
-    TyEvent *events;              /* a ring of as many */
-    uint64_t head, tail;
-    uint32_t used; /* commands that have not ended, and events that were not polled */
-};
-
-struct peer {
-    int out, in; /* connections to it and from it, or -1 */
-    struct waiting *first, **last;
-    size_t sent; /* bytes of `first`, its message included */
-    struct message message;
-    size_t got; /* bytes of `message` and its payload that have arrived */
-    int32_t world_rank;
-    int32_t failure; /* the first status of a command to it; 0 while it is well */
-};
-
-struct joining {
-    int fd;
-    size_t got;
-    struct hello hello;
-};
-
-struct transport {
-    TyTransportNeeds needs;
-    pthread_mutex_t lock;
-    uint32_t me, count, joined, turn;
-    uint64_t token[2];
-    int listener;
-    uint32_t port;
-    TyWindow windows[TY_MAX_WINDOWS];
-    struct peer *peers;
-    struct joining *joining; /* `count` connections whose hello has not arrived; fd -1: free */
-    struct queue *queues;
-    uint64_t *signals;
-    uint32_t unknown_op; /* the first one; 0: none */
-};
 
 static int32_t fail(TyError *error, int32_t status, const char *operation, int os_errno, int32_t rank,
                     const char *message) {
@@ -107,180 +21,6 @@ static int32_t fail(TyError *error, int32_t status, const char *operation, int o
     snprintf((char *)error->operation, sizeof error->operation, "%s", operation);
     snprintf((char *)error->message, sizeof error->message, "%s", message);
     return status;
-}
-
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
-static void close_fd(int *fd) {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
-}
-
-/* === sending === */
-
-/* Ends a command: with an event if the caller asked for one, or if it failed (INV-7). */
-static void end(struct transport *t, struct waiting *w, int32_t status) {
-    struct queue *q = &t->queues[w->command.queue];
-    if (status == TY_OK && (w->command.flags & TY_FLAG_NOTIFY) == 0) {
-        q->used--;
-    } else {
-        TyEvent *event = &q->events[q->head++ % t->needs.queue_depth];
-        event->kind = status == TY_OK ? TY_EVENT_DONE : TY_EVENT_ERROR;
-        event->queue = w->command.queue;
-        event->peer = w->command.peer;
-        event->status = status;
-        event->tag = w->command.tag;
-    }
-    w->next = q->free;
-    q->free = w;
-}
-
-static struct waiting *take_first(struct peer *p) {
-    struct waiting *w = p->first;
-    p->first = w->next;
-    if (p->first == NULL) p->last = &p->first;
-    p->sent = 0;
-    return w;
-}
-
-/* A peer that cannot be reached: all of its commands end, those of others go on. */
-static void fail_peer(struct transport *t, struct peer *p, int32_t status) {
-    if (p->failure == TY_OK) p->failure = status;
-    close_fd(&p->out);
-    while (p->first != NULL) end(t, take_first(p), status);
-}
-
-/* Sends to one peer until its socket is full. */
-static void send_to(struct transport *t, struct peer *p) {
-    while (p->first != NULL) {
-        struct waiting *w = p->first;
-        const TyCommand *c = &w->command;
-        bool has_payload = c->op == TY_OP_PUT || c->op == TY_OP_PUT_SIGNAL;
-        struct message m = {c->op, c->signal, c->add, c->dst_window, c->dst_offset,
-                            has_payload ? c->bytes : 0, c->value};
-        size_t skip = p->sent < sizeof m ? p->sent : sizeof m;
-        struct iovec parts[2];
-        struct msghdr header;
-        ssize_t sent;
-        parts[0].iov_base = (uint8_t *)&m + skip;
-        parts[0].iov_len = sizeof m - skip;
-        parts[1].iov_base = t->windows[c->src_window].pointer + c->src_offset + (p->sent - skip);
-        parts[1].iov_len = m.bytes - (p->sent - skip);
-        memset(&header, 0, sizeof header);
-        header.msg_iov = parts;
-        header.msg_iovlen = m.bytes == 0 ? 1 : 2;
-        sent = sendmsg(p->out, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-            fail_peer(t, p, TY_PEER_LOST);
-            return;
-        }
-        if (sent > 0) p->sent += (size_t)sent;
-        if (p->sent == sizeof m + m.bytes) {
-            end(t, take_first(p), TY_OK);
-        } else if (sent < 0) {
-            if (now() > w->until) fail_peer(t, p, TY_DEADLINE); /* INV-6 */
-            return;
-        }
-    }
-}
-
-/* === receiving === */
-
-/* The bytes come from another process. */
-static bool is_in_range(const struct transport *t, const struct message *m) {
-    bool raises = m->op == TY_OP_PUT_SIGNAL || m->op == TY_OP_SIGNAL;
-    uint64_t bytes = m->op == TY_OP_PUT_VALUE ? 8 : m->bytes;
-    if (m->op < TY_OP_PUT || m->op > TY_OP_SIGNAL || m->window >= t->needs.windows) return false;
-    if (raises && m->signal >= t->needs.signals) return false;
-    if (m->op == TY_OP_PUT_VALUE && (m->offset % 8 != 0 || m->bytes != 0)) return false;
-    return m->offset <= t->windows[m->window].bytes &&
-           bytes <= t->windows[m->window].bytes - m->offset;
-}
-
-/* A whole message is there: payload before signal (INV-1), and a value at once (INV-3). */
-static void arrive(struct transport *t, const struct message *m) {
-    if (m->op == TY_OP_PUT_VALUE)
-        __atomic_store_n((uint64_t *)(void *)(t->windows[m->window].pointer + m->offset), m->value,
-                         __ATOMIC_RELEASE);
-    if (m->op == TY_OP_PUT_SIGNAL || m->op == TY_OP_SIGNAL)
-        __atomic_fetch_add(&t->signals[m->signal], (uint64_t)m->add, __ATOMIC_RELEASE);
-}
-
-/* Takes what a peer has sent, at most for a turn. An end of the connection is a goodbye: the host finds
- * out by itself whether the peer died. */
-static bool receive_from(struct transport *t, struct peer *p) {
-    size_t turn = 0;
-    while (p->in >= 0 && turn < TURN_BYTES) {
-        struct message *m = &p->message;
-        uint8_t *to = (uint8_t *)m + p->got;
-        size_t room = sizeof *m - p->got;
-        ssize_t got;
-        if (p->got >= sizeof *m) {
-            to = t->windows[m->window].pointer + m->offset + (p->got - sizeof *m);
-            room = m->bytes - (p->got - sizeof *m);
-        }
-        got = recv(p->in, to, room, MSG_DONTWAIT);
-        if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
-        if (got <= 0) {
-            close_fd(&p->in);
-            break;
-        }
-        turn += (size_t)got;
-        p->got += (size_t)got;
-        if (p->got == sizeof *m && !is_in_range(t, m)) {
-            fail_peer(t, p, TY_PROTOCOL);
-            close_fd(&p->in);
-        } else if (p->got >= sizeof *m && p->got == sizeof *m + m->bytes) {
-            arrive(t, m);
-            p->got = 0;
-        }
-    }
-    return turn != 0;
-}
-
-/* Learns whose connection this is. A stranger is sent away. */
-static void greet(struct transport *t, struct joining *j) {
-    uint8_t *to = (uint8_t *)&j->hello + j->got;
-    ssize_t got = recv(j->fd, to, sizeof j->hello - j->got, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got > 0) j->got += (size_t)got;
-    if (got > 0 && j->got < sizeof j->hello) return;
-    if (got > 0 && memcmp(j->hello.token, t->token, sizeof t->token) == 0 &&
-        j->hello.from < t->count && t->peers[j->hello.from].in < 0) {
-        t->peers[j->hello.from].in = j->fd;
-        t->joined++;
-        j->fd = -1;
-    }
-    close_fd(&j->fd);
-}
-
-static void accept_all(struct transport *t) {
-    uint32_t i;
-    for (i = 0; i < t->count && t->joined < t->count; i++) {
-        struct joining *j = &t->joining[i];
-        if (j->fd < 0) {
-            j->fd = accept4(t->listener, NULL, NULL, SOCK_CLOEXEC);
-            j->got = 0;
-            if (j->fd < 0) return;
-        }
-        greet(t, j);
-    }
-}
-
-/* Drives everything once, under the lock. */
-static bool drive(struct transport *t) {
-    bool moved = false;
-    uint32_t i;
-    accept_all(t);
-    for (i = 0; i < t->count; i++) {
-        if (t->peers[i].first != NULL) send_to(t, &t->peers[i]);
-        if (receive_from(t, &t->peers[i])) moved = true;
-    }
-    return moved;
 }
 
 /* === cold slots === */
@@ -308,11 +48,10 @@ static int32_t sockets_probe(const TyHost *host, const TyConfig *config, TyCapab
 static void sockets_close(void *instance) {
     struct transport *t = (struct transport *)instance;
     uint32_t i;
-    close_fd(&t->listener);
+    shut_the_door(t);
     for (i = 0; t->peers != NULL && i < t->count; i++) {
         close_fd(&t->peers[i].out);
         close_fd(&t->peers[i].in);
-        close_fd(&t->joining[i].fd);
     }
     for (i = 0; t->queues != NULL && i < t->needs.queues; i++) {
         free(t->queues[i].slots);
@@ -348,16 +87,17 @@ static struct transport *new_transport(const TyTransportOpen *open) {
     t->needs = open->needs;
     t->me = open->team.me;
     t->count = open->team.count;
-    t->joining = (struct joining *)calloc(t->count, sizeof *t->joining);
-    t->peers = t->joining == NULL ? NULL : (struct peer *)calloc(t->count, sizeof *t->peers);
+    t->joining = (struct joining *)calloc(t->count + STRANGERS, sizeof *t->joining);
+    t->peers = (struct peer *)calloc(t->count, sizeof *t->peers);
     t->queues = (struct queue *)calloc(t->needs.queues + 1, sizeof *t->queues);
     t->signals = (uint64_t *)calloc(t->needs.signals + 1, sizeof *t->signals);
-    whole = t->peers != NULL && t->queues != NULL && t->signals != NULL;
+    whole = t->joining != NULL && t->peers != NULL && t->queues != NULL && t->signals != NULL;
     for (i = 0; whole && i < t->needs.queues; i++)
         whole = make_queue(&t->queues[i], t->needs.queue_depth);
+    for (i = 0; t->joining != NULL && i < t->count + STRANGERS; i++) t->joining[i].fd = -1;
     for (i = 0; t->peers != NULL && i < t->count; i++) {
         struct peer *p = &t->peers[i];
-        p->out = p->in = t->joining[i].fd = -1;
+        p->out = p->in = -1;
         p->last = &p->first;
         p->world_rank = (int32_t)open->team.world_ranks[i];
     }
@@ -450,6 +190,7 @@ static int32_t sockets_connect(void *instance, uint32_t peer, const uint8_t *dat
     struct sockaddr_in address = {0};
     struct endpoint from;
     struct hello hello = {{0, 0}, t->me, 0};
+    int at_once = 1; /* a short command does not wait for the answer to the one before */
     const char *problem = "the endpoint has another length";
     if (bytes == sizeof from) {
         memcpy(&from, data, sizeof from);
@@ -461,7 +202,10 @@ static int32_t sockets_connect(void *instance, uint32_t peer, const uint8_t *dat
     address.sin_port = htons((uint16_t)from.port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     p->out = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (p->out >= 0) setsockopt(p->out, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (p->out >= 0) {
+        setsockopt(p->out, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+        setsockopt(p->out, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
+    }
     if (p->out < 0 || connect(p->out, (struct sockaddr *)&address, sizeof address) != 0 ||
         send(p->out, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello) {
         int32_t status = fail(error, TY_PEER_LOST, "connect", errno, p->world_rank,
@@ -497,7 +241,7 @@ static int32_t sockets_post(void *instance, uint32_t queue, const TyCommand *com
                             size_t *accepted) {
     struct transport *t = (struct transport *)instance;
     struct queue *q = &t->queues[queue];
-    size_t i;
+    size_t turn = TURN_BYTES, i;
     pthread_mutex_lock(&t->lock);
     for (i = 0; i < count && q->used < t->needs.queue_depth; i++) {
         struct waiting *w = q->free;
@@ -506,17 +250,18 @@ static int32_t sockets_post(void *instance, uint32_t queue, const TyCommand *com
         q->used++;
         w->command = commands[i];
         w->command.queue = queue;
-        w->until = now() + t->needs.deadline_ns;
         w->next = NULL;
         if (w->command.op < TY_OP_PUT || w->command.op > TY_OP_SIGNAL) {
             if (t->unknown_op == 0) t->unknown_op = 0x100u | w->command.op;
-            end(t, w, TY_UNSUPPORTED); /* an error, never a guess */
-        } else if (p->failure != TY_OK) {
-            end(t, w, p->failure);
+            end_command(t, w, TY_UNSUPPORTED); /* an error, never a guess */
+        } else if (p->failure != TY_OK || p->has_left) {
+            fail_peer(t, p, TY_PEER_LOST);
+            end_command(t, w, p->failure);
         } else {
+            if (p->first == NULL) p->moved = now();
             *p->last = w;
             p->last = &w->next;
-            if (p->first == w) send_to(t, p);
+            if (p->first == w) send_to(t, p, &turn);
         }
     }
     pthread_mutex_unlock(&t->lock);

@@ -134,8 +134,11 @@ pub(crate) const STEPS: &[Step] = &[
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_c.so"),
             cmd("g++ -Wall -Wextra -Werror -std=c++17 -shared -fPIC -Iabi/include \
                  plugins/example-c/shm.c -o {target}/example-c/libtokenyard_example_cpp.so"),
-            cmd("gcc -Wall -Wextra -Werror -std=c11 -shared -fPIC -pthread -Iabi/include \
-                 plugins/example-c/sockets.c -o {target}/example-c/libtokenyard_example_sockets.so"),
+            cmd(
+                "gcc -Wall -Wextra -Werror -std=c11 -shared -fPIC -fvisibility=hidden -pthread -Iabi/include \
+                 plugins/example-c/sockets.c plugins/example-c/sockets_io.c \
+                 -o {target}/example-c/libtokenyard_example_sockets.so",
+            ),
         ],
     },
     Step {

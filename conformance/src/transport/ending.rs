@@ -7,6 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::limits::LARGE;
+use super::lost_peer::{end_of, get_back, is_error, is_known};
+use super::memory::pattern;
 use super::rig::{self, Needs, Rig};
 use super::{Body, TransportCase};
 use crate::names;
@@ -20,6 +23,26 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         needs: Needs::SMALL,
         body: Body::Alone(a_goodbye_is_no_failure),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "a_put_after_a_goodbye_fails",
+        about: "a put to a peer that has closed in order is an error, or reaches memory that outlives the peer",
+        invariants: "the end; INV-7",
+        ranks: &[2],
+        flags: abi::TY_CAP_BOUNDED_PUT,
+        needs: Needs { windows: &[1 << 16, 1 << 16], ..Needs::SMALL },
+        body: Body::Alone(a_put_after_a_goodbye_fails),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "nothing_arrives_after_close",
+        about: "memory that was a window is a rank's own once the rank has closed, also where puts are under way",
+        invariants: "INV-8",
+        ranks: &[2],
+        without: abi::TY_CAP_OWNS_MEMORY,
+        needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
+        body: Body::Alone(nothing_arrives_after_close),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -37,6 +60,42 @@ pub(super) const CASES: &[TransportCase] = &[
 const AFTERWARDS: Duration = Duration::from_millis(100);
 
 fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    after_a_goodbye(rank, needs, |_| Ok(()))
+}
+
+fn a_put_after_a_goodbye_fails(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    after_a_goodbye(rank, needs, |rig| {
+        rig.expect_errors();
+        let data = pattern(2, 4096);
+        rig.windows[0].write(0, &data);
+        let put = Command {
+            op: abi::TY_OP_PUT_SIGNAL,
+            flags: abi::TY_FLAG_NOTIFY,
+            peer: 1,
+            signal: rig.signal(0, 0, 0),
+            add: 1,
+            dst_window: 1,
+            bytes: 4096,
+            tag: 5,
+            ..NO_COMMAND
+        };
+        if is_error(end_of(rig, "a put", &put)?, 1)? {
+            return is_known(rig, 1);
+        }
+        ensure!(
+            rig.can_get(),
+            "a put to rank 1, which has closed, ended as done; expected an error (INV-7)"
+        );
+        get_back(rig, &put, &data).map(drop)
+    })
+}
+
+/// Rank 1 closes in an orderly way. Rank 0 looks for some time, and then does `rest`.
+fn after_a_goodbye(
+    rank: &Rank<'_>,
+    needs: &Needs,
+    rest: impl FnOnce(&mut Rig<'_>) -> Result<()>,
+) -> Result<()> {
     let mut rig = Rig::bring_up(rank, needs)?;
     exchange(&mut rig)?;
     if rig.me() == 1 {
@@ -55,12 +114,48 @@ fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     }
     let left = rig.queues[0].events();
     ensure!(left.is_empty(), "found {left:?} after a goodbye; expected no event");
+    rest(&mut rig)?;
     rank.world.barrier("rank 0 has looked")?;
     Ok(())
 }
 
+/// Rank 1 closes while a put is under way, and uses the memory for something else. Rank 0 drives nothing meanwhile: it
+/// could still store into memory that both share.
+fn nothing_arrives_after_close(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut rig = Rig::bring_up(rank, needs)?;
+    rig.expect_errors();
+    if rig.me() == 0 {
+        let (op, signal, bytes) =
+            (abi::TY_OP_PUT_SIGNAL, rig.signal(0, 0, 0), rig.put_bytes(LARGE));
+        let bytes = bytes as u64;
+        rig.post(
+            0,
+            &[Command { op, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND }],
+        )?;
+        // As much as a fabric holds.
+        (0..FILLS).try_for_each(|_| rig.drive())?;
+        rank.world.barrier("a put is under way")?;
+        return Ok(rank.world.barrier("rank 1 has looked")?);
+    }
+    rank.world.barrier("a put is under way")?;
+    let Rig { transport, windows, .. } = rig;
+    drop(transport);
+    windows[1].fill(OWN);
+    std::thread::sleep(AFTERWARDS);
+    let found = windows[1].read(0, windows[1].len());
+    let changed = found.iter().filter(|byte| **byte != OWN).count();
+    rank.world.barrier("rank 1 has looked")?;
+    ensure!(changed == 0, "{changed} bytes of a window changed after close; expected none (INV-8)");
+    Ok(())
+}
+
+/// The content of the memory once it is no window any more.
+const OWN: u8 = 0x77;
+/// Calls that fill a fabric.
+const FILLS: u32 = 64;
+
 /// One put to every rank, and its end.
-fn exchange(rig: &mut Rig<'_>) -> Result<()> {
+pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
     let (me, ranks) = (rig.me(), rig.ranks());
     let signal = rig.signal(0, 0, me);
     let put = |peer| Command {

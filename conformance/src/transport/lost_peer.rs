@@ -168,7 +168,7 @@ fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
 }
 
 /// The result of a get from the lost peer.
-enum GetEnd {
+pub(super) enum GetEnd {
     Error,
     /// The bytes that were put there.
     Bytes,
@@ -176,7 +176,7 @@ enum GetEnd {
 
 /// Reads back a put that ended as done: its bytes must reach memory that outlives the peer. Done is local
 /// (INV-4), so they have until the deadline to arrive.
-fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<GetEnd> {
+pub(super) fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<GetEnd> {
     let (bytes, until) = (data.len(), rig.until());
     loop {
         let back = bytes as u64;
@@ -194,7 +194,7 @@ fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<GetEnd> {
 }
 
 /// Posts a command to the lost peer and waits for its end, at most twice the deadline.
-fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result<Event> {
+pub(super) fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result<Event> {
     let limit = 2 * rig.needs.deadline;
     let until = Instant::now() + limit;
     let peer = command.peer;
@@ -222,7 +222,7 @@ fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result<Event> {
     }
 }
 
-fn is_error(event: Event, victim: u32) -> Result<bool> {
+pub(super) fn is_error(event: Event, victim: u32) -> Result<bool> {
     if event.kind == abi::TY_EVENT_DONE {
         return Ok(false);
     }
@@ -234,7 +234,7 @@ fn is_error(event: Event, victim: u32) -> Result<bool> {
 }
 
 /// Checks that `health` stays bad after an error event, and names the peer.
-fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
+pub(super) fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
     stays_bad(rig)?;
     let error = rig.transport.health().err().context("health is good")?;
     ensure!(

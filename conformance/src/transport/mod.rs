@@ -22,6 +22,7 @@ mod progress;
 mod rig;
 mod signals;
 mod slots;
+mod structures;
 
 use anyhow::Result;
 use tokenyard_core::abi;
@@ -89,6 +90,7 @@ const CASES: &[&[TransportCase]] = &[
     progress::CASES,
     bring_up::CASES,
     slots::CASES,
+    structures::CASES,
     ending::CASES,
     lost_peer::CASES,
     masking::CASES,
@@ -217,18 +219,21 @@ mod tests {
 
     #[test]
     fn what_is_not_declared_is_named() {
-        // A case is for transports that the caller must drive, or for those that move by themselves.
-        let driven = "TY_CAP_MANUAL_PROGRESS";
-        assert_eq!(lacks(&capable()), [driven]);
-        let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS;
+        // Some cases are for transports that the caller must drive, or for those that move by themselves; and some for
+        // those that own the memory, or for the others.
+        let (driven, owns) = ("TY_CAP_MANUAL_PROGRESS", "TY_CAP_OWNS_MEMORY");
+        assert_eq!(lacks(&capable()), [driven, driven, owns]);
+        let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS | abi::TY_CAP_OWNS_MEMORY;
         let declared = Capabilities { flags: manual, ..capable() };
-        assert_eq!(lacks(&declared), [format!("{driven} is declared")]);
+        let both = [driven, owns].map(|name| format!("{name} is declared"));
+        assert_eq!(lacks(&declared), both);
         let no_get = Capabilities { flags: manual & !abi::TY_CAP_GET, ..capable() };
         assert!(lacks(&no_get).contains(&"TY_CAP_GET".to_owned()));
         let one_queue = Capabilities { max_queues: 1, ..capable() };
-        assert_eq!(lacks(&one_queue), ["max_queues is 1; the case needs 2", driven]);
+        assert_eq!(lacks(&one_queue), ["max_queues is 1; the case needs 2", driven, driven, owns]);
         let shallow = Capabilities { max_queue_depth: 2, max_windows: 2, ..capable() };
-        assert_eq!(lacks(&shallow), ["max_windows is 2; the case needs 3", driven], "less will do");
+        let few = "max_windows is 2; the case needs 3";
+        assert_eq!(lacks(&shallow), [few, driven, driven, owns], "less depth will do");
         let device = Capabilities { memory_kinds: abi::TY_MEMORY_CUDA, ..capable() };
         let stores = |lack: &&String| lack.contains("TY_MEMORY_HOST");
         assert_eq!(lacks(&device).iter().filter(stores).count(), 2, "{:?}", lacks(&device));

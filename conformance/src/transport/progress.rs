@@ -1,16 +1,18 @@
 //! Progress: the transport moves commands by itself, or the caller moves them by `progress`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::limits::LARGE;
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
+use crate::suite::Rank;
 
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
@@ -25,12 +27,42 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "progress_alone_moves_puts",
-        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and no thread polls",
+        about: "with TY_CAP_MANUAL_PROGRESS a put arrives while a thread calls `progress`, and no thread polls; \
+                the next poll has its event",
         invariants: "INV-6",
         ranks: &[2],
         flags: abi::TY_CAP_MANUAL_PROGRESS,
         needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
         body: Body::Connected(progress_alone_moves_puts),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "health_answers_beside_poll",
+        about: "health, link_name and progress answer on a thread of their own while another one posts and polls",
+        invariants: "the threads: `health`",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Connected(health_answers_beside_poll),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "hot_calls_do_not_wait",
+        about: "post, poll and progress return while a peer takes nothing, and the queue is full of long puts",
+        invariants: "INV-6",
+        ranks: &[2],
+        needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
+        body: Body::Connected(hot_calls_do_not_wait),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "a_slow_peer_is_not_lost",
+        about: "with TY_CAP_MANUAL_PROGRESS puts end as done where the peer takes a part now and then, for longer \
+                than the deadline",
+        invariants: "INV-6",
+        ranks: &[2],
+        flags: abi::TY_CAP_MANUAL_PROGRESS,
+        needs: Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL },
+        body: Body::Alone(a_slow_peer_is_not_lost),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -53,7 +85,7 @@ fn puts_move_without_a_poll(rig: &mut Rig<'_>) -> Result<()> {
         put_once(rig, round, bytes)?;
         arrives(rig, round, bytes, "no rank calls poll or progress")?;
     }
-    rig.drive()
+    rig.wait_events(0, SIZES.len()).map(drop)
 }
 
 fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
@@ -74,7 +106,142 @@ fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
             mover.join().map_err(|_| anyhow!("the thread that drives panicked"))?.and(arrived)
         })?;
     }
-    rig.drive()
+    rig.wait_events(0, SIZES.len()).context("events of commands that progress has moved").map(drop)
+}
+
+/// The least number of answers of `health` beside posts and polls, and of these.
+const BESIDE: u64 = 2000;
+
+fn health_answers_beside_poll(rig: &mut Rig<'_>) -> Result<()> {
+    let (answers, posted) = (AtomicU64::new(0), AtomicU64::new(0));
+    let over = AtomicBool::new(false);
+    let (next, is_driven, until) = (rig.next(), rig.is_driven(), rig.until());
+    let signal = rig.signal(0, 0, rig.me());
+    let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
+    let put = Command { op, flags, peer: next, signal, add: 1, bytes: 64, ..NO_COMMAND };
+    let (transport, queue) = (&rig.transport, &mut rig.queues[0]);
+    std::thread::scope(|scope| {
+        let asker = scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                transport.health().context("health beside poll; expected it to be good")?;
+                transport.link_name(next);
+                if is_driven {
+                    drive(transport)?;
+                }
+                answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        let mut work = || {
+            let few = || answers.load(Ordering::Relaxed).min(posted.load(Ordering::Relaxed));
+            while few() < BESIDE && !asker.is_finished() {
+                queue.post(transport, &[put], until)?;
+                posted.fetch_add(1, Ordering::Relaxed);
+                while queue.take().is_empty() {
+                    queue.drive(transport)?;
+                    ensure!(
+                        Instant::now() < until,
+                        "found {} puts and answers; expected {BESIDE}",
+                        few()
+                    );
+                }
+            }
+            Ok(())
+        };
+        let worked = work();
+        over.store(true, Ordering::Release);
+        asker.join().map_err(|_| anyhow!("the thread that asks panicked"))?.and(worked)
+    })?;
+    Ok(())
+}
+
+/// Puts that wait for the peer, each a part of what no socket takes at once.
+const WAITING: usize = 8;
+
+fn hot_calls_do_not_wait(rig: &mut Rig<'_>) -> Result<()> {
+    let world = rig.world;
+    if rig.me() == 0 {
+        let bytes = rig.put_bytes(LARGE / WAITING) as u64;
+        let (op, signal) = (abi::TY_OP_PUT_SIGNAL, rig.signal(0, 0, 0));
+        let put = Command { op, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
+        let until = rig.until();
+        for _ in 0..WAITING {
+            returns_soon(rig, "post", |rig| rig.queues[0].post(&rig.transport, &[put], until))?;
+            returns_soon(rig, "poll", |rig| rig.drive())?;
+            if rig.is_driven() {
+                returns_soon(rig, "progress", |rig| drive(&rig.transport))?;
+            }
+        }
+    }
+    // Rank 1 drives nothing before.
+    world.barrier("rank 0 has posted")?;
+    if rig.me() == 1 {
+        rig.wait_signal(0, rig.signal(0, 0, 0), WAITING as u64)?;
+    }
+    rig.barrier("all puts have arrived")
+}
+
+/// A call that waits for the peer takes until the deadline; half of that is more than a busy machine takes.
+fn returns_soon(
+    rig: &mut Rig<'_>,
+    call: &str,
+    body: impl FnOnce(&mut Rig<'_>) -> Result<()>,
+) -> Result<()> {
+    let start = Instant::now();
+    body(rig)?;
+    let (took, longest) = (start.elapsed(), rig.needs.deadline / 2);
+    ensure!(
+        took < longest,
+        "{call} took {took:?} while the peer takes nothing; expected that it never waits (INV-6)"
+    );
+    Ok(())
+}
+
+/// Long puts: more than a fabric holds, so that it is full for most of the time.
+const SLOW_PUTS: u64 = 32;
+/// A part of the deadline, which a turn takes. Rank 0 drives as often for each time that rank 1 does.
+const TURN: u32 = 16;
+const MOST_TURNS: u32 = 40 * TURN;
+
+fn a_slow_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let deadline = rank.config.world.deadline / 30;
+    let mut rig = Rig::bring_up_within(rank, needs, deadline)?;
+    let (me, bytes, signal) = (rig.me(), rig.put_bytes(1 << 20) as u64, rig.signal(0, 0, 0));
+    let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
+    let put = Command { op, flags, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
+    let (mut posted, mut ended, mut arrived) = (0, 0, 0);
+    let mut turns = 0..MOST_TURNS;
+    // Rank 1 has driven each time before rank 0 does: the fabric has room then, however busy the machine is.
+    while ended < SLOW_PUTS || arrived < SLOW_PUTS {
+        ensure!(
+            turns.next().is_some(),
+            "found {ended} ended puts and {arrived} arrived ones in {MOST_TURNS} turns; expected {SLOW_PUTS}"
+        );
+        let mut news = [0; 8];
+        if me == 1 {
+            rig.drive()?;
+            news = rig.transport.read_signal(0, signal).to_le_bytes();
+            std::thread::sleep(deadline / TURN);
+        }
+        arrived = of_rank(rank, 1, &news)?;
+        if me == 0 {
+            while posted < SLOW_PUTS && rig.queues[0].try_post(&rig.transport, &[put])? == 1 {
+                posted += 1;
+            }
+            (0..TURN).try_for_each(|_| rig.drive()).context("a put to a slow peer")?;
+            ended += rig.queues[0].take().len() as u64;
+            news = ended.to_le_bytes();
+        }
+        ended = of_rank(rank, 0, &news)?;
+    }
+    rig.end(true)
+}
+
+/// The number that a rank gives.
+fn of_rank(rank: &Rank<'_>, of: usize, news: &[u8; 8]) -> Result<u64> {
+    let all = rank.world.all_gather("a turn", news)?;
+    let bytes = all[of].as_slice().try_into().context("a number of a rank")?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 fn drive(transport: &OpenTransport) -> Result<()> {
@@ -93,6 +260,7 @@ fn put_once(rig: &mut Rig<'_>, round: u64, bytes: usize) -> Result<()> {
     let signal = rig.signal(0, 0, me);
     let put = Command {
         op: abi::TY_OP_PUT_SIGNAL,
+        flags: abi::TY_FLAG_NOTIFY,
         peer: next,
         signal,
         add: 1,

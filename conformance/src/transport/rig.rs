@@ -13,7 +13,7 @@ use tokenyard_core::bootstrap::{Liveness, World};
 use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds, TransportOpen,
+    Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
 };
 
 use super::memory::{Area, UNTOUCHED};
@@ -115,7 +115,7 @@ pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)
 pub(super) struct Lacking(pub(super) String);
 
 /// The statuses of errors: `TY_MISMATCH` to `TY_UNAVAILABLE`.
-const STATUSES: RangeInclusive<i32> = abi::TY_MISMATCH..=abi::TY_UNAVAILABLE;
+pub(super) const STATUSES: RangeInclusive<i32> = abi::TY_MISMATCH..=abi::TY_UNAVAILABLE;
 
 /// One queue, and the events that it gave and that no case has taken yet.
 #[derive(Debug)]
@@ -237,6 +237,8 @@ fn list_differences(expected: &[Total], found: &[u64]) -> String {
 pub(super) struct Rig<'a> {
     pub(super) transport: OpenTransport,
     pub(super) windows: Vec<Area>,
+    /// The windows as they were registered.
+    pub(super) described: Vec<Window>,
     pub(super) queues: Vec<Queue>,
     pub(super) world: &'a Arc<World>,
     pub(super) needs: TransportNeeds,
@@ -257,6 +259,7 @@ impl<'a> Rig<'a> {
         let mut rig = Self {
             transport,
             windows: Vec::new(),
+            described: Vec::new(),
             queues: (0..opened.queues).map(Queue::new).collect(),
             world: rank.world,
             needs: opened,
@@ -280,6 +283,7 @@ impl<'a> Rig<'a> {
             // the transport.
             unsafe { rig.transport.register(&window)? };
             rig.windows.push(area);
+            rig.described.push(window);
         }
         Ok(rig)
     }
@@ -327,12 +331,17 @@ impl<'a> Rig<'a> {
     pub(super) fn connected(mut self) -> Result<Self> {
         self.windows.iter().for_each(|window| window.fill(UNTOUCHED));
         let endpoints = self.exchange_endpoints()?;
-        for (peer, endpoint) in (0..).zip(&endpoints) {
-            self.transport.connect(peer, endpoint)?;
-        }
-        self.transport.commit()?;
+        self.connect_to(&endpoints)?;
         self.barrier("connected")?;
         Ok(self)
+    }
+
+    /// Connects to all peers, by the endpoints that they wrote for this rank.
+    pub(super) fn connect_to(&mut self, endpoints: &[Vec<u8>]) -> Result<()> {
+        for (peer, endpoint) in (0..).zip(endpoints) {
+            self.transport.connect(peer, endpoint)?;
+        }
+        Ok(self.transport.commit()?)
     }
 
     /// The endpoints that every rank wrote for this one. Collective.
@@ -360,6 +369,11 @@ impl<'a> Rig<'a> {
     /// Whether the caller must drive the transport.
     pub(super) fn is_driven(&self) -> bool {
         self.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
+    }
+
+    /// Whether commands to a lost peer end within the deadline.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.flags & abi::TY_CAP_BOUNDED_PUT != 0
     }
 
     /// The rank behind this one, in a ring.

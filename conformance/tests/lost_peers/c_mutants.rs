@@ -1,4 +1,4 @@
-//! The mutants of the C examples. `plugins/example-c/mutants.toml` lists edits of their sources, each of which breaks
+//! The mutants of the C examples. `plugins/example-c/mutants_*.toml` list edits of their sources, each of which breaks
 //! the contract once, and the test of the suite that must notice it.
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use tokenyard_conformance::runner::{Program, Settings, Verdict, run_fault};
 use tokenyard_conformance::suite;
 use tokenyard_core::config::Config;
 
-use crate::verdict_of;
+use crate::{trial, verdicts_of};
 
 /// The file of mutants.
 #[derive(Deserialize)]
@@ -27,8 +27,6 @@ struct Mutants {
 #[serde(deny_unknown_fields)]
 struct Mutant {
     name: String,
-    /// The file beside the list.
-    source: String,
     /// The mistake, for readers of the list.
     #[serde(rename = "about")]
     _about: String,
@@ -36,9 +34,44 @@ struct Mutant {
     case: String,
     /// Words of its failure.
     says: String,
-    /// The start of the names that it leaves in shared memory.
+    /// The start of the names that it leaves in shared memory, which no other mutant uses.
     leaves: Option<String>,
     edits: Vec<Edit>,
+}
+
+/// An unbroken example.
+#[derive(Clone, Copy, Debug)]
+enum Example {
+    Shm,
+    Sockets,
+}
+
+impl Example {
+    /// Its files beside the list.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Shm => &["shm.c"],
+            Self::Sockets => &["sockets.h", "sockets_io.c", "sockets.c"],
+        }
+    }
+
+    /// Its mutants.
+    fn mutants(self) -> Vec<Mutant> {
+        let list = match self {
+            Self::Shm => "mutants_shm.toml",
+            Self::Sockets => "mutants_sockets.toml",
+        };
+        let text = std::fs::read_to_string(folder().join(list)).unwrap();
+        toml::from_str::<Mutants>(&text).unwrap().mutant
+    }
+
+    /// Its name in a config.
+    fn component(self) -> &'static str {
+        match self {
+            Self::Shm => "example_c",
+            Self::Sockets => "example_sockets",
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -52,46 +85,51 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/example-c")
 }
 
-fn mutants() -> Vec<Mutant> {
-    let text = std::fs::read_to_string(folder().join("mutants.toml")).unwrap();
-    toml::from_str::<Mutants>(&text).unwrap().mutant
-}
-
-/// A trial for each mutant, which is caught, and for each unbroken example on each of their cases, which passes.
+/// A trial for each mutant, which is caught, and one for each unbroken example, which passes all of their cases.
 pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
     let mut trials = Vec::new();
-    let mut intact = BTreeSet::new();
-    for mutant in mutants() {
-        intact.insert((mutant.source.clone(), mutant.case.clone()));
+    for example in [Example::Shm, Example::Sockets] {
+        let mut cases = BTreeSet::new();
+        for mutant in example.mutants() {
+            cases.insert(mutant.case.clone());
+            let program = Arc::clone(program);
+            let name = format!("{}/{}", mutant.name, mutant.case);
+            let leaves_names = mutant.leaves.is_some();
+            trials.push(trial(name, leaves_names, move || caught(&program, example, &mutant)));
+        }
         let program = Arc::clone(program);
-        let name = format!("{}/{}", mutant.name, mutant.case);
-        trials.push(Trial::test(name, move || caught(&program, &mutant)));
-    }
-    for (source, case) in intact {
-        let program = Arc::clone(program);
-        let name = format!("{source}/{case}");
-        let run = move || match run(&program, &source, &[], &case, 10_000)? {
-            Verdict::Pass => Ok(()),
-            other => Err(Failed::from(format!("the unbroken example fails: {other:?}"))),
-        };
-        trials.push(Trial::test(name, run));
+        let name = format!("{}/the_cases_of_its_mutants", example.component());
+        trials.push(trial(name, false, move || passes(&program, example, &cases)));
     }
     trials
+}
+
+fn passes(program: &Program, example: Example, cases: &BTreeSet<String>) -> Result<(), Failed> {
+    let build = Build::new(example, &[], 10_000)?;
+    let verdicts = build.run(program, &cases.iter().map(String::as_str).collect::<Vec<_>>())?;
+    assert_eq!(verdicts.len(), cases.len(), "{verdicts:?}");
+    let failed: Vec<_> = verdicts.iter().filter(|(_, verdict)| *verdict != Verdict::Pass).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failed::from(format!("the unbroken example fails: {failed:?}")))
 }
 
 /// Deadlines of a mutant in milliseconds: the time in which a case notices that nothing comes. On a busy machine the
 /// first may end something else before, so there is a second one.
 const DEADLINES: [u32; 2] = [3000, 15_000];
 
-fn caught(program: &Program, mutant: &Mutant) -> Result<(), Failed> {
-    let Mutant { source, edits, case, says, .. } = mutant;
+fn caught(program: &Program, example: Example, mutant: &Mutant) -> Result<(), Failed> {
+    let Mutant { edits, case, says, .. } = mutant;
     let mut found = Vec::new();
     for deadline in DEADLINES {
-        let verdict = run(program, source, edits, case, deadline);
+        let verdicts = Build::new(example, edits, deadline)?.run(program, &[case]);
         mutant.leaves.as_deref().map(remove_left_names);
-        match verdict? {
-            Verdict::Fail(why) if why.contains(says) => return Ok(()),
-            other => found.push(other),
+        for (_, verdict) in verdicts? {
+            match verdict {
+                Verdict::Fail(why) if why.contains(says) => return Ok(()),
+                other => found.push(other),
+            }
         }
     }
     Err(Failed::from(format!("expected a failure that says {says:?}: {found:?}")))
@@ -106,57 +144,90 @@ fn remove_left_names(prefix: &str) {
     }
 }
 
-/// Runs a case, in its largest world, on an example with these edits.
-fn run(
-    program: &Program,
-    source: &str,
-    edits: &[Edit],
-    case: &str,
-    deadline: u32,
-) -> Result<Verdict, Failed> {
-    let build = tempfile::tempdir().unwrap();
-    let library = compile(build.path(), source, edits)?;
-    let text = format!(
-        "[world]\ndeadline_ms = {deadline}\nlate_ms = {}\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\n\
-         use = \"{}\"\n[plugins]\npaths = [{library:?}]\n",
-        2 * deadline,
-        if source == "shm.c" { "example_c" } else { "example_sockets" },
-    );
-    if case.starts_with("l3/") {
-        let path = build.path().join("config.toml");
-        std::fs::write(&path, text).unwrap();
-        let fault = Fault::find(case).ok_or_else(|| format!("no fault is called {case}"))?;
-        return Ok(run_fault(program, &path, &fault.within(2))?.verdict);
-    }
-    let settings = Settings::new(Config::parse(&text, "mutants").unwrap()).unwrap();
-    let tests = suite::tests(settings.capabilities(), 1);
-    // Without a number of ranks it is the largest world of the case.
-    let is_case = |name: &&String| {
-        name.split('/').nth(1) == Some(case) || name.strip_prefix("l0/") == Some(case)
-    };
-    let name = tests.iter().map(|test| &test.name).rfind(is_case);
-    Ok(verdict_of(program, &text, name.ok_or_else(|| format!("no case is called {case}"))?))
+/// An example with some edits, and its config.
+struct Build {
+    folder: tempfile::TempDir,
+    config: String,
 }
 
-fn compile(build: &Path, source: &str, edits: &[Edit]) -> Result<PathBuf, Failed> {
-    let mut code = std::fs::read_to_string(folder().join(source)).unwrap();
-    for Edit { find, put } in edits {
-        let places = code.matches(find.as_str()).count();
-        if places != 1 {
-            return Err(format!("{source} has {places} places with {find:?}; expected 1").into());
-        }
-        code = code.replace(find.as_str(), put);
+impl Build {
+    fn new(example: Example, edits: &[Edit], deadline: u32) -> Result<Self, Failed> {
+        let folder = tempfile::tempdir().unwrap();
+        let library = compile(folder.path(), example, edits)?;
+        let config = format!(
+            "[world]\ndeadline_ms = {deadline}\nlate_ms = {}\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\n\
+             use = \"{}\"\n[plugins]\npaths = [{library:?}]\n",
+            2 * deadline,
+            example.component(),
+        );
+        Ok(Self { folder, config })
     }
-    let (file, library) = (build.join(source), build.join("libexample.so"));
-    std::fs::write(&file, code).unwrap();
+
+    /// Runs cases of L0, each in its largest world, and faults of L3.
+    fn run(&self, program: &Program, cases: &[&str]) -> Result<Vec<(String, Verdict)>, Failed> {
+        let (faults, cases): (Vec<&str>, Vec<&str>) =
+            cases.iter().partition(|case| case.starts_with("l3/"));
+        let mut verdicts = verdicts_of(program, &self.config, &self.tests(&cases)?);
+        for name in faults {
+            let path = self.folder.path().join("config.toml");
+            std::fs::write(&path, &self.config).unwrap();
+            let fault = Fault::find(name).ok_or_else(|| format!("no fault is called {name}"))?;
+            verdicts.push((name.to_owned(), run_fault(program, &path, &fault.within(2))?.verdict));
+        }
+        Ok(verdicts)
+    }
+
+    /// The tests of these cases. Without a number of ranks it is that in the largest world.
+    fn tests(&self, cases: &[&str]) -> Result<Vec<String>, Failed> {
+        if cases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let settings = Settings::new(Config::parse(&self.config, "mutants").unwrap()).unwrap();
+        let tests = suite::tests(settings.capabilities(), 1);
+        let names = || tests.iter().map(|test| &test.name);
+        let of_case = |case: &&str| {
+            let is_case = |name: &&String| {
+                name.split('/').nth(1) == Some(*case) || name.strip_prefix("l0/") == Some(*case)
+            };
+            names().rfind(is_case).cloned().ok_or_else(|| format!("no case is called {case}"))
+        };
+        Ok(cases.iter().map(of_case).collect::<Result<_, _>>()?)
+    }
+}
+
+fn compile(build: &Path, example: Example, edits: &[Edit]) -> Result<PathBuf, Failed> {
+    let read =
+        |file: &&str| (build.join(file), std::fs::read_to_string(folder().join(file)).unwrap());
+    let mut sources: Vec<_> = example.files().iter().map(read).collect();
+    for Edit { find, put } in edits {
+        let places: usize =
+            sources.iter().map(|(_, code)| code.matches(find.as_str()).count()).sum();
+        if places != 1 {
+            return Err(format!("{example:?} has {places} places with {find:?}; expected 1").into());
+        }
+        for (_, code) in &mut sources {
+            *code = code.replace(find.as_str(), put);
+        }
+    }
+    for (file, code) in &sources {
+        std::fs::write(file, code).unwrap();
+    }
+    let library = build.join("libexample.so");
+    let units =
+        sources.iter().map(|(file, _)| file).filter(|file| file.extension().unwrap() == "c");
     let output = Command::new("cc")
-        .args(["-std=c11", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror", "-I"])
+        .args(["-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"])
+        .args(["-Wall", "-Werror", "-I"])
         .arg(folder().join("../../abi/include"))
-        .arg(&file)
+        .args(units)
         .arg("-o")
         .arg(&library)
         .output()
         .unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(library) } else { Err(format!("{source}: {printed}").into()) }
+    if output.status.success() {
+        Ok(library)
+    } else {
+        Err(format!("{example:?}: {printed}").into())
+    }
 }

@@ -10,7 +10,7 @@ mod noticing;
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -70,13 +70,13 @@ fn main() -> ExitCode {
                 Verdict::Pass => Ok(()),
                 Verdict::NotSupported(why) | Verdict::Fail(why) => Err(Failed::from(why)),
             };
-            trials.push(Trial::test(label, run));
+            trials.push(trial(label, false, run));
         }
     }
     for (case, mutant, says) in rows() {
         let program = Arc::clone(&program);
         let run = move || caught(&program, case, mutant, says);
-        trials.push(Trial::test(format!("{mutant}/{case}"), run));
+        trials.push(trial(format!("{mutant}/{case}"), false, run));
     }
     trials.extend(c_mutants::trials(&program));
     type Named = fn(&Program) -> Result<(), Failed>;
@@ -84,9 +84,23 @@ fn main() -> ExitCode {
         [("a_hang_of_l1_is_named", hang_of_l1 as Named), ("a_hang_of_l3_is_named", hang_of_l3)]
     {
         let program = Arc::clone(&program);
-        trials.push(Trial::test(name, move || named(&program)));
+        trials.push(trial(name.to_owned(), false, move || named(&program)));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Others hold it while they run; those that leave names hold it alone, because each test finds all new names.
+static NAMES: RwLock<()> = RwLock::new(());
+
+fn trial(
+    name: String,
+    leaves_names: bool,
+    run: impl FnOnce() -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    Trial::test(name, move || {
+        let _held = (leaves_names.then(|| NAMES.write()), (!leaves_names).then(|| NAMES.read()));
+        run()
+    })
 }
 
 /// The rows of the table whose ranks are lost.
@@ -140,25 +154,27 @@ fn hang_of_l3(program: &Program) -> Result<(), Failed> {
 }
 
 fn verdict(program: &Program, table: &str, name: &str) -> Verdict {
-    verdict_of(program, &config(table), name)
+    let verdicts = verdicts_of(program, &config(table), &[name.to_owned()]);
+    let missing = || Verdict::Fail(format!("{name} did not run"));
+    verdicts.into_iter().next().map_or_else(missing, |(_, verdict)| verdict)
 }
 
-/// The verdict of a test on a config of this text.
-fn verdict_of(program: &Program, text: &str, name: &str) -> Verdict {
+/// The verdicts of tests on a config of this text, by their names.
+fn verdicts_of(program: &Program, text: &str, names: &[String]) -> Vec<(String, Verdict)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.toml");
     std::fs::write(&path, text).unwrap();
     let settings = Settings::new(Config::parse(text, "lost_peers").unwrap()).unwrap();
     let mut tests = suite::tests(settings.capabilities(), 1);
-    tests.retain(|test| test.name == name);
-    let mut verdict = Verdict::Fail(format!("{name} did not run"));
+    tests.retain(|test| names.contains(&test.name));
+    let mut verdicts = Vec::new();
     let mut each = |event: RunEvent<'_>| {
         if let RunEvent::Ended(finished) = event {
-            verdict = finished.verdict;
+            verdicts.push((finished.name, finished.verdict));
         }
     };
     run_in_processes(program, &path, &tests, &mut each).unwrap();
-    verdict
+    verdicts
 }
 
 /// Checks that the case fails on the mutant, with these words.

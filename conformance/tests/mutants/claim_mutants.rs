@@ -188,6 +188,18 @@ impl Fault for PrivateMemory {
     }
 }
 
+/// Takes host memory, as it declares, and registers other memory instead.
+#[derive(Default)]
+pub(crate) struct UnregisteredMemory;
+impl Fault for UnregisteredMemory {
+    const NAME: &'static str = "unregistered_memory";
+
+    unsafe fn register(&self, below: &mut Below, window: &Window) -> Result<()> {
+        // SAFETY: as in `PrivateMemory`.
+        unsafe { PrivateMemory.register(below, window) }
+    }
+}
+
 /// Shared memory that lives until the process ends.
 fn leaked_window(id: u32, bytes: u64) -> Window {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -1,6 +1,7 @@
-//! `conformance/contract.toml` maps each clause of transports to a case of L0 and to a mutant that this case is
-//! known to catch, or to the reason why there is no such case. A clause is a sentence of the contract, or an
-//! item of the header that is about transports. A clause without either fails here.
+//! `conformance/contract.toml` and `contract_header.toml` map each clause of transports to a case of L0 and to a
+//! mutant that this case is known to catch, or to the reason why there is no such case. A clause is a sentence of the
+//! contract, an item of the header that is about transports, or a sentence about such an item. A clause without either
+//! fails here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,6 +10,11 @@ use tokenyard_conformance::claims::{CLAIMS, Proof};
 
 const PAGE: &str = include_str!("../../../docs/plugin-contract.md");
 const HEADER: &str = include_str!("../../../abi/include/tokenyard_plugin.h");
+/// The mutants of the C examples, which `lost_peers` runs.
+const OF_EXAMPLES: [&str; 2] = [
+    include_str!("../../../plugins/example-c/mutants_shm.toml"),
+    include_str!("../../../plugins/example-c/mutants_sockets.toml"),
+];
 /// The sources of this program with mutants and the cases that catch them.
 const SOURCES: [&str; 3] = [
     include_str!("claim_mutants.rs"),
@@ -23,8 +29,15 @@ struct Contract {
     reasons: BTreeMap<String, String>,
     /// By the start of the clause.
     page: BTreeMap<String, Clause>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfHeader {
     /// By the name of the item.
     header: BTreeMap<String, Clause>,
+    /// By the start of the clause, behind the name of the item.
+    comments: BTreeMap<String, Clause>,
 }
 
 #[derive(Deserialize)]
@@ -38,6 +51,10 @@ enum Clause {
 
 fn contract() -> Contract {
     toml::from_str(include_str!("../../contract.toml")).unwrap()
+}
+
+fn of_header() -> OfHeader {
+    toml::from_str(include_str!("../../contract_header.toml")).unwrap()
 }
 
 /// Sentences, at the ends of which a new one begins.
@@ -78,7 +95,7 @@ fn clauses(page: &str) -> Vec<String> {
             let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
             if rows > 2 {
                 let named = |text: String| format!("{}: {text}", cells[0]);
-                all.extend(sentences(cells[cells.len() - 1]).into_iter().map(named));
+                all.extend(cells[1..].iter().flat_map(|cell| sentences(cell)).map(named));
             }
             continue;
         }
@@ -142,34 +159,77 @@ const STATUSES: [&str; 15] = [
     "TY_MISMATCH",
 ];
 
-/// The items of the header that transports see: constants, and the fields of structures.
-fn items(header: &str) -> BTreeSet<String> {
-    let (mut all, mut structure) = (BTreeSet::new(), None);
+/// An item of the header that transports see: a constant, a structure, or a field.
+struct Item {
+    name: String,
+    comment: String,
+    is_structure: bool,
+}
+
+fn items(header: &str) -> Vec<Item> {
+    let (mut all, mut structure, mut comment) = (Vec::new(), None, String::new());
+    let mut in_comment = false;
     for line in header.lines() {
-        if let Some(name) = line.strip_prefix("#define ").and_then(|rest| rest.split(' ').next()) {
-            let begins = CONSTANTS.iter().any(|start| name.starts_with(start));
-            if begins || STATUSES.contains(&name) {
-                all.insert(name.to_owned());
-            }
+        let text = line.trim();
+        if text.starts_with("/*") {
+            comment.clear();
+            in_comment = true;
         }
+        if in_comment {
+            in_comment = !text.ends_with("*/");
+            comment += text.trim_end_matches("*/").trim_start_matches(['/', '*']);
+            comment += " ";
+            continue;
+        }
+        let mut is_structure = false;
+        let mut name = constant(line);
         if let Some(rest) = line.strip_prefix("typedef struct ") {
             structure = STRUCTURES.iter().find(|name| rest.strip_prefix(**name) == Some(" {"));
+            is_structure = true;
+            name = structure.map(|name| (*name).to_owned());
         }
         if line.starts_with('}') {
             structure = None;
         }
-        // A field stands two spaces in. Deeper lines are arguments of a slot, or a comment.
-        let field = line
-            .strip_prefix("  ")
-            .filter(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase() || c == 'T'));
-        if let (Some(structure), Some(field)) = (structure, field) {
-            let name = match field.split_once("(*") {
-                Some((_, slot)) => slot.split(')').next(),
-                None => field.trim_end_matches(';').split([' ', '*']).next_back(),
-            };
-            let name = name.unwrap().split('[').next().unwrap();
-            all.insert(format!("{structure}.{name}"));
+        if let (Some(structure), Some(field)) = (structure, field(line)) {
+            name = Some(format!("{structure}.{field}"));
         }
+        if let Some(name) = name {
+            all.push(Item { name, comment: std::mem::take(&mut comment), is_structure });
+        }
+    }
+    all
+}
+
+/// The constant that a line defines, if transports see it.
+fn constant(line: &str) -> Option<String> {
+    let name = line.strip_prefix("#define ")?.split(' ').next()?;
+    let begins = CONSTANTS.iter().any(|start| name.starts_with(start));
+    (begins || STATUSES.contains(&name)).then(|| name.to_owned())
+}
+
+/// The field that a line declares: it stands two spaces in. Deeper lines are arguments of a slot, or a comment.
+fn field(line: &str) -> Option<&str> {
+    let declares = |rest: &&str| rest.starts_with(|c: char| c.is_ascii_lowercase() || c == 'T');
+    let field = line.strip_prefix("  ").filter(declares)?;
+    let name = match field.split_once("(*") {
+        Some((_, slot)) => slot.split(')').next(),
+        None => field.trim_end_matches(';').split([' ', '*']).next_back(),
+    };
+    name?.split('[').next()
+}
+
+/// The sentences of the comments. The first one of a constant or a field says what that is, and is its item's.
+fn remarks(header: &str) -> Vec<String> {
+    let (_, rules) = header.split_once("Rules that hold for every slot:").unwrap();
+    let rules = rules.split("*/").next().unwrap().replace("\n *", " ");
+    let rules = rules.split(" - ").map(str::trim).filter(|rule| !rule.is_empty());
+    let mut all: Vec<String> = rules
+        .map(|rule| format!("rules: {}", rule.split_whitespace().collect::<Vec<_>>().join(" ")))
+        .collect();
+    for Item { name, comment, is_structure } in items(header) {
+        let of_item = sentences(&comment).into_iter().skip(usize::from(!is_structure));
+        all.extend(of_item.map(|sentence| format!("{name}: {sentence}")));
     }
     all
 }
@@ -192,59 +252,75 @@ fn proofs_that_run() -> BTreeSet<String> {
             all.insert(format!("{}/{}", between(case, '/'), between(name, '"')));
         }
     }
-    let listed: toml::Table =
-        include_str!("../../../plugins/example-c/mutants.toml").parse().unwrap();
-    for mutant in listed["mutant"].as_array().unwrap() {
-        let word = |key: &str| mutant[key].as_str().unwrap();
-        let case = word("case");
-        let case = if case.starts_with("l3/") { case } else { case.split('/').next().unwrap() };
-        all.insert(format!("{case}/{}", word("name")));
+    for listed in OF_EXAMPLES {
+        let listed: toml::Table = listed.parse().unwrap();
+        for mutant in listed["mutant"].as_array().unwrap() {
+            let word = |key: &str| mutant[key].as_str().unwrap();
+            let case = word("case");
+            let case = if case.starts_with("l3/") { case } else { case.split('/').next().unwrap() };
+            all.insert(format!("{case}/{}", word("name")));
+        }
     }
     all
 }
 
-#[test]
-fn every_sentence_of_the_contract_has_a_case_with_a_mutant_or_a_reason() {
-    let (contract, clauses) = (contract(), clauses(PAGE));
-    assert!(clauses.len() > 100, "the page is read: {clauses:#?}");
-    for clause in &clauses {
-        let starts = contract.page.keys().filter(|start| clause.starts_with(start.as_str()));
+/// Checks that each clause begins with one of the entries, and each entry one clause.
+fn match_each_other(clauses: &[String], entries: &BTreeMap<String, Clause>) {
+    for clause in clauses {
+        let starts = entries.keys().filter(|start| clause.starts_with(start.as_str()));
         let starts: Vec<_> = starts.collect();
         assert_eq!(
             starts.len(),
             1,
-            "{clause:?} has the entries {starts:?} in conformance/contract.toml"
+            "{clause:?} has the entries {starts:?} in conformance/contract*.toml"
         );
     }
-    for start in contract.page.keys() {
+    for start in entries.keys() {
         let count = clauses.iter().filter(|clause| clause.starts_with(start)).count();
         assert_eq!(
             count, 1,
-            "the entry {start:?} of conformance/contract.toml is about {count} sentences"
+            "the entry {start:?} of conformance/contract*.toml is about {count} clauses"
         );
     }
+}
+
+#[test]
+fn every_sentence_of_the_contract_has_a_case_with_a_mutant_or_a_reason() {
+    let clauses = clauses(PAGE);
+    let reads = |text: &str| clauses.iter().any(|clause| clause == text);
+    assert!(reads("`open`: once per team"), "cells in the middle of a row are read: {clauses:#?}");
+    match_each_other(&clauses, &contract().page);
 }
 
 #[test]
 fn every_item_of_the_header_has_a_case_with_a_mutant_or_a_reason() {
-    let (listed, items) = (contract().header.into_keys().collect::<BTreeSet<_>>(), items(HEADER));
+    let listed: BTreeSet<String> = of_header().header.into_keys().collect();
+    let fields = items(HEADER).into_iter().filter(|item| !item.is_structure);
+    let items: BTreeSet<String> = fields.map(|item| item.name).collect();
     assert!(
         items.contains("TyTransportTable.commit") && items.contains("TY_CAP_GET"),
         "{items:#?}"
     );
-    assert_eq!(
-        items.difference(&listed).collect::<Vec<_>>(),
-        [""; 0],
-        "missing in conformance/contract.toml"
-    );
+    let missing: Vec<_> = items.difference(&listed).collect();
+    assert_eq!(missing, [""; 0], "missing in conformance/contract_header.toml");
     assert_eq!(listed.difference(&items).collect::<Vec<_>>(), [""; 0], "not in the header");
 }
 
 #[test]
+fn every_rule_in_the_headers_comments_has_a_case_with_a_mutant_or_a_reason() {
+    let remarks = remarks(HEADER);
+    let reads = |text: &str| remarks.iter().any(|remark| remark.starts_with(text));
+    assert!(reads("TyTransportTable.close: Called once"), "{remarks:#?}");
+    assert!(reads("rules: enumerations cross"), "{remarks:#?}");
+    match_each_other(&remarks, &of_header().comments);
+}
+
+#[test]
 fn the_proofs_of_the_contract_are_run_by_tests_and_its_reasons_are_explained() {
-    let (contract, run) = (contract(), proofs_that_run());
+    let (contract, header, run) = (contract(), of_header(), proofs_that_run());
     let mut reasons = BTreeSet::new();
-    for (clause, proof) in contract.page.iter().chain(&contract.header) {
+    let all = contract.page.iter().chain(&header.header).chain(&header.comments);
+    for (clause, proof) in all {
         match proof {
             Clause::Proofs(proofs) => {
                 assert!(!proofs.is_empty(), "{clause}");

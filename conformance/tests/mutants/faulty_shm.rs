@@ -207,6 +207,7 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<NeedsDriving>(),
     table::<IdleProgress>(),
     table::<PrivateMemory>(),
+    table::<UnregisteredMemory>(),
     table::<TwoPeers>(),
     table::<FourQueues>(),
     table::<ShallowQueue>(),

@@ -149,8 +149,7 @@ const TRANSPORT: ExportKind = ExportKind {
     name: "transport",
     major: abi::TY_TRANSPORT_MAJOR,
     layout: abi::TY_TRANSPORT_LAYOUT,
-    // Minor versions 8, 9 and 10.
-    earlier: &[13_366_110_382_220_657_394, 2_252_419_619_919_822_882, 5_900_233_940_346_582_074],
+    earlier: &abi::earlier_transport_layouts(),
     export_size: size_of::<abi::TyTransportExport>(),
 };
 const KERNELS: ExportKind = ExportKind {

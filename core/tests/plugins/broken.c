@@ -17,6 +17,9 @@ int answer(void) { return 42; }
 #ifndef MAJOR
 #define MAJOR TY_TRANSPORT_MAJOR
 #endif
+#ifndef MINOR
+#define MINOR TY_TRANSPORT_MINOR
+#endif
 #ifndef LAYOUT
 #define LAYOUT TY_TRANSPORT_LAYOUT
 #endif
@@ -146,6 +149,6 @@ static const TyTransportTable table = {
 static const TyTransportTable *const tables[] = { TABLE };
 
 const TyTransportExport tokenyard_transport_v1 = {
-    { MAGIC, MAJOR, TY_TRANSPORT_MINOR, LAYOUT, EXPORT_SIZE }, COMPONENTS, COUNT,
+    { MAGIC, MAJOR, MINOR, LAYOUT, EXPORT_SIZE }, COMPONENTS, COUNT,
 };
 #endif
