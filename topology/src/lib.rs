@@ -82,7 +82,7 @@ pub(crate) fn place(
 fn missing_nic(machine: &Machine, gpu: &Gpu) -> Option<String> {
     let missing = machine.missing_rails();
     let missing = missing.iter().find(|missing| missing.gpu.pci == gpu.pci)?;
-    Some(format!("{missing}; to mend it: {}", missing.fix()))
+    Some(format!("{missing}; to fix it: {}", missing.fix()))
 }
 
 /// True if the NICs of these names reach the NICs of all other names: EFA's fabric has no rails.

@@ -17,7 +17,7 @@
 //! | [`combine`] | what must a rank get back? |
 //! | [`compare`] | is this what it got? |
 //!
-//! Letters: T tokens on a rank, H hidden size, K top-k, E experts, R ranks, M most tokens of a
+//! Symbols: T tokens on a rank, H hidden size, K top-k, E experts, R ranks, M most tokens of a
 //! rank, El = E/R experts of a rank, G = ceil(H/128) scale groups, N rows received (one per token
 //! and rank), X rows of the expert-major layout. All bytes are little-endian, rows are contiguous.
 //!

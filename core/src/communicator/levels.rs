@@ -372,7 +372,7 @@ fn first_that_probes<'a>(
         format!("no transport works on all ranks: {}", reasons.join("; ")),
     )
     .with_fix(
-        "mend what the probe names (tokenyard doctor says more), or choose another transport",
+        "correct what the probe names (tokenyard doctor says more), or choose another transport",
     ))
 }
 

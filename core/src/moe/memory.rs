@@ -53,7 +53,7 @@ pub struct BufferSize {
     pub name: String,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The formula of the size, in the letters of the project.
+    /// The formula of the size, in the symbols of the project.
     pub formula: String,
 }
 

@@ -1,6 +1,6 @@
 //! MoE shapes, routing and layout: pure functions, with no memory of their own except their results.
 //!
-//! Letters, as everywhere in the project: T tokens on this rank, H hidden size (elements), K top-k, E
+//! Symbols, as everywhere in the project: T tokens on this rank, H hidden size (elements), K top-k, E
 //! experts, R ranks, M most tokens of a rank in one operation. Expert `e` lives on rank `e / (E/R)`. El
 //! is short for E/R, the experts on one rank.
 //!

@@ -230,7 +230,7 @@ pub(super) const ARRAYS: usize = 17;
 /// One array of a region.
 pub(super) struct Array {
     pub(super) name: &'static str,
-    /// The most elements, in the project's letters.
+    /// The most elements, in the project's symbols.
     pub(super) formula: &'static str,
     /// Bytes of one element.
     pub(super) element: u64,
@@ -241,7 +241,7 @@ pub(super) struct Array {
 #[derive(Clone, Copy)]
 struct ArrayLength {
     elements: u64,
-    /// The maximum, in the project's letters.
+    /// The maximum, in the project's symbols.
     formula: &'static str,
 }
 

@@ -20,7 +20,7 @@ static ALTERNATIVE: Rule = Rule {
           a recorded node nothing can be probed: there a transport counts as working if nothing that it \
           needs is broken.",
     impact: "no rank starts: none of the transports works",
-    fix: "mend what is broken for one of them, or add one that works here to `use`",
+    fix: "repair what is broken for one of them, or add one that works here to `use`",
     source: "docs/config.md (transport.scale_out)",
 };
 

@@ -37,7 +37,7 @@ pub(crate) static COMPONENT: Rule = Rule {
     why: "The doctor probes every component: are its libraries and devices on this node? Only components that \
           the config chooses must work.",
     impact: "no rank starts",
-    fix: "mend what the component names, or choose another component in the config",
+    fix: "correct what the component names, or choose another component in the config",
     source: "docs/plugin-contract.md (probe)",
 };
 

@@ -353,7 +353,7 @@ fn a_masked_loss_is_no_error_and_no_verdict_over_the_error_that_ended_the_job() 
     assert_eq!((found.kind, &found.ranks[..]), (Kind::NoReport, &[2][..]), "{}", found.sentence);
     let notes = explanation.notes.join("\n");
     assert!(notes.contains("the report of rank 2 on a masked loss is older"), "{notes}");
-    // Its last message counts for more than that old report.
+    // Its last message takes precedence over that old report.
     let mut late = masks(idle(2), 1);
     (late.unix_ms, late.reason.kind) = (error.unix_ms, "peer_lost".into());
     late.activity.since_ms = 9000;
