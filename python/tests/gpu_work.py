@@ -46,14 +46,15 @@ def join(stream):
         torch.cuda.current_stream().wait_stream(stream)
 
 
-def captured(step):
-    """A call that launches the step, as a graph that was captured once the step had run."""
+def captured(step, pool=None):
+    """A call that launches the step, as a graph that was captured once the step had run. Graphs may share a pool of
+    memory."""
     step()
     synchronize()
     if not is_gpu():
         return step
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         step()
     return graph.replay
 

@@ -145,6 +145,20 @@ def test_tensors_of_a_subclass_give_plain_tensors_and_negated_ones_their_values(
     run(ranks, "subclass")
 
 
+def test_a_buffer_that_is_made_in_a_capture_is_refused_before_anything_is_called(monkeypatch):
+    import torch
+
+    from tokenyard import errors
+    from tokenyard.deep_ep._engine import Engine
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    # Both kinds of buffers make an engine first. No call could ask this group for anything.
+    with pytest.raises(errors.InvalidInputError, match="before the capture") as raised:
+        Engine(object())
+    assert "make the buffer" in raised.value.fix
+
+
 def test_calls_in_compiled_functions_give_what_they_give_outside_and_are_not_traced():
     # In processes of their own: where a test has registered handles as an opaque type, torch refuses their fields.
     pool = Pool(2)

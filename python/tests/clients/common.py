@@ -13,19 +13,26 @@ import torch.distributed as dist
 # Ranks share the cores.
 torch.set_num_threads(1)
 
-RANKS = 4
 _groups = {}
 
 
+def device():
+    """The GPU of this rank, or the host's memory."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def group_of(world, port, size):
-    """The group of this rank: all four ranks, or one of two halves, which work at the same time."""
+    """The group of this rank: all ranks, this rank alone, or one of the pairs, which work at the same time."""
     if not _groups:
+        ranks = world.ranks
         address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=address, rank=world.rank, world_size=RANKS)
-        _groups[RANKS] = dist.new_group(list(range(RANKS)))
-        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        _groups[2] = halves[world.rank // 2]
-        _groups[1] = [dist.new_group([rank]) for rank in range(RANKS)][world.rank]
+        dist.init_process_group("gloo", init_method=address, rank=world.rank, world_size=ranks)
+        for each in sorted({ranks, 2, 1}):
+            firsts = range(0, ranks, each)
+            made = [dist.new_group(list(range(first, first + each))) for first in firsts]
+            _groups[each] = made[world.rank // each]
     return _groups[size]
 
 
@@ -76,7 +83,10 @@ def replaced(owner, **names):
 
 @dataclass
 class Layer:
-    """Experts y = tanh(x W): their weights are the same on all ranks, and each rank computes its own experts."""
+    """Experts y = tanh(x W): their weights are the same on all ranks, and each rank computes its own experts.
+
+    Its numbers are drawn on the host, so that they are the same on GPUs.
+    """
 
     group: dist.ProcessGroup
     experts: int
@@ -92,7 +102,7 @@ class Layer:
         draw = torch.Generator().manual_seed(self.seed)
         shape = (self.experts, self.hidden, self.hidden)
         weights = torch.randn(shape, generator=draw) / self.hidden**0.5
-        self.weights = weights.to(self.dtype)
+        self.weights = weights.to(device(), self.dtype)
 
     def own_weights(self):
         """The weights of this rank's experts, a leaf."""
@@ -105,7 +115,8 @@ class Layer:
         scores = torch.rand(tokens, self.experts, generator=draw)
         weights, ids = scores.softmax(1).topk(self.topk, 1)
         lost = torch.rand(ids.shape, generator=draw) < dropped
-        return x, ids.masked_fill(lost, -1), weights.masked_fill(lost, 0)
+        given = x, ids.masked_fill(lost, -1), weights.masked_fill(lost, 0)
+        return tuple(one.to(device()) for one in given)
 
     def expert(self, rows, expert, weights=None):
         """The output of one expert; `weights` are those of all experts here."""
@@ -119,6 +130,19 @@ class Layer:
             parts.append(self.expert(rows[start : start + count], expert, weights))
             start += count
         return torch.cat([*parts, torch.zeros_like(rows[start:])])
+
+    def by_places(self, rows, starts, ends):
+        """As `by_counts`, of the rows from start to end of each expert, which the device alone knows: in a graph."""
+        y, place = torch.zeros_like(rows), torch.arange(len(rows), device=rows.device)
+        for expert in range(self.local):
+            is_its = (place >= starts[expert]) & (place < ends[expert])
+            y = torch.where(is_its[:, None], self.expert(rows, self.first + expert), y)
+        return y
+
+    def by_blocks(self, rows):
+        """Outputs of `[experts here, rows, hidden]`."""
+        own = self.weights[self.first : self.first + self.local]
+        return torch.tanh(torch.bmm(rows, own))
 
     def dense(self, x, ids, weights, of_experts=None):
         """The output of the layer without any communication, in the precision of its arguments."""

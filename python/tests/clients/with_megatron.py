@@ -139,6 +139,10 @@ def trains_as_its_own_all_to_all(world, port, size, folder):
     return (losses - of_oracle[0]).abs().max().item()
 
 
+def gradient(out):
+    return torch.sin(torch.arange(out.numel(), dtype=torch.float32, device=out.device)).view_as(out)
+
+
 def fused_calls_are_a_dense_layer(world, port, size, folder):
     """`fused_dispatch` and `fused_combine`, forward and backward, in both forms, and with no token on one rank."""
     on_path(folder)
@@ -160,7 +164,7 @@ def fused_calls_are_a_dense_layer(world, port, size, folder):
         out, _ = fused.fused_combine(y, layer.group, handle, **options)
         reference = layer.dense(expected[0], ids, expected[1])
         close(out, reference, 1e-5)
-        grad = torch.sin(torch.arange(out.numel(), dtype=torch.float32)).view(out.shape)
+        grad = gradient(out)
         out.backward(grad)
         reference.backward(grad)
         close(found[0].grad, expected[0].grad, 1e-5)

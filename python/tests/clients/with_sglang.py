@@ -1,5 +1,7 @@
-"""SGLang's dispatcher over V2 on the drop-in, for prefill and for decode, with stubs of the modules it imports."""
+"""SGLang's dispatchers on the drop-in, with stubs of the modules they import: over V2 for prefill and for decode, and
+in low latency, which needs a GPU."""
 
+import enum
 import importlib
 import sys
 import types
@@ -8,9 +10,10 @@ import torch
 from common import Layer, close, group_of, on_path, stub
 from deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
 
-MODULE = "sglang.srt.layers.moe.token_dispatcher.deepep_v2"
+PACKAGE = "sglang.srt.layers.moe.token_dispatcher"
 MOST = 16
-_mode = types.SimpleNamespace(is_extend=True)
+_mode = types.SimpleNamespace(is_extend=True, is_fp8=False)
+_buffers = {}
 
 
 class Setting:
@@ -23,48 +26,145 @@ class Setting:
         return self.value
 
 
+class Mode(enum.Enum):
+    """SGLang's DeepEPMode, as far as its dispatcher asks."""
+
+    LOW_LATENCY = "low_latency"
+    NORMAL = "normal"
+    AUTO = "auto"
+
+    def enable_normal(self):
+        return self is not Mode.LOW_LATENCY
+
+    def enable_low_latency(self):
+        return self is not Mode.NORMAL
+
+    def is_low_latency(self):
+        return self is Mode.LOW_LATENCY
+
+    def resolve(self, is_extend):
+        return self
+
+
+DataType = enum.Enum("DataType", "BF16 FP8 INT8 NVFP4 MXFP4 MXFP8")
+
+
 def packages(folder):
-    names = ["sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.moe"]
-    for name in [*names, "sglang.srt.layers.moe.token_dispatcher"]:
+    names = [
+        "sglang",
+        "sglang.srt",
+        "sglang.srt.eplb",
+        "sglang.srt.layers",
+        "sglang.srt.layers.moe",
+    ]
+    for name in [*names, PACKAGE]:
         stub(name, __path__=[str(folder / name.replace(".", "/"))])
+    for name in ("sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.quantization"):
+        stub(name, __path__=[])
 
 
-def module_of(folder):
-    """The module over stubs of SGLang's settings, its state of the run, and the types of its router."""
+def of_the_run():
+    """Stubs of SGLang's settings, and of its state of the run."""
+    parallel = types.SimpleNamespace(attn_dp_size=2, attn_cp_size=1, tp_size=1, tp_group=None)
+    exec_state = types.SimpleNamespace(moe=types.SimpleNamespace(deepep_v2_mode="direct"))
+    settings = types.SimpleNamespace(
+        SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=Setting(MOST),
+        SGLANG_DEEPEP_V2_ENABLE_PREFILL_EXPAND=Setting(None),
+        SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK=Setting(MOST),
+        SGLANG_DEEPEP_V2_NUM_SMS=Setting(0),
+        SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE=Setting(False),
+    )
+    stub("sglang.srt.environ", envs=settings)
+    stub(
+        "sglang.srt.runtime_context",
+        get_exec=lambda: exec_state,
+        get_parallel=lambda: parallel,
+        get_resources=lambda: types.SimpleNamespace(buffers=_buffers),
+    )
+    stub(
+        "sglang.srt.utils",
+        get_bool_env_var=lambda name: False,
+        get_cuda_version=lambda: (13, 0),
+        is_blackwell=lambda: False,
+        is_flashinfer_available=lambda: False,
+        is_hip=lambda: False,
+        is_npu=lambda: False,
+        load_json_config=None,
+    )
+
+
+def of_layers():
+    """Stubs of the router's types, of the numbers of experts, and of SGLang's kernels."""
+    scale = types.SimpleNamespace(ue8m0=False, tma_aligned=False)
+    recorder = types.SimpleNamespace(on_deepep_dispatch_low_latency=lambda counts: None)
+    gemm = {"ENABLE_JIT_DEEPGEMM": True, "DEEPGEMM_BLACKWELL": False}
+    stub("sglang.srt.layers.deep_gemm_wrapper", **gemm)
+    stub("sglang.srt.layers.dp_attention", get_is_extend_in_batch=lambda: _mode.is_extend)
+    stub("sglang.srt.layers.moe.topk", TopKOutput=object)
+    stub(
+        "sglang.srt.eplb.expert_distribution",
+        get_global_expert_distribution_recorder=lambda: recorder,
+    )
+    stub(
+        "sglang.srt.layers.moe.utils",
+        DeepEPMode=Mode,
+        DeepEPv2Fp8ScaleFormat=object,
+        DispatcherOutputDtype=DataType,
+        get_deepep_config=lambda: "",
+        get_deepep_output_dtype=lambda _: DataType.FP8 if _mode.is_fp8 else DataType.BF16,
+        get_deepep_v2_fp8_scale_format=lambda: scale,
+        is_tbo_enabled=lambda: False,
+    )
+    stub(
+        "sglang.kernels.ops.quantization.fp8_kernel",
+        sglang_per_token_group_quant_fp8=lambda rows, size, **_: per_token_cast_to_fp8(rows),
+    )
+
+
+def module_of(folder, name):
+    """A module of SGLang over the stubs."""
     on_path(folder)
     if "sglang" not in sys.modules:
         packages(folder)
-        scale = types.SimpleNamespace(ue8m0=False, tma_aligned=False)
-        resources = types.SimpleNamespace(buffers={})
-        parallel = types.SimpleNamespace(attn_dp_size=2, attn_cp_size=1, tp_size=1, tp_group=None)
-        settings = types.SimpleNamespace(
-            SGLANG_DEEPEP_V2_ENABLE_PREFILL_EXPAND=Setting(None),
-            SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK=Setting(MOST),
-            SGLANG_DEEPEP_V2_NUM_SMS=Setting(0),
-        )
-        exec_state = types.SimpleNamespace(moe=types.SimpleNamespace(deepep_v2_mode="direct"))
-        stub("sglang.kernels", __path__=[])
-        stub("sglang.kernels.ops", __path__=[])
-        stub("sglang.kernels.ops.quantization", __path__=[])
-        stub(
-            "sglang.kernels.ops.quantization.fp8_kernel",
-            sglang_per_token_group_quant_fp8=lambda rows, size, **_: per_token_cast_to_fp8(rows),
-        )
-        stub("sglang.srt.environ", envs=settings)
-        stub("sglang.srt.layers.dp_attention", get_is_extend_in_batch=lambda: _mode.is_extend)
-        stub("sglang.srt.layers.moe.topk", TopKOutput=object)
-        stub(
-            "sglang.srt.layers.moe.utils",
-            DeepEPv2Fp8ScaleFormat=object,
-            get_deepep_v2_fp8_scale_format=lambda: scale,
-        )
-        stub(
-            "sglang.srt.runtime_context",
-            get_exec=lambda: exec_state,
-            get_parallel=lambda: parallel,
-            get_resources=lambda: resources,
-        )
-    return importlib.import_module(MODULE)
+        of_the_run()
+        of_layers()
+    return importlib.import_module(f"{PACKAGE}.{name}")
+
+
+def low_latency_of(folder, layer, is_fp8):
+    """The dispatcher of low latency, and the type of its combine's input."""
+    module = module_of(folder, "deepep")
+    _mode.is_extend, _mode.is_fp8 = False, is_fp8
+    dispatcher = module.DeepEPDispatcher(
+        layer.group,
+        layer.topk,
+        num_experts=layer.experts,
+        num_local_experts=layer.local,
+        hidden_size=layer.hidden,
+        params_dtype=layer.dtype,
+        deepep_mode=Mode.LOW_LATENCY,
+    )
+    return dispatcher, module.DeepEPLLCombineInput
+
+
+def elastic_of(folder, layer, is_fp8):
+    """The dispatcher over V2 for decode, and the type of its combine's input."""
+    module = module_of(folder, "deepep_v2")
+    _mode.is_extend = False
+    dispatcher = module.DeepEPv2Dispatcher(
+        layer.group,
+        layer.topk,
+        layer.experts,
+        layer.local,
+        layer.hidden,
+        layer.dtype,
+        is_fp8,
+    )
+    return dispatcher, module.DeepEPv2CombineInput
+
+
+def drop_buffers():
+    _buffers.clear()
 
 
 def plain(rows, scales):
@@ -75,21 +175,16 @@ def plain(rows, scales):
 
 def expanded(layer, got):
     """Outputs of rows that lie expert by expert, each expert's first row at a multiple of the alignment."""
-    y = torch.zeros(got.hidden_states.shape, dtype=torch.bfloat16)
-    start, align = 0, got.expert_alignment
-    for expert, end in enumerate(got.psum_num_recv_tokens_per_expert.tolist()):
-        scales = got.hidden_states_scale
-        rows = plain(got.hidden_states[start:end], None if scales is None else scales[start:end])
-        out = layer.expert(rows, layer.first + expert).float()
-        y[start:end] = (out * got.topk_weights[start:end, None]).bfloat16()
-        start = -(-end // align) * align
-    return y
+    ends, align = got.psum_num_recv_tokens_per_expert, got.expert_alignment
+    starts = torch.cat([torch.zeros_like(ends[:1]), -(-ends[:-1] // align) * align])
+    y = layer.by_places(plain(got.hidden_states, got.hidden_states_scale), starts, ends)
+    return (y.float() * got.topk_weights[:, None]).bfloat16()
 
 
 def compact(layer, got):
     """Outputs of rows in the order of arrival, summed over a row's choices here."""
     rows = plain(got.hidden_states, got.hidden_states_scale)
-    y = torch.zeros(rows.shape)
+    y = torch.zeros(rows.shape, device=rows.device)
     for expert in range(layer.local):
         scale = torch.where(got.topk_ids == expert, got.topk_weights, 0).sum(1, keepdim=True)
         y += scale * layer.expert(rows, layer.first + expert).float()
@@ -98,18 +193,9 @@ def compact(layer, got):
 
 def layers_are_dense(world, port, size, folder):
     """Prefill, expanded and not, and decode, in bfloat16 and FP8; an idle rank brings the padding of SGLang."""
-    module = module_of(folder)
     layer = Layer(group_of(world, port, size), 8, 256, 3, torch.bfloat16, seed=51)
     for is_fp8 in (False, True):
-        dispatcher = module.DeepEPv2Dispatcher(
-            layer.group,
-            layer.topk,
-            layer.experts,
-            layer.local,
-            layer.hidden,
-            layer.dtype,
-            is_fp8,
-        )
+        dispatcher, combine_input = elastic_of(folder, layer, is_fp8)
         dispatcher.prebuild()
         for is_extend, is_expanded in ((True, True), (True, False), (False, True)):
             _mode.is_extend = is_extend
@@ -121,7 +207,7 @@ def layers_are_dense(world, port, size, folder):
                 got = dispatcher.dispatch(x, routed)
                 assert (got.is_expanded, got.use_masked_gemm) == (is_expanded, not is_extend)
                 y = (expanded if is_expanded else compact)(layer, got)
-                out = dispatcher.combine(module.DeepEPv2CombineInput(y, None))
+                out = dispatcher.combine(combine_input(y, None))
                 expected = layer.dense(x.float(), ids, weights, layer.weights.float())
                 close(out, expected, 0.1 if is_fp8 else 0.03)
-    module.DeepEPv2Buffer.destroy()
+    drop_buffers()

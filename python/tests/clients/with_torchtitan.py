@@ -49,7 +49,11 @@ def forward(module, layer, weights, is_graphable, capacity, x, ids, scores):
         num_tokens_per_rank=capacity,
         cudagraphable=is_graphable,
     )
-    y = layer.by_counts(rows, counts.tolist(), weights)
+    if state.cudagraphable:
+        ends = counts.cumsum(0)
+        y = layer.by_places(rows, ends - counts, ends)
+    else:
+        y = layer.by_counts(rows, counts.tolist(), weights)
     out = module.combine_tokens(y, state)
     module.sync_combine()
     return out
@@ -70,7 +74,8 @@ def of_weights(layer, tokens_of_ranks, step, weights):
 
 
 def gradient(out):
-    return torch.sin(torch.arange(out.numel(), dtype=torch.float32)).view(out.shape).to(out.dtype)
+    numbers = torch.arange(out.numel(), dtype=torch.float32, device=out.device)
+    return torch.sin(numbers).view_as(out).to(out.dtype)
 
 
 def check_step(layer, run, step):
@@ -137,16 +142,21 @@ def checkpoints_save_the_communication(world, port, size, folder):
         del buffer.dispatch
 
 
-def compiles_around_a_layer(world, port, size, folder):
+def compiles_around_a_layer(world, port, size, folder, backend="aot_eager"):
     module, layer = layer_of(world, port, size, folder)
     torch._dynamo.reset()
 
     def run(weights, capacity, x, ids, scores):
         body = functools.partial(forward, module, layer, weights, False, capacity)
-        return torch.compile(lambda x, scores: body(x, ids, scores), backend="aot_eager")(x, scores)
+        return torch.compile(lambda x, scores: body(x, ids, scores), backend=backend)(x, scores)
 
     for step in range(2):
         check_step(layer, run, step)
+
+
+def compiles_by_inductor(world, port, size, folder):
+    """Not in every test run: inductor takes most of a minute."""
+    compiles_around_a_layer(world, port, size, folder, "inductor")
 
 
 def inference_has_the_values_of_training(world, port, size, folder):

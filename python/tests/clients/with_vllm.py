@@ -41,16 +41,16 @@ def plain(rows, scales, dtype):
 
 def by_choices(layer, rows, ids):
     """The outputs of vLLM's experts: an output for each row and choice, zeros for a choice of another rank."""
-    out = torch.zeros(rows.shape[0], ids.shape[1], layer.hidden, dtype=layer.dtype)
+    out = rows.new_zeros((*ids.shape, layer.hidden), dtype=layer.dtype)
     for expert in range(layer.first, layer.first + layer.local):
-        row, choice = torch.nonzero(ids == expert, as_tuple=True)
-        out[row, choice] = layer.expert(rows[row], expert)
+        y = layer.expert(rows, expert)
+        out = torch.where((ids == expert)[:, :, None], y[:, None], out)
     return out
 
 
 def finish(layer, module, impl, y, is_async, tokens, ids, weights):
     """Finalize, and the output of the layer."""
-    out = torch.full((tokens, layer.hidden), float("nan"), dtype=layer.dtype)
+    out = y.new_full((tokens, layer.hidden), float("nan"))
     reduce = module.TopKWeightAndReduceDelegate()
     arguments = (out, y, weights, ids, False, reduce)
     if not is_async:
@@ -108,13 +108,12 @@ def high_throughput(world, port, size, folder):
     buffer.destroy()
 
 
-def low_latency(world, port, size, folder):
-    module = module_of(folder, "prepare_finalize.deepep_ll")
-    # The least hidden size that vLLM takes.
-    layer = Layer(group_of(world, port, size), 8, 2048, 3, torch.bfloat16, seed=22)
-    most = 16
-    nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 2048, layer.ranks, layer.experts)
-    buffer = deep_ep.Buffer(
+def low_latency_buffer(layer, most):
+    """A buffer as vLLM makes it."""
+    nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(
+        most, layer.hidden, layer.ranks, layer.experts
+    )
+    return deep_ep.Buffer(
         layer.group,
         0,
         nbytes,
@@ -124,6 +123,14 @@ def low_latency(world, port, size, folder):
         allow_mnnvl=False,
         explicitly_destroy=True,
     )
+
+
+def low_latency(world, port, size, folder):
+    module = module_of(folder, "prepare_finalize.deepep_ll")
+    # The least hidden size that vLLM takes.
+    layer = Layer(group_of(world, port, size), 8, 2048, 3, torch.bfloat16, seed=22)
+    most = 16
+    buffer = low_latency_buffer(layer, most)
 
     def run(impl, is_fp8, is_async, _, x, ids, weights):
         config = vllm_stubs.quant_config(is_fp8)
@@ -141,6 +148,36 @@ def low_latency(world, port, size, folder):
     buffer.destroy()
 
 
+def elastic_impl(module, buffer, layer, is_fp8, is_decode):
+    """The class for V2. On a GPU it makes ids global by its own kernel; without one the experts do."""
+    impl = module.DeepEPV2PrepareAndFinalize(
+        buffer,
+        layer.ranks,
+        layer.ranks,
+        layer.first,
+        layer.experts,
+        layer.topk,
+        is_fp8,
+        use_cudagraph=is_decode,
+    )
+    impl.defer_globalize = is_decode and not torch.cuda.is_available()
+    return impl
+
+
+def name_tokens(layer, most):
+    """The batch of this step: the most tokens of a rank."""
+    counts = torch.tensor([most] * layer.ranks)
+    _context.dp_metadata = types.SimpleNamespace(num_tokens_across_dp_cpu=counts)
+
+
+def global_ids(impl, meta, ids):
+    """As vLLM's experts make ids global where that is left to them: rows behind the last one are garbage."""
+    if not impl.defer_globalize:
+        return ids
+    has_arrived = torch.arange(len(ids), device=ids.device) < meta.psum_recv_per_rank[-1]
+    return torch.where(has_arrived[:, None] & (ids >= 0), ids + meta.rank_expert_offset, -1)
+
+
 def elastic(world, port, size, folder):
     """V2: expanded with counts for prefill; for decode in the order of arrival, with M rounded up to a power of two."""
     module = module_of(folder, "prepare_finalize.deepep_v2")
@@ -154,29 +191,14 @@ def elastic(world, port, size, folder):
     )
 
     def run(is_decode, is_fp8, is_async, most, x, ids, weights):
-        impl = module.DeepEPV2PrepareAndFinalize(
-            buffer,
-            layer.ranks,
-            layer.ranks,
-            layer.first,
-            layer.experts,
-            layer.topk,
-            is_fp8,
-            use_cudagraph=is_decode,
-        )
-        impl.defer_globalize = is_decode
-        counts = torch.tensor([most] * layer.ranks)
-        _context.dp_metadata = types.SimpleNamespace(num_tokens_across_dp_cpu=counts)
+        impl = elastic_impl(module, buffer, layer, is_fp8, is_decode)
+        name_tokens(layer, most)
         config = vllm_stubs.quant_config(is_fp8)
         rows, scales, meta, its_ids, its_weights = prepare(
             impl, is_async, layer, config, x, ids, weights
         )
         if is_decode:
-            # The experts of vLLM take it over here: rows behind the last one are garbage, and ids are local.
-            arrived = int(meta.psum_recv_per_rank[-1])
-            its_ids = its_ids.clone()
-            its_ids[arrived:] = -1
-            its_ids = torch.where(its_ids >= 0, its_ids + meta.rank_expert_offset, -1)
+            its_ids = global_ids(impl, meta, its_ids)
         else:
             assert its_ids.shape == (int(meta.expert_num_tokens.sum()), 1)
         y = by_choices(layer, plain(rows, scales, layer.dtype), its_ids)

@@ -102,6 +102,7 @@ class Engine:
     def __init__(
         self, group: Any, comm: Any = None, waits: _world.Waits = _world.DEFAULT_WAITS
     ) -> None:
+        _world.expect_no_capture()
         self.config, self.output, wrong = _world.settings(waits)
         self._waits = waits
         try:
@@ -349,9 +350,7 @@ class Engine:
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures a graph: nothing can be agreed on then."""
-        return self.on_device and bool(
-            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        )
+        return self.on_device and _world.is_capturing()
 
     def _raise_in_capture(
         self, sizes: Sizes | None, refused: str | None, is_full: bool

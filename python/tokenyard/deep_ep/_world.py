@@ -94,6 +94,29 @@ def chosen_gpu() -> int | None:
     return int(torch.cuda.current_device())
 
 
+def is_capturing() -> bool:
+    """Whether the current stream of torch captures a graph. Without a context of CUDA, none does."""
+    torch = sys.modules.get("torch")
+    return bool(
+        torch is not None
+        and torch.cuda.is_initialized()
+        and torch.cuda.is_current_stream_capturing()
+    )
+
+
+def expect_no_capture() -> None:
+    """Refuses to make a buffer while a graph is captured: ranks meet then, and memory and kernels are loaded, which
+    would end the capture with an error of the driver."""
+    if is_capturing():
+        raise errors.InvalidInputError(
+            "make buffer: found a capture of a graph on the current stream; expected a buffer that was made before "
+            "the capture",
+            kind="invalid_input",
+            operation="make buffer",
+            fix="warm up: make the buffer, and the calls of the capture once, without a capture",
+        )
+
+
 @contextlib.contextmanager
 def on_gpu(gpu: int | None) -> Iterator[None]:
     """Inside, it is the current GPU of this thread: for torch, and for the driver, which the kernel set asks."""

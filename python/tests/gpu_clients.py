@@ -1,0 +1,139 @@
+"""Frameworks' own, unmodified code on the drop-in, on GPUs: each check is named, and prints ok or FAILED.
+
+    python clients/fetch.py FOLDER            downloads the code, also on another machine
+    python gpu_clients.py FOLDER [NAME...]    two ranks with a GPU each; on one GPU they take turns
+
+It needs torch and numpy; the exit code is 1 where a check failed. Without GPUs the checks that need none run.
+"""
+
+import gc
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# With deterministic algorithms cuBLAS wants to hear of its memory.
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+sys.path.insert(0, str(Path(__file__).with_name("clients")))
+
+import fetch
+import graphs
+import overlap
+import pool as pools
+import visible
+import with_megatron
+import with_sglang
+import with_torchtitan
+import with_vllm
+
+RANKS = 2
+# Seconds for a check. The first ones compile kernels.
+LIMIT_S = 120
+# Ranks share a GPU if the config names it.
+SHARED = """
+[world]
+deadline_ms = 20000
+late_ms = 60000
+[kernels]
+use = "cuda"
+[kernels.cuda]
+decode = "low_latency"
+device = [0]
+[transport.scale_up]
+use = "nvlink"
+[transport.scale_up.nvlink]
+device = [0]
+"""
+CHECKS = [
+    *(("vllm", check) for check in overlap.CHECKS),
+    *((client, check) for client, checks in graphs.CHECKS.items() for check in checks),
+    ("megatron-core", with_megatron.fused_calls_are_a_dense_layer),
+    ("torchtitan", with_torchtitan.steps_are_those_of_a_dense_layer),
+    ("torchtitan", with_torchtitan.checkpoints_save_the_communication),
+    ("torchtitan", with_torchtitan.inference_has_the_values_of_training),
+    ("vllm", with_vllm.high_throughput),
+    ("vllm", with_vllm.low_latency),
+    ("vllm", with_vllm.elastic),
+    ("sglang", with_sglang.layers_are_dense),
+    ("torchtitan", with_torchtitan.compiles_around_a_layer),
+    ("torchtitan", with_torchtitan.compiles_by_inductor),
+]
+NEED_GPUS = {
+    *overlap.NEED_GPUS,
+    graphs.sglang_first_use_in_a_capture,
+    graphs.vllm_first_use_in_a_capture,
+    graphs.sglang_low_latency,
+}
+
+
+def run(world, check, port, folder):
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.rank % torch.cuda.device_count())
+    # Errors hold the frames of earlier checks, with their graphs. torch ends a capture in which it frees a graph.
+    gc.collect()
+    return check(world, port, RANKS, folder)
+
+
+class Ranks:
+    """Two processes that stay until a check fails."""
+
+    def __init__(self):
+        self.pool, self.port = pools.Pool(RANKS), pools.free_port()
+
+    def run(self, check, folder):
+        try:
+            return self.pool.run(RANKS, run, check, self.port, folder)
+        except BaseException:
+            self.pool.close()
+            self.port = pools.free_port()
+            raise
+
+
+def named(folder, gpus, ranks):
+    """Each check by its name, as a call that gives its notes."""
+    for client, check in CHECKS:
+        if gpus or check not in NEED_GPUS:
+            of_client = fetch.folder_of(folder, client)
+            name = f"{client}.{check.__name__}"
+            yield name, lambda check=check, of_client=of_client: ranks.run(check, of_client)
+    of_client = fetch.folder_of(folder, "vllm")
+    for form, values in visible.forms(gpus).items():
+        yield f"visible.{form}", lambda values=values: visible.run(values, of_client)
+
+
+def main(folder, wanted):
+    import torch
+
+    gpus = torch.cuda.device_count()
+    place = f"{gpus} GPUs: {torch.cuda.get_device_name(0)}" if gpus else "host memory, no GPU"
+    print(f"{place}; torch {torch.__version__}, Python {sys.version.split()[0]}", flush=True)
+    if gpus:
+        pools.LIMIT_S = LIMIT_S
+    if gpus == 1:
+        path = Path(tempfile.gettempdir()) / f"tokenyard-one-gpu-{os.getpid()}.toml"
+        path.write_text(SHARED)
+        os.environ["TOKENYARD_CONFIG"] = str(path)
+    failed, ranks = [], Ranks()
+    for name, call in named(folder, gpus, ranks):
+        if wanted and not any(word in name for word in wanted):
+            continue
+        start = time.monotonic()
+        try:
+            notes = call()
+        except Exception as error:
+            failed.append(name)
+            print(f"FAILED {name}: {error or repr(error)}", flush=True)
+            continue
+        print(f"ok     {name} ({time.monotonic() - start:.1f} s)", flush=True)
+        for note in filter(None, notes[:1]):
+            print(f"       {note}", flush=True)
+    ranks.pool.close()
+    print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all ok", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
