@@ -84,7 +84,7 @@ fn a_missing_nic_is_reported_to_the_rank_of_its_gpu_and_to_no_other() {
     let there = (0..8).filter(|i| *i != 3).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>();
     let expected = format!(
         "GPU 3 (0000:61:00.0) has no NIC of its own, and 7 of 8 GPUs have one: below its switch \
-         0000:5c:00.0 is no such card, and port 0000:5d:00.0 has no link; NICs that are there: {}; to mend it: \
+         0000:5c:00.0 is no such card, and port 0000:5d:00.0 has no link; NICs that are there: {}; to fix it: \
          lspci lists no such card there: reseat or replace it, or give the container its device",
         there.join(", ")
     );
@@ -106,7 +106,7 @@ fn a_nic_without_a_link_is_reported_to_the_rank_of_its_gpu_with_the_fix_and_each
     let can = (0..8).filter(|i| *i != 3).map(|i| format!("mlx5_{i}")).collect::<Vec<_>>();
     let expected = format!(
         "GPU 3 (0000:61:00.0) has no NIC next to it that can be used, and 7 of 8 GPUs have one: mlx5_3 (port 1 \
-         is down, Polling); NICs that can be used: {}; to mend it: look at cable, transceiver and switch port; \
+         is down, Polling); NICs that can be used: {}; to fix it: look at cable, transceiver and switch port; \
          `ibstat mlx5_3` shows changes",
         can.join(", ")
     );
