@@ -139,13 +139,17 @@ fn steps(comm: &mut Communicator, workload: &mut Workload, steps: u32) -> Result
     Ok(())
 }
 
-/// Resident memory in bytes. `smaps_rollup` is exact; `statm` is not.
+/// Resident memory in bytes, private and shared, without that of files: code becomes resident where it first runs, much
+/// of it at a time. `smaps_rollup` is exact; `statm` is not.
 fn resident() -> Result<u64> {
     let path = "/proc/self/smaps_rollup";
     let text = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Rss:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(kib.with_context(|| format!("find Rss in {path}"))? << 10)
+    let kib = |key: &str| -> Result<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(key));
+        let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+        kib.with_context(|| format!("find {key} in {path}"))
+    };
+    Ok((kib("Pss_Anon:")? + kib("Pss_Shmem:")?) << 10)
 }
 
 /// The line of the report for one number of ranks.

@@ -17,7 +17,7 @@ use super::rig::{Needs, Rig, Total};
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 
-const PUTS: Needs = Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL };
+pub(super) const PUTS: Needs = Needs { windows: &[1 << 20, 1 << 20], ..Needs::SMALL };
 
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
@@ -43,7 +43,7 @@ pub(super) const CASES: &[TransportCase] = &[
 ];
 
 /// A rig's deadline is this part of the config's: the test waits for calls that hang.
-const PART: u32 = 3;
+pub(super) const PART: u32 = 3;
 
 /// Runs a loss: the victims return that they must be lost now, and the others run `survive`.
 pub(super) fn play(
@@ -128,7 +128,12 @@ const BYTES: usize = 1 << 18;
 const BELIEVED: u64 = 3;
 
 fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
-    let victim = victims[0];
+    puts_fail(rig, victims[0], "which is lost")
+}
+
+/// Puts to a rank that is no more, until one fails, or until its memory is seen to outlive it. The first ones may end as
+/// done: that is local (INV-4).
+pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<()> {
     let start = Instant::now();
     let bytes = rig.put_bytes(BYTES);
     let (me, can_get) = (rig.me(), rig.can_get());
@@ -158,7 +163,7 @@ fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
         }
         ensure!(
             start.elapsed() < rig.needs.deadline,
-            "{number} puts to rank {victim}, which is lost, ended as done in {:?} and health is {}; expected an error, \
+            "{number} puts to rank {victim}, {state}, ended as done in {:?} and health is {}; expected an error, \
              as TY_CAP_BOUNDED_PUT says (INV-7)",
             start.elapsed(),
             if rig.transport.health().is_ok() { "good" } else { "bad" }

@@ -109,6 +109,11 @@ pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)
     Err(last)
 }
 
+/// A deadline of a case that waits for it, and what a busy machine adds to a call. Slow machines have longer ones.
+pub(super) fn short(rank: &Rank<'_>) -> Duration {
+    (rank.config.world.deadline / 10).max(Duration::from_secs(1))
+}
+
 /// The rig cannot work here; no fault of the transport.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -247,15 +252,25 @@ pub(super) struct Rig<'a> {
     liveness: Arc<Liveness>,
 }
 
+/// Opens the transport of the config on this rank.
+pub(super) fn open_transport(
+    rank: &Rank<'_>,
+    needs: &Needs,
+    deadline: Duration,
+) -> Result<(OpenTransport, TransportNeeds)> {
+    let (component, choice) = choose(rank.config)?;
+    let (me, ranks) = (rank.world.rank(), rank.world.ranks());
+    let opened = needs.of_transport(ranks, rank.capabilities, deadline);
+    let team = Team::world(me, ranks);
+    let open = TransportOpen::new(&team, &opened).among(&**rank.world);
+    Ok((component.open(&choice.table, &open)?, opened))
+}
+
 impl<'a> Rig<'a> {
-    /// Opens the transport of the config on this rank and registers its windows. Not collective.
+    /// Opens the transport of the config on this rank and registers its windows. Collective where the transport's
+    /// `open` is.
     pub(super) fn open(rank: &Rank<'a>, needs: &Needs, deadline: Duration) -> Result<Self> {
-        let (component, choice) = choose(rank.config)?;
-        let (me, ranks) = (rank.world.rank(), rank.world.ranks());
-        let opened = needs.of_transport(ranks, rank.capabilities, deadline);
-        let team = Team::world(me, ranks);
-        let open = TransportOpen::new(&team, &opened).among(&**rank.world);
-        let transport = component.open(&choice.table, &open)?;
+        let (transport, opened) = open_transport(rank, needs, deadline)?;
         let mut rig = Self {
             transport,
             windows: Vec::new(),
@@ -342,6 +357,27 @@ impl<'a> Rig<'a> {
             self.transport.connect(peer, endpoint)?;
         }
         Ok(self.transport.commit()?)
+    }
+
+    /// Connects to `peer` alone, by any bytes. `peer` is rank 0, or rank 1 for rank 0: this rank is the only one that the
+    /// order of calls may put before it.
+    pub(super) fn connect_first(
+        &mut self,
+        peer: u32,
+        data: &[u8],
+    ) -> Result<tokenyard_core::Result<()>> {
+        self.prepare(peer)?;
+        Ok(self.transport.connect(peer, data))
+    }
+
+    /// Calls what comes before the connect of [`connect_first`](Self::connect_first).
+    pub(super) fn prepare(&mut self, peer: u32) -> Result<()> {
+        let me = self.me();
+        ensure!(peer == u32::from(me == 0), "connect first: found rank {peer} on rank {me}");
+        let mine: tokenyard_core::Result<Vec<_>> =
+            (0..self.ranks()).map(|peer| self.transport.endpoint(peer)).collect();
+        let mine = mine?;
+        if me < peer { Ok(self.transport.connect(me, &mine[me as usize])?) } else { Ok(()) }
     }
 
     /// The endpoints that every rank wrote for this one. Collective.

@@ -7,7 +7,7 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{MemoryNeeds, Window};
 
 use super::memory::pattern;
-use super::rig::{Needs, Rig, STATUSES};
+use super::rig::{self, Needs, Rig, STATUSES};
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 
@@ -47,9 +47,10 @@ const HANDLES: u32 =
     abi::TY_HANDLE_MEMFD | abi::TY_HANDLE_POSIX | abi::TY_HANDLE_FABRIC | abi::TY_HANDLE_DMABUF;
 
 fn memory_needs_are_sound(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
-    let rig = Rig::open(rank, needs, rank.config.world.deadline)?;
+    // Not by a rig, which asks as well: the host asks once.
+    let (transport, _) = rig::open_transport(rank, needs, rank.config.world.deadline)?;
     // SAFETY: the copy is used while the transport is open.
-    let abi::TyLink { table, instance, .. } = unsafe { rig.transport.link() }.as_abi();
+    let abi::TyLink { table, instance, .. } = unsafe { transport.link() }.as_abi();
     // SAFETY: tables live as long as the process.
     let memory_needs = unsafe { (*table).memory_needs }.context("a required slot is null")?;
     let size = size_of::<MemoryNeeds>();
@@ -149,7 +150,8 @@ struct ErrorRoom {
 const BESIDE: u8 = 0xd7;
 
 fn errors_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
-    let rig = Rig::open(rank, needs, rank.config.world.deadline)?;
+    let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
+    rig.prepare(rig.next())?;
     // SAFETY: the copy is used while the transport is open.
     let abi::TyLink { table, instance, .. } = unsafe { rig.transport.link() }.as_abi();
     // SAFETY: tables live as long as the process.
