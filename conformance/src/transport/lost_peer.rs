@@ -131,8 +131,8 @@ fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
     puts_fail(rig, victims[0], "which is lost")
 }
 
-/// Puts to a rank that is no more, until one fails, or until its memory is seen to outlive it. The first ones may end as
-/// done: that is local (INV-4).
+/// Puts to a rank that is no more, until one fails, or until its memory is seen to outlive it. The first ones may end
+/// as done: that is local (INV-4).
 pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<()> {
     let start = Instant::now();
     let bytes = rig.put_bytes(BYTES);

@@ -359,8 +359,8 @@ impl<'a> Rig<'a> {
         Ok(self.transport.commit()?)
     }
 
-    /// Connects to `peer` alone, by any bytes. `peer` is rank 0, or rank 1 for rank 0: this rank is the only one that the
-    /// order of calls may put before it.
+    /// Connects to `peer` alone, by any bytes. `peer` is rank 0, or rank 1 for rank 0: this rank is the only one that
+    /// the order of calls may put before it.
     pub(super) fn connect_first(
         &mut self,
         peer: u32,
