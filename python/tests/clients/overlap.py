@@ -159,6 +159,13 @@ def high_throughput_of(layer, folder, is_fp8):
     return kernel_of(impl, module, is_fp8), buffer
 
 
+def stays_right(model, layer, given, is_fp8):
+    for _ in range(3):
+        outs = Overlap().run(model, torch.cuda.current_stream())
+        found = wrong(layer, outs, given, TOLERANCE[is_fp8])
+        assert not found, f"FP8 {is_fp8}; wrong (micro-batch, layer): {found}"
+
+
 def overlap_of_high_throughput(world, port, size, folder):
     """Rows that experts still read, dropped: no later dispatch overwrites them."""
     layer = Layer(group_of(world, port, size), 8, 512, 3, torch.bfloat16, seed=71)
@@ -166,10 +173,7 @@ def overlap_of_high_throughput(world, port, size, folder):
     for is_fp8 in (False, True):
         kernel, buffer = high_throughput_of(layer, folder, is_fp8)
         model = model_of(kernel, layer, by_choices(layer), given)
-        for _ in range(3):
-            outs = Overlap().run(model, torch.cuda.current_stream())
-            found = wrong(layer, outs, given, TOLERANCE[is_fp8])
-            assert not found, f"FP8 {is_fp8}; wrong (micro-batch, layer): {found}"
+        stays_right(model, layer, given, is_fp8)
         buffer.destroy()
 
 
@@ -209,10 +213,7 @@ def overlap_of_low_latency(world, port, size, folder):
     for is_fp8 in (False, True):
         kernel = low_latency_of(layer, folder, is_fp8, buffer)
         model = model_of(kernel, layer, by_blocks(layer), given)
-        for _ in range(3):
-            outs = Overlap().run(model, torch.cuda.current_stream())
-            found = wrong(layer, outs, given, TOLERANCE[is_fp8])
-            assert not found, f"FP8 {is_fp8}; wrong (micro-batch, layer): {found}"
+        stays_right(model, layer, given, is_fp8)
     buffer.destroy()
 
 
