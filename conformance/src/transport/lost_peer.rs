@@ -173,7 +173,7 @@ pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<(
 }
 
 /// The result of a get from the lost peer.
-pub(super) enum GetEnd {
+enum GetEnd {
     Error,
     /// The bytes that were put there.
     Bytes,
@@ -181,7 +181,7 @@ pub(super) enum GetEnd {
 
 /// Reads back a put that ended as done: its bytes must reach memory that outlives the peer. Done is local
 /// (INV-4), so they have until the deadline to arrive.
-pub(super) fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<GetEnd> {
+fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<GetEnd> {
     let (bytes, until) = (data.len(), rig.until());
     loop {
         let back = bytes as u64;
@@ -199,7 +199,7 @@ pub(super) fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<
 }
 
 /// Posts a command to the lost peer and waits for its end, at most twice the deadline.
-pub(super) fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result<Event> {
+fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result<Event> {
     let limit = 2 * rig.needs.deadline;
     let until = Instant::now() + limit;
     let peer = command.peer;
@@ -227,7 +227,7 @@ pub(super) fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result
     }
 }
 
-pub(super) fn is_error(event: Event, victim: u32) -> Result<bool> {
+fn is_error(event: Event, victim: u32) -> Result<bool> {
     if event.kind == abi::TY_EVENT_DONE {
         return Ok(false);
     }
@@ -239,7 +239,7 @@ pub(super) fn is_error(event: Event, victim: u32) -> Result<bool> {
 }
 
 /// Checks that `health` stays bad after an error event, and names the peer.
-pub(super) fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
+fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
     stays_bad(rig)?;
     let error = rig.transport.health().err().context("health is good")?;
     ensure!(
