@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
+use tokenyard_core::host::blank_error;
 use tokenyard_core::transport::{MemoryNeeds, Window};
 
 use super::memory::pattern;
@@ -128,16 +129,6 @@ fn is_behind(window: &Window) -> Result<()> {
         window.fd_offset
     );
     Ok(())
-}
-
-fn blank_error() -> abi::TyError {
-    abi::TyError {
-        size: size_of::<abi::TyError>(),
-        os_errno: 0,
-        rank: -1,
-        operation: [0; abi::TY_ERROR_OPERATION],
-        message: [0; abi::TY_ERROR_MESSAGE],
-    }
 }
 
 /// An error, and memory of the host beside it.

@@ -76,7 +76,8 @@ unsafe fn lossy(text: abi::TyStr) -> String {
 }
 
 /// An empty error structure for a call.
-pub(crate) fn blank_error() -> abi::TyError {
+#[must_use]
+pub fn blank_error() -> abi::TyError {
     abi::TyError {
         size: size_of::<abi::TyError>(),
         os_errno: 0,
