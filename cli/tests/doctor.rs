@@ -1,4 +1,4 @@
-//! `tokenyard doctor` on nodes of `tools/machine/trees`, one recorded and the others made from documentation,
+//! `tokenyard doctor` on nodes of `node/machine/trees`, one recorded and the others made from documentation,
 //! and across the ranks of a world.
 //!
 //! `TOKENYARD_GOLDENS=write cargo test -p tokenyard-cli --test doctor` writes the golden files
@@ -68,7 +68,7 @@ fn verdicts(document: &Value) -> String {
 
 #[test]
 fn recorded_nodes_are_judged_as_their_golden_files_say() {
-    let folder = repository("tools/machine/trees");
+    let folder = repository("node/machine/trees");
     let known: BTreeSet<String> = TREES.iter().map(|(name, _)| (*name).to_owned()).collect();
     assert_eq!(names(&folder, "tree"), known, "every tree has its golden files");
     for (name, code) in TREES {
@@ -89,7 +89,7 @@ fn recorded_nodes_are_judged_as_their_golden_files_say() {
 
 #[test]
 fn the_document_tells_how_far_each_nic_is_from_each_gpu() {
-    let tree = repository("tools/machine/trees/hgx-cx7.tree");
+    let tree = repository("node/machine/trees/hgx-cx7.tree");
     let output = tokenyard().args(["doctor", "--json", "--root"]).arg(&tree).output().unwrap();
     let document = json(&output);
     let pairs = document["distances"].as_array().unwrap();
@@ -110,7 +110,7 @@ fn lines_from<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
 #[test]
 fn tables_fit_a_terminal_of_eighty_columns_and_problems_come_first() {
     for (name, _) in TREES {
-        let tree = repository("tools/machine/trees").join(name).with_extension("tree");
+        let tree = repository("node/machine/trees").join(name).with_extension("tree");
         let call = |arguments: &[&str]| {
             let mut command = tokenyard();
             stdout(
@@ -139,7 +139,7 @@ fn quiet_prints_what_is_slow_or_broken_alone_and_ends_with_the_same_code() {
         ),
         ("faults/gpu-missing", 1, &["slow gpu-missing: switch 0000:da:00.0"]),
     ] {
-        let tree = repository("tools/machine/trees").join(name).with_extension("tree");
+        let tree = repository("node/machine/trees").join(name).with_extension("tree");
         let output = tokenyard().args(["doctor", "-q", "--root"]).arg(&tree).output().unwrap();
         expect_code(&output, code);
         let text = stdout(&output);
@@ -152,7 +152,7 @@ fn quiet_prints_what_is_slow_or_broken_alone_and_ends_with_the_same_code() {
 
 #[test]
 fn ranks_that_the_launcher_starts_beyond_the_gpus_are_broken() {
-    let tree = repository("tools/machine/trees/hgx-cx7.tree");
+    let tree = repository("node/machine/trees/hgx-cx7.tree");
     let call = |arguments: &[&str], variables: &[(&str, &str)]| {
         let mut command = tokenyard();
         command.args(["doctor", "-q", "--root"]).arg(&tree).args(arguments);
@@ -185,7 +185,7 @@ fn of_several_transports_the_one_that_works_is_named_and_another_is_no_fault() {
     let config = folder.path().join("config.toml");
     let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = [\"efa\", \"verbs\"]\n";
     std::fs::write(&config, text).unwrap();
-    let tree = repository("tools/machine/trees/hgx-cx7.tree");
+    let tree = repository("node/machine/trees/hgx-cx7.tree");
     let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
     expect_code(&output, 0);
     let text = flat(&stdout(&output));
@@ -200,7 +200,7 @@ fn the_entry_that_gid_index_names_is_judged() {
     let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_out]\nuse = \"verbs\"\n\
                 verbs.gid_index = 1\n";
     std::fs::write(&config, text).unwrap();
-    let tree = repository("tools/machine/trees/mi300x-pollara.tree");
+    let tree = repository("node/machine/trees/mi300x-pollara.tree");
     let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
     expect_code(&output, 0);
     let text = flat(&stdout(&output));
@@ -214,7 +214,7 @@ fn the_entry_that_gid_index_names_is_judged() {
 
 #[test]
 fn a_config_says_what_counts() {
-    let tree = repository("tools/machine/trees/container-no-rights.tree");
+    let tree = repository("node/machine/trees/container-no-rights.tree");
     let call = |config: &str| {
         let mut command = tokenyard();
         command.arg("doctor").arg("--root").arg(&tree).arg(repository(config));
@@ -259,7 +259,7 @@ fn this_machine_is_read_for_real_and_says_how_long_it_took() {
 
 #[test]
 fn a_missing_nic_of_a_gpu_that_no_rank_drives_breaks_nothing() {
-    let tree = repository("tools/machine/trees/faults/nic-missing.tree");
+    let tree = repository("node/machine/trees/faults/nic-missing.tree");
     for (ranks, code) in [(&[][..], 2), (&["--ranks", "4"], 2), (&["--ranks", "2"], 0)] {
         let output =
             tokenyard().args(["doctor", "--root"]).arg(&tree).args(ranks).output().unwrap();
@@ -273,7 +273,7 @@ fn a_port_that_is_down_breaks_a_job_until_the_config_says_what_to_use_instead() 
     let call = |rest: &str, arguments: &[&str]| {
         let config = folder.path().join("config.toml");
         std::fs::write(&config, format!("[kernels]\nuse = \"cpu\"\n{rest}")).unwrap();
-        let tree = repository("tools/machine/trees/faults/port-down.tree");
+        let tree = repository("node/machine/trees/faults/port-down.tree");
         let mut command = tokenyard();
         command.arg("doctor").arg(&config).arg("--root").arg(&tree).args(arguments);
         command.output().unwrap()
@@ -314,7 +314,7 @@ fn rank_command(rank: usize, roots: &[&str], folder: &Path) -> Command {
     let mut command: Command = tokenyard();
     command
         .args(["doctor", "--world", "--json", "--root"])
-        .arg(repository("tools/machine/trees").join(roots[rank]))
+        .arg(repository("node/machine/trees").join(roots[rank]))
         .env("TOKENYARD_BOOTSTRAP", format!("file://{}", folder.join("meet").display()))
         .env("TOKENYARD_RANK", rank.to_string())
         .env("TOKENYARD_RANKS", roots.len().to_string())

@@ -31,7 +31,7 @@ fn the_topology_says_how_gpus_and_nics_are_linked() {
         command.args(["doctor", "--topology", "--root"]).arg(tree).args(arguments);
         command.output().unwrap()
     };
-    let hgx = repository("tools/machine/trees/hgx-cx7.tree");
+    let hgx = repository("node/machine/trees/hgx-cx7.tree");
     let text = stdout(&call(&hgx, &[]));
     for (row, column, expected) in [
         ("GPU0", "GPU7", "NV18"),
@@ -52,7 +52,7 @@ fn the_topology_says_how_gpus_and_nics_are_linked() {
         "a": "GPU0", "b": "GPU1", "distance": "same-numa-node", "nvlinks": 18, "xgmi": false
     });
     assert_eq!(links[0], first);
-    let amd = stdout(&call(&repository("tools/machine/trees/mi300x-pollara.tree"), &[]));
+    let amd = stdout(&call(&repository("node/machine/trees/mi300x-pollara.tree"), &[]));
     assert_eq!((word(&amd, "GPU0", "GPU1"), word(&amd, "GPU0", "NIC3")), ("XGMI", "PXB"));
 }
 
@@ -60,7 +60,7 @@ fn the_topology_says_how_gpus_and_nics_are_linked() {
 fn nvlinks_are_those_of_the_driver_s_matrix_and_unknown_where_nothing_says_them() {
     let folder = tempfile::tempdir().unwrap();
     let call = |change: &str| {
-        let base = repository("tools/machine/trees/container-no-rights.tree");
+        let base = repository("node/machine/trees/container-no-rights.tree");
         let tree = folder.path().join("node.tree");
         let text = format!("@base {}\n{change}\n", base.canonicalize().unwrap().display());
         std::fs::write(&tree, text).unwrap();

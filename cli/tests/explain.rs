@@ -17,7 +17,7 @@ fn explain(files: &[&Path]) -> Output {
 }
 
 fn recorded(set: &str) -> PathBuf {
-    repository("tools/reports/tests/recorded").join(set)
+    repository("reports/tests/recorded").join(set)
 }
 
 #[test]

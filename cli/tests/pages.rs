@@ -15,7 +15,7 @@ struct Documented {
     codes: &'static [i32],
 }
 
-const RECORDED: &str = "explain tools/reports/tests/recorded/\
+const RECORDED: &str = "explain reports/tests/recorded/\
                         a_link_that_carries_nothing_is_named_with_both_ends --json";
 
 const DOCUMENTED: &[Documented] = &[
@@ -42,7 +42,7 @@ const DOCUMENTED: &[Documented] = &[
     Documented { section: "plugins", arguments: "plugins configs/cpu.toml --json", codes: &[0] },
     Documented {
         section: "doctor",
-        arguments: "doctor --topology --root tools/machine/trees/hgx-cx7.tree --json",
+        arguments: "doctor --topology --root node/machine/trees/hgx-cx7.tree --json",
         codes: &[0, 1, 2],
     },
     // The report of this machine has facts that only a running process can find out.
@@ -220,7 +220,7 @@ fn the_readme_shows_what_the_doctor_prints_for_a_recorded_node() {
     let readme = std::fs::read_to_string(repository("README.md")).unwrap();
     let shown = readme.split("roce-port-down.tree`) it prints:\n\n```\n").nth(1).unwrap();
     let shown = shown.split("\n```\n").next().unwrap();
-    let words = ["doctor", "--quiet", "--root", "tools/machine/trees/roce-port-down.tree"];
+    let words = ["doctor", "--quiet", "--root", "node/machine/trees/roce-port-down.tree"];
     let output = tokenyard().current_dir(repository(".")).args(words).output().unwrap();
     expect_code(&output, 1);
     assert_eq!(stdout(&output).trim_end(), shown);

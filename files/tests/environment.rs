@@ -32,7 +32,7 @@ const OTHERS: [&str; 13] = [
 ];
 /// Network namespaces that stand in for hosts: this code sets the variables that launchers set, and
 /// reads none of them.
-const NOT_READ: &str = "tools/launch/src/hosts/";
+const NOT_READ: &str = "launch/src/hosts/";
 
 /// The page of variables, and the page of jobs that launchers start.
 const PAGES: [&str; 2] = ["docs/environment.md", "docs/several-nodes.md"];

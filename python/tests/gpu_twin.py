@@ -1,4 +1,4 @@
-"""Low-latency operations of two GPUs, each with the load of one of R ranks (see tools/twin/README.md).
+"""Low-latency operations of two GPUs, each with the load of one of R ranks (see standins/twin/README.md).
 
 torchrun --nproc-per-node 8 python/tests/gpu_twin.py target/release/libtokenyard_plugin_twin.so
 """

@@ -1,4 +1,4 @@
-//! The NICs of each rank on nodes of `tools/machine/trees`; those with NICs are made from documentation.
+//! The NICs of each rank on nodes of `node/machine/trees`; those with NICs are made from documentation.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::place;
 use crate::config::{NicChoice, Rails, TopologyConfig};
 
 fn text(name: &str) -> String {
-    let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/machine/trees");
+    let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/machine/trees");
     std::fs::read_to_string(trees.join(name)).unwrap()
 }
 
@@ -73,7 +73,7 @@ fn on_a_p5en_two_ranks_of_a_bridge_have_two_nics_each() {
 }
 
 fn tree(name: &str) -> Machine {
-    let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/machine/trees");
+    let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/machine/trees");
     Machine::read_places(&Tree::open(&trees.join(name).with_extension("tree")).unwrap())
 }
 
@@ -392,7 +392,7 @@ fn a_port_that_trained_slow_stays_with_its_gpu_and_a_storage_card_of_its_model_d
     let expected: Vec<_> = (0..8).map(|i| format!("{i} {} mlx5_{i}", i / 4)).collect();
     assert_eq!(table(&Machine::read_places(&node), 8, None), expected);
     for fault in ["port-half-rate", "storage-and-frontend"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/machine/trees/faults");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/machine/trees/faults");
         let tree = Tree::open(&path.join(fault).with_extension("tree")).unwrap();
         assert_eq!(table(&Machine::read_places(&tree), 8, None), expected, "{fault}");
     }

@@ -18,7 +18,7 @@ macro_rules! libfabric {
     };
 }
 
-/// A transport over the device of the software ConnectX (`tools/hca`).
+/// A transport over the device of the software ConnectX (`standins/hca`).
 macro_rules! on_standin {
     ($component:literal) => {
         concat!(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 fn sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    let others = ["../../tools/device_put/src", "../gin/src/transport", "../ibgda/src"];
+    let others = ["../../standins/device_put/src", "../gin/src/transport", "../ibgda/src"];
     for folder in ["device", "src/kernels", "src/probe", "src/transport"].into_iter().chain(others)
     {
         for entry in std::fs::read_dir(root.join(folder)).expect("a folder of the crate") {

@@ -62,7 +62,7 @@ const NVLINK: DeviceApi = DeviceApi {
     param_bytes: 32,
 };
 const DEVICE_PUT: DeviceApi = DeviceApi {
-    source: "../../tools/device_put/src/device_put.cuh",
+    source: "../../standins/device_put/src/device_put.cuh",
     inner: Some(NVLINK.source),
     puts: true,
     queues: 3,

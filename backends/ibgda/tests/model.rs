@@ -1,5 +1,5 @@
 //! The device API on the CPU's model of a GPU (`backends/gpu/tests/model`), over the software ConnectX of
-//! `tools/hca`, which stops at a driver's first mistake. Queues lie in weak memory: stores of kernels become
+//! `standins/hca`, which stops at a driver's first mistake. Queues lie in weak memory: stores of kernels become
 //! visible there late and in any order, until a fence.
 //!
 //! Both are stand-ins: the tests show the bytes of requests, the order of stores, and that every wait ends. They
@@ -98,7 +98,7 @@ impl Model {
             .arg(format!("-I{}", folder.path().display()))
             .arg(format!("-I{}", gpu.join("tests/model").display()))
             .arg(format!("-I{}", root.join("tests/model").display()))
-            .arg(format!("-I{}", root.join("../../tools/hca/model").display()))
+            .arg(format!("-I{}", root.join("../../standins/hca/model").display()))
             .arg(model_source(root, source))
             .arg(library)
             .arg(format!("-Wl,-rpath,{libraries}"))
@@ -316,7 +316,7 @@ fn rows_reach_their_places_and_come_back_over_a_software_connectx() {
     model.is_well(&["eight"]);
 }
 
-/// `tools/hca/preload/tests` compares the same writer in Rust with libmlx5's.
+/// `standins/hca/preload/tests` compares the same writer in Rust with libmlx5's.
 #[test]
 fn two_hundred_random_requests_are_the_64_bytes_that_rust_writes() {
     let model = Model::compile("golden.cpp", &[]);

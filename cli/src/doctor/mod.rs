@@ -53,7 +53,7 @@ Examples:
   tokenyard doctor configs/cpu.toml --json
   tokenyard doctor --quiet || echo \"look at this node\"
   tokenyard doctor --topology
-  tokenyard doctor --root tools/machine/trees/hgx-cx7.tree
+  tokenyard doctor --root node/machine/trees/hgx-cx7.tree
   srun tokenyard doctor --world configs/verbs.toml
 
 Exit codes: 0 all is well (or unknown), 1 something is slow, 2 something is broken.

@@ -2,7 +2,7 @@
 //! of `tokenyard explain`.
 //!
 //! With TOKENYARD_RECORD_REPORTS=FOLDER the reports of each job are stored there, in a folder of
-//! its name. The recorded sets of `tools/reports/tests/recorded` were made like this.
+//! its name. The recorded sets of `reports/tests/recorded` were made like this.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panic")]
 
 mod job;

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The folders of the product; `tools/testkit`, `tools/hca`, `xtask` and `fuzz` are tools of its
+/// The folders of the product; `testkit`, `standins/hca`, `xtask` and `fuzz` are tools of its
 /// developers.
 const FOLDERS: [&str; 16] = [
     "abi",
@@ -16,11 +16,11 @@ const FOLDERS: [&str; 16] = [
     "plugins",
     "python",
     "sys",
-    "tools/allocations",
-    "tools/doctor",
-    "tools/launch",
-    "tools/machine",
-    "tools/reports",
+    "testkit/allocations",
+    "node/doctor",
+    "launch",
+    "node/machine",
+    "reports",
     "topology",
 ];
 

@@ -93,7 +93,7 @@ class NearWindows {
 };
 
 // The number under which this rank writes into the window of `peer`: its own. Where a GPU stands for all ranks from
-// 2 on (tools/twin), it writes there under the number of the rank that it stands for.
+// 2 on (standins/twin), it writes there under the number of the rank that it stands for.
 #ifndef TY_TWIN
 #define TY_TWIN 0
 #endif

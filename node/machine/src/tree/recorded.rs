@@ -41,7 +41,7 @@ enum Node {
 type Row<'a> = Vec<(&'a str, String)>;
 
 impl Recorded {
-    /// Reads the format that `tools/machine/trees/README.md` describes.
+    /// Reads the format that `node/machine/trees/README.md` describes.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let lines: Vec<(usize, &str)> =
             text.lines().enumerate().map(|(n, line)| (n + 1, line)).collect();

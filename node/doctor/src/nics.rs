@@ -6,7 +6,7 @@ use crate::DoctorReport;
 
 /// The fix where a command was not run, as of a node that is read below a root.
 pub(crate) const NOT_RUN: &str = "run the doctor on the node itself, or put what the command prints into the folder \
-                                  tokenyard below the root (tools/machine/trees/README.md)";
+                                  tokenyard below the root (node/machine/trees/README.md)";
 
 /// NICs whose hardware is here: soft-RoCE and soft-iWARP are no fault.
 pub(crate) fn hardware<'a>(report: &DoctorReport<'a>) -> Vec<&'a Nic> {

@@ -206,7 +206,7 @@ fn rendered() -> String {
                  [operator-guide.md](operator-guide.md).";
     let mut text = format!(
         "# Findings of `tokenyard doctor`\n\n{}\n\n\
-         This page is made of the rules themselves (`tools/doctor/src`); a test keeps them equal.\n\n\
+         This page is made of the rules themselves (`node/doctor/src`); a test keeps them equal.\n\n\
          ## By symptom\n\n| symptom | look at |\n|---|---|\n",
         wrapped(about, "")
     );
