@@ -13,7 +13,7 @@ const MOST_FILES: usize = 3;
 /// The folders of the kernel sets, and their four things.
 const THINGS: &[(&str, [&str; 4])] = &[
     ("backends/cpu/src/kernels", ["RoutingTable", "Places", "SlotOrder", "Launcher"]),
-    ("backends/gpu/src/kernels", ["RoutingTable", "Places", "StreamOrder", "Launcher"]),
+    ("backends/gpu/src", ["RoutingTable", "Places", "StreamOrder", "Launcher"]),
 ];
 
 /// The size of one type, and the files of a folder with methods of it.
