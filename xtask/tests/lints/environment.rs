@@ -2,13 +2,13 @@
 //! of `docs/several-nodes.md` are well formed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
-mod product;
-
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use saphyr::{LoadableYamlNode, Yaml};
+
+use crate::product;
 
 /// Variables of one word, which look like any other word in capitals.
 const OF_ONE_WORD: [&str; 3] = ["HOME", "RANK", "TMPDIR"];

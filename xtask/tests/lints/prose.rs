@@ -2,11 +2,8 @@
 //! thing, and pages are short.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
-mod paragraphs;
-mod texts;
-
-use paragraphs::{Paragraph, of_comments, of_docstrings, of_page};
-use texts::files;
+use crate::paragraphs::{Paragraph, of_comments, of_docstrings, of_page};
+use crate::texts::files;
 
 /// Words that begin a relative clause as well as a question.
 const RELATIVES: [&str; 7] = ["What", "Whatever", "Which", "Whichever", "Who", "Whoever", "Whose"];
@@ -161,7 +158,7 @@ fn technical_things_are_not_spoken_of_as_people() {
 }
 
 /// This file, which names the words.
-const THIS: &str = "files/tests/prose.rs";
+const THIS: &str = "xtask/tests/lints/prose.rs";
 /// The key of a finished command's last line in `--json`, which readers of older reports know.
 const KEPT_KEY: &str = "#[serde(rename = \"said\")]";
 

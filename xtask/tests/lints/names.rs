@@ -2,9 +2,9 @@
 //! return.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
-mod product;
-
 use std::collections::BTreeMap;
+
+use crate::product;
 
 /// Older words, each with the present word.
 const GIVEN_UP: &[(&str, &str)] = &[

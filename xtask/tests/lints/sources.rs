@@ -2,9 +2,9 @@
 //! the reason why no user names its path.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
-mod product;
-
 use std::collections::BTreeMap;
+
+use crate::product;
 
 /// Calls that open a file for reading, or run code from one.
 const OPENS: [&str; 9] = [
@@ -73,7 +73,7 @@ fn opens(text: &str) -> usize {
 }
 
 #[test]
-fn every_open_outside_of_this_crate_is_of_a_path_that_no_user_names() {
+fn every_open_outside_of_files_is_of_a_path_that_no_user_names() {
     let found = product::sources();
     let expected: BTreeMap<&str, usize> = ALLOWED.iter().map(|(file, n, _)| (*file, *n)).collect();
     let mut wrong = Vec::new();
@@ -93,7 +93,7 @@ fn every_open_outside_of_this_crate_is_of_a_path_that_no_user_names() {
 }
 
 #[test]
-fn an_open_of_each_kind_is_seen_and_those_of_tests_and_of_this_crate_are_not() {
+fn an_open_of_each_kind_is_seen_and_those_of_tests_and_of_files_are_not() {
     for open in OPENS {
         assert_eq!(opens(&format!("let file = std::{open}path);\n")), 1, "{open}");
     }

@@ -2,11 +2,9 @@
 //! has one table of headlines, and each peer in it has a version, a commit and a test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
-mod texts;
-
 use std::path::Path;
 
-use texts::files;
+use crate::texts::files;
 
 /// The names of sources between backticks: `a/b.rs`, and `a/{b,c}.rs` as two.
 fn sources_named(page: &str) -> Vec<String> {

@@ -1,10 +1,8 @@
 //! Lines are short enough for two windows beside each other: pages, comments and the product's code.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
-mod product;
-mod texts;
-
-use texts::files;
+use crate::product;
+use crate::texts::files;
 
 /// Most columns of a comment, and of a line of code that rustfmt leaves as it is.
 const CODE: usize = 120;
