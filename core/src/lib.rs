@@ -32,6 +32,7 @@ pub mod moe;
 pub mod nics;
 pub mod proxy;
 pub mod refusal;
+mod session;
 pub mod signature;
 pub mod sparse_log;
 pub mod topology;

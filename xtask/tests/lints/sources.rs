@@ -28,7 +28,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("core/src/machine.rs", 4, "/proc/cpuinfo and /proc/sys"),
     ("core/src/bootstrap/launcher/hydra.rs", 1, "/proc/PID/stat"),
     (
-        "core/src/communicator/reporter/folder.rs",
+        "core/src/session/reporter/folder.rs",
         1,
         "makes a new file (O_EXCL) in this user's folder",
     ),

@@ -13,12 +13,12 @@ use crate::{Error, ErrorKind, Result};
 
 /// The open transports of a communicator.
 #[derive(Debug)]
-pub(super) struct Transports {
-    pub(super) scale_up: Option<OpenTransport>,
-    pub(super) scale_out: Option<OpenTransport>,
+pub(crate) struct Transports {
+    pub(crate) scale_up: Option<OpenTransport>,
+    pub(crate) scale_out: Option<OpenTransport>,
     /// The counters of threads that serve rings, the transports' own threads too: dropped after the
     /// transports.
-    pub(super) counts: Vec<Arc<Counts>>,
+    pub(crate) counts: Vec<Arc<Counts>>,
 }
 
 impl Transports {
@@ -39,13 +39,13 @@ impl Transports {
     ///
     /// # Safety
     /// The links, and every copy of them, are not used after `self` is dropped.
-    pub(super) unsafe fn links(&self) -> [Option<Link>; 2] {
+    pub(crate) unsafe fn links(&self) -> [Option<Link>; 2] {
         // SAFETY: by this function's contract.
         [&self.scale_up, &self.scale_out].map(|t| t.as_ref().map(|t| unsafe { t.link() }))
     }
 
     /// The transport of a level, one of `TY_LEVEL_*`.
-    pub(super) fn of_level(&mut self, level: u64) -> Option<&mut OpenTransport> {
+    pub(crate) fn of_level(&mut self, level: u64) -> Option<&mut OpenTransport> {
         match level {
             abi::TY_LEVEL_SCALE_UP => self.scale_up.as_mut(),
             _ => self.scale_out.as_mut(),
@@ -58,7 +58,7 @@ impl Transports {
     /// # Safety
     /// The contract of [`OpenTransport::serve_ring`], except for the counts, which `self` holds; the thread
     /// ends before `self`.
-    pub(super) unsafe fn serve_ring(
+    pub(crate) unsafe fn serve_ring(
         &mut self,
         serve: &abi::TyServeRing,
         counts: Arc<Counts>,
@@ -78,7 +78,7 @@ impl Transports {
     }
 
     /// Allocates every window, in memory that the transports of its levels can register.
-    pub(super) fn allocate_windows(
+    pub(crate) fn allocate_windows(
         &mut self,
         kernels: &mut OpenKernels,
         needs: &KernelNeeds,
@@ -106,7 +106,7 @@ impl Transports {
     }
 
     /// Registers every window with the transports of its levels.
-    pub(super) fn register_windows(
+    pub(crate) fn register_windows(
         &mut self,
         windows: &[Window],
         needs: &KernelNeeds,

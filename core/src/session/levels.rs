@@ -36,7 +36,7 @@ pub struct LevelReport {
 }
 
 /// A level before its transport is open.
-pub(super) struct Level<'a> {
+pub(crate) struct Level<'a> {
     component: TransportRef,
     choice: &'a ComponentChoice,
     capabilities: Capabilities,
@@ -101,16 +101,16 @@ impl Level<'_> {
 }
 
 /// Both levels before they are open; at least one exists.
-pub(super) struct Levels<'a> {
+pub(crate) struct Levels<'a> {
     /// Domains that the kernel set routes over; 1 where rows go direct.
-    pub(super) domains: u32,
-    pub(super) scale_up: Option<Level<'a>>,
-    pub(super) scale_out: Option<Level<'a>>,
+    pub(crate) domains: u32,
+    pub(crate) scale_up: Option<Level<'a>>,
+    pub(crate) scale_out: Option<Level<'a>>,
 }
 
 impl<'a> Levels<'a> {
     /// Decides which transports are used, for a world of `domains` equal domains. Collective.
-    pub(super) fn choose(
+    pub(crate) fn choose(
         members: &Members<'_>,
         config: &'a Config,
         registry: &Registry,
@@ -154,14 +154,14 @@ impl<'a> Levels<'a> {
     }
 
     /// World ranks of a level's team, by their index there.
-    pub(super) fn ranks(&self, level: u64) -> &[u32] {
+    pub(crate) fn ranks(&self, level: u64) -> &[u32] {
         let level = if level == abi::TY_LEVEL_SCALE_UP { &self.scale_up } else { &self.scale_out };
         level.as_ref().map_or(&[], |level| &level.team.world_ranks)
     }
 
     /// Makes rows be put that could be loaded and stored. With loads, a rank that was declared lost may read
     /// memory that its owner has changed since, and forward it (INV-8).
-    pub(super) fn put_only(&mut self) {
+    pub(crate) fn put_only(&mut self) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
             level.capabilities.flags &= !abi::TY_CAP_LOAD_STORE;
         }
@@ -169,25 +169,25 @@ impl<'a> Levels<'a> {
 
     /// Passes the NICs that the topology chose for this rank to the transports, and whether other NICs may
     /// be used.
-    pub(super) fn use_nics(&mut self, nics: &Nics) {
+    pub(crate) fn use_nics(&mut self, nics: &Nics) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
             level.team.nics = nics.clone();
         }
     }
 
     /// The name of a transport that does not declare a capability.
-    pub(super) fn without(&self, capability: u64) -> Option<&str> {
+    pub(crate) fn without(&self, capability: u64) -> Option<&str> {
         let lacks = |level: &Level<'_>| level.capabilities.flags & capability == 0;
         self.each().find(|(_, level)| lacks(level)).map(|(_, level)| level.choice.name.as_str())
     }
 
     /// True if a transport uses the NICs that the topology chose.
-    pub(super) fn go_by_nics(&self) -> bool {
+    pub(crate) fn go_by_nics(&self) -> bool {
         self.each().any(|(_, level)| level.goes_by_nics())
     }
 
     /// The capabilities that the transports declared.
-    pub(super) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         let of = |level: &Option<Level<'_>>| {
             level.as_ref().map_or(NO_CAPABILITIES, |level| level.capabilities)
         };
@@ -201,7 +201,7 @@ impl<'a> Levels<'a> {
     /// Checks that ranks agree on windows and signals. Keys of a component's own table may differ per
     /// rank, but their effect on windows and signals may not: every rank computes the others' offsets
     /// from its own. Collective.
-    pub(super) fn agree(&self, members: &Members<'_>, needs: &KernelNeeds) -> Result<()> {
+    pub(crate) fn agree(&self, members: &Members<'_>, needs: &KernelNeeds) -> Result<()> {
         let mut items = vec![("windows".to_owned(), needs.windows.to_string())];
         for (name, level) in self.each() {
             items.push((format!("{name} path of rows"), level.path().to_owned()));
@@ -218,7 +218,7 @@ impl<'a> Levels<'a> {
     }
 
     /// Opens the transports. Collective: they may exchange bytes among their ranks.
-    pub(super) fn open(&self, with: &OpenWith<'_>) -> Result<Transports> {
+    pub(crate) fn open(&self, with: &OpenWith<'_>) -> Result<Transports> {
         let open = |level: &Option<Level<'_>>, number| {
             level.as_ref().map(|level| level.open(with, number)).transpose()
         };
@@ -229,12 +229,12 @@ impl<'a> Levels<'a> {
         })
     }
 
-    pub(super) fn reports(&self) -> (Option<LevelReport>, Option<LevelReport>) {
+    pub(crate) fn reports(&self) -> (Option<LevelReport>, Option<LevelReport>) {
         (self.scale_up.as_ref().map(Level::report), self.scale_out.as_ref().map(Level::report))
     }
 
     /// The connection from this rank to each peer of each level, for diagnoses: (world rank, text).
-    pub(super) fn link_names(&self, transports: &Transports) -> [Vec<(u32, String)>; 2] {
+    pub(crate) fn link_names(&self, transports: &Transports) -> [Vec<(u32, String)>; 2] {
         let of = |level: &Option<Level<'_>>, transport: &Option<OpenTransport>| {
             let (Some(level), Some(transport)) = (level, transport) else { return Vec::new() };
             let ranks = (0..).zip(&level.team.world_ranks);
@@ -244,7 +244,7 @@ impl<'a> Levels<'a> {
     }
 
     /// Exchanges endpoints and connects every team. Collective.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         &self,
         members: &Members<'_>,
         transports: &mut Transports,
@@ -271,10 +271,10 @@ impl<'a> Levels<'a> {
 }
 
 /// Arguments for opening the transports of all levels.
-pub(super) struct OpenWith<'a> {
-    pub(super) members: &'a Members<'a>,
-    pub(super) needs: &'a KernelNeeds,
-    pub(super) deadline: Duration,
+pub(crate) struct OpenWith<'a> {
+    pub(crate) members: &'a Members<'a>,
+    pub(crate) needs: &'a KernelNeeds,
+    pub(crate) deadline: Duration,
 }
 
 /// The exchange of one level's teams. All teams take part in it: their ranks open the same transport.
@@ -295,7 +295,7 @@ impl Exchange for TeamExchange<'_> {
 }
 
 /// Ids of the windows that are for a level, in the order in which its transport numbers them.
-pub(super) fn windows_of(needs: &KernelNeeds, level: u64) -> impl Iterator<Item = u32> {
+pub(crate) fn windows_of(needs: &KernelNeeds, level: u64) -> impl Iterator<Item = u32> {
     (0..needs.windows).filter(move |window| is_for_level(needs, *window, level))
 }
 

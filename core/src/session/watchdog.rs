@@ -37,11 +37,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The bounds of a wait (INV-6).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(crate) struct Bounds {
     /// Most time from a peer's arrival to the end of a wait on it.
-    pub(super) deadline: Duration,
+    pub(crate) deadline: Duration,
     /// Most time for a live peer to arrive at all.
-    pub(super) late: Duration,
+    pub(crate) late: Duration,
 }
 
 impl Bounds {
@@ -69,14 +69,14 @@ impl Bounds {
     }
 
     /// The longest that any wait lasts.
-    pub(super) fn cap(&self, on_failure: OnFailure) -> Duration {
+    pub(crate) fn cap(&self, on_failure: OnFailure) -> Duration {
         self.late + 2 * self.deadline + self.excuse(on_failure)
     }
 }
 
 /// One thread per communicator that ends waits: when a rank is lost, or when a wait outlives its bound. Where
 /// losses are masked, it marks the lost ranks for the kernel set, and the kernel set ends those waits.
-pub(super) struct Watchdog {
+pub(crate) struct Watchdog {
     shared: Arc<WatchdogState>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -106,11 +106,11 @@ struct WatchdogState {
 }
 
 /// The links from this rank to others.
-pub(super) struct WatchedLinks {
+pub(crate) struct WatchedLinks {
     /// The names of the links, by level and world rank.
-    pub(super) names: [Vec<(u32, String)>; 2],
+    pub(crate) names: [Vec<(u32, String)>; 2],
     /// Domains among which rows are forwarded; 1 where one link reaches every rank.
-    pub(super) domains: u32,
+    pub(crate) domains: u32,
 }
 
 /// The reason why waits were ended. Stored as data: every later call makes a new error of it.
@@ -128,35 +128,35 @@ impl EndedWaits {
 }
 
 /// The watchdog's view, for reports. Any thread may use it; no call waits.
-pub(super) struct Watched(Arc<WatchdogState>);
+pub(crate) struct Watched(Arc<WatchdogState>);
 
 impl Watched {
     /// The wait in progress (false), or the last wait that ended without its signal (true).
-    pub(super) fn wait(&self) -> Option<(Waiting, bool)> {
+    pub(crate) fn wait(&self) -> Option<(Waiting, bool)> {
         let board = &self.0.board;
         let now = board.waiting().map(|wait| (wait, false));
         now.or_else(|| board.given_up().map(|wait| (wait, true)))
     }
 
     /// Operations that all ranks have begun.
-    pub(super) fn begun_by_all(&self) -> u64 {
+    pub(crate) fn begun_by_all(&self) -> u64 {
         self.0.headway.begun_by_all()
     }
 
     /// True if the communicator continues without a rank.
-    pub(super) fn is_masked(&self, rank: u32) -> bool {
+    pub(crate) fn is_masked(&self, rank: u32) -> bool {
         self.0.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
     }
 
     /// The total time of waits on a rank, the wait in progress included.
-    pub(super) fn waited(&self, rank: u32) -> Duration {
+    pub(crate) fn waited(&self, rank: u32) -> Duration {
         let past = self.0.waited_ns.get(rank as usize).map_or(0, |ns| ns.load(Ordering::Relaxed));
         let now = self.0.board.waiting().filter(|wait| wait.what.peer == rank);
         Duration::from_nanos(past) + now.map_or(Duration::ZERO, |wait| wait.lasted)
     }
 
     /// The links to a rank: their level and name.
-    pub(super) fn link_names(&self, rank: u32) -> Vec<(usize, String)> {
+    pub(crate) fn link_names(&self, rank: u32) -> Vec<(usize, String)> {
         let Some(links) = self.0.links.get() else { return Vec::new() };
         let named = links.names.iter().enumerate().filter_map(|(level, names)| {
             let at = names.binary_search_by_key(&rank, |(linked, _)| *linked).ok()?;
@@ -167,7 +167,7 @@ impl Watched {
 }
 
 impl Watchdog {
-    pub(super) fn start(
+    pub(crate) fn start(
         world: &World,
         headway: Arc<Headway>,
         bounds: Bounds,
@@ -209,41 +209,41 @@ impl Watchdog {
     }
 
     /// Passes the links of this rank to the watchdog, for diagnoses. Called once.
-    pub(super) fn name_links(&mut self, links: WatchedLinks) {
+    pub(crate) fn name_links(&mut self, links: WatchedLinks) {
         // A second call would change nothing, and there is none.
         let _ = self.shared.links.set(links);
     }
 
     /// Sets the recorder that reports why waits were ended. Called once.
-    pub(super) fn report_to(&self, recorder: &Arc<FlightRecorder>) {
+    pub(crate) fn report_to(&self, recorder: &Arc<FlightRecorder>) {
         // As in `name_links`.
         let _ = self.shared.recorder.set(Arc::clone(recorder));
     }
 
     /// The view for reports.
-    pub(super) fn watched(&self) -> Watched {
+    pub(crate) fn watched(&self) -> Watched {
         Watched(Arc::clone(&self.shared))
     }
 
     /// Records that this rank has begun `operations` operations.
-    pub(super) fn begin(&self, operations: u64) {
+    pub(crate) fn begin(&self, operations: u64) {
         self.shared.headway.begin(operations);
     }
 
     /// The board on which waits are published. It lives as long as the watchdog.
-    pub(super) fn board(&self) -> &WaitBoard {
+    pub(crate) fn board(&self) -> &WaitBoard {
         &self.shared.board
     }
 
     /// R bytes that mark the lost ranks, for the kernel set; null where a loss stops the communicator. They
     /// live as long as the watchdog.
-    pub(super) fn lost_table(&self) -> *const u8 {
+    pub(crate) fn lost_table(&self) -> *const u8 {
         let lost = &self.shared.lost;
         if lost.is_empty() { std::ptr::null() } else { lost.as_ptr().cast() }
     }
 
     /// Ranks that the communicator continues without, in order.
-    pub(super) fn lost_ranks(&self) -> Vec<u32> {
+    pub(crate) fn lost_ranks(&self) -> Vec<u32> {
         self.shared.look();
         let lost = (0..).zip(&self.shared.lost);
         lost.filter(|(_, lost)| lost.load(Ordering::Acquire) != 0).map(|(rank, _)| rank).collect()
@@ -252,7 +252,7 @@ impl Watchdog {
     /// Checks that the result of an operation is valid, where losses are masked. The others may have
     /// declared a stopped process lost, and it may then have read memory that they had already changed.
     /// This call therefore waits, after a stop, until the report of such a loss would have arrived.
-    pub(super) fn confirm(&self) -> Result<()> {
+    pub(crate) fn confirm(&self) -> Result<()> {
         if self.shared.lost.is_empty() {
             return Ok(());
         }
@@ -260,7 +260,7 @@ impl Watchdog {
     }
 
     /// Adds the link to the rank to a failure about a rank.
-    pub(super) fn report_to_link(&self, error: Error) -> Error {
+    pub(crate) fn report_to_link(&self, error: Error) -> Error {
         match error.rank() {
             Some(rank) => {
                 let link = self.shared.link_of(rank);
@@ -271,7 +271,7 @@ impl Watchdog {
     }
 
     /// The error that ended the communicator's waits, if there is one.
-    pub(super) fn verdict(&self) -> Option<Error> {
+    pub(crate) fn verdict(&self) -> Option<Error> {
         self.shared.ended()
     }
 }

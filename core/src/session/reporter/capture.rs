@@ -12,9 +12,9 @@ use tokenyard_reports::{
 use super::{Draft, FlightRecorder};
 use crate::abi;
 use crate::bootstrap::PeerState;
-use crate::communicator::watchdog::Watched;
 use crate::gpu_ring;
 use crate::link::Link;
+use crate::session::watchdog::Watched;
 use crate::wait::phase_name;
 
 /// Most ranks that are named as the slowest.
@@ -24,28 +24,28 @@ const LEVELS: [&str; 2] = ["scale-up", "scale-out"];
 
 /// The values that the ranks exchanged at the start.
 #[derive(Debug)]
-pub(in super::super) struct Meeting {
+pub(crate) struct Meeting {
     /// Names the job and this opening of a communicator.
-    pub(in super::super) job: String,
+    pub(crate) job: String,
     /// Host and process of each rank; nothing for an absent rank.
-    pub(in super::super) ranks: Vec<Option<(String, u32)>>,
+    pub(crate) ranks: Vec<Option<(String, u32)>>,
 }
 
 /// The components that a report reads, while they live.
-pub(in super::super) struct Live {
-    pub(in super::super) watched: Watched,
+pub(crate) struct Live {
+    pub(crate) watched: Watched,
     /// Scale-up, scale-out.
-    pub(in super::super) links: [Option<Link>; 2],
-    pub(in super::super) counters: Option<Counters>,
+    pub(crate) links: [Option<Link>; 2],
+    pub(crate) counters: Option<Counters>,
     /// As `links`: set where kernels post through the host, which then counts their commands.
-    pub(in super::super) rings: [Option<RingCounts>; 2],
+    pub(crate) rings: [Option<RingCounts>; 2],
 }
 
 /// The counts of a ring into which kernels of a device post.
-pub(in super::super) struct RingCounts {
-    pub(in super::super) counts: Arc<gpu_ring::Counts>,
+pub(crate) struct RingCounts {
+    pub(crate) counts: Arc<gpu_ring::Counts>,
     /// World rank of each peer.
-    pub(in super::super) ranks: Vec<u32>,
+    pub(crate) ranks: Vec<u32>,
 }
 
 impl RingCounts {
@@ -76,7 +76,7 @@ fn queue(level: usize, posted: u64, done: u64, depth: u32) -> Queue {
 }
 
 /// The counters of a kernel set.
-pub(in super::super) struct Counters(abi::TyCounters);
+pub(crate) struct Counters(abi::TyCounters);
 
 // SAFETY: both sides access the memory behind its pointers atomically, from any thread.
 unsafe impl Send for Counters {}
@@ -84,7 +84,7 @@ unsafe impl Send for Counters {}
 impl Counters {
     /// # Safety
     /// The kernel set that gave them is not closed while the value lives.
-    pub(in super::super) unsafe fn new(counters: abi::TyCounters) -> Self {
+    pub(crate) unsafe fn new(counters: abi::TyCounters) -> Self {
         Self(counters)
     }
 

@@ -11,44 +11,44 @@ use crate::{Error, ErrorKind, Result};
 
 /// Most time that the end of a communicator waits for a thread that is inside a transport: much longer than
 /// any call that returns, on a busy machine too.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// Records whether a thread was left behind, and where. One per communicator.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Stuck(Arc<OnceLock<String>>);
+pub(crate) struct Stuck(Arc<OnceLock<String>>);
 
 impl Stuck {
     /// Records and logs that a thread is left behind inside `what`.
     #[cold]
-    pub(super) fn set(&self, what: &str) {
+    pub(crate) fn set(&self, what: &str) {
         tracing::error!(
             "{what}: a thread is left behind there, and what it may use stays until the process ends"
         );
         let _ = self.0.set(what.to_owned());
     }
 
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.0.get().is_some()
     }
 
     /// # Errors
     /// A thread was left behind.
-    pub(super) fn check(&self, operation: &'static str) -> Result<()> {
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let Some(what) = self.0.get() else { return Ok(()) };
         Err(Error::new(ErrorKind::Transport, operation, what.clone())
             .with_fix("start this process again, without that transport if the fault repeats"))
     }
 
     /// `value`, which is dropped only if no thread was left behind by then.
-    pub(super) fn keep<T>(&self, value: T) -> Kept<T> {
+    pub(crate) fn keep<T>(&self, value: T) -> Kept<T> {
         Kept { value: ManuallyDrop::new(value), stuck: self.clone() }
     }
 }
 
 /// A value that a thread which was left behind may still use.
 #[derive(Debug)]
-pub(super) struct Kept<T> {
+pub(crate) struct Kept<T> {
     value: ManuallyDrop<T>,
     stuck: Stuck,
 }
@@ -78,7 +78,7 @@ impl<T> DerefMut for Kept<T> {
 
 /// Waits for a thread that was requested to end. False if it has not ended within `within`; the thread
 /// is then left running.
-pub(super) fn join_within(thread: JoinHandle<()>, within: Duration) -> bool {
+pub(crate) fn join_within(thread: JoinHandle<()>, within: Duration) -> bool {
     let end = Instant::now() + within;
     while !thread.is_finished() {
         if Instant::now() >= end {

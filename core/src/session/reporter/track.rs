@@ -9,7 +9,7 @@ use crate::wait::monotonic_ns;
 
 /// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Sort {
+pub(crate) enum Sort {
     Dispatch = 1,
     Replay = 2,
     Combine = 3,
@@ -36,7 +36,7 @@ const STATES: [State; 5] =
 
 /// The position of a rank in its calls.
 #[derive(Debug)]
-pub(in super::super) struct Track {
+pub(crate) struct Track {
     /// Index into [`STATES`].
     state: AtomicU64,
     since_ns: AtomicU64,
@@ -63,12 +63,12 @@ impl Track {
     }
 
     /// The communicator is open, and no call is under way.
-    pub(in super::super) fn opened(&self) {
+    pub(crate) fn opened(&self) {
         self.enter(1);
     }
 
     /// A call that sends begins a new operation.
-    pub(in super::super) fn send(&self, operation: u64, sort: Sort) {
+    pub(crate) fn send(&self, operation: u64, sort: Sort) {
         let word = pack(operation, sort);
         self.begun.store(operation + 1, Ordering::Relaxed);
         self.call.store(word, Ordering::Relaxed);
@@ -77,21 +77,21 @@ impl Track {
     }
 
     /// A call that receives an operation begins.
-    pub(in super::super) fn receive(&self, operation: u64) {
+    pub(crate) fn receive(&self, operation: u64) {
         let sent = self.slots[operation as usize % self.slots.len()].load(Ordering::Relaxed);
         self.call.store(sent, Ordering::Relaxed);
         self.enter(3);
     }
 
     /// A call returns.
-    pub(in super::super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         if self.state.load(Ordering::Relaxed) != 4 {
             self.enter(1);
         }
     }
 
     /// The communicator is closed, for ever.
-    pub(in super::super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.enter(4);
     }
 

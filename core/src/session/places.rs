@@ -9,7 +9,7 @@ use crate::topology::{Discover, Place};
 use crate::{Error, ErrorKind, Result};
 
 /// Finds this rank's place and gathers those of all ranks; nothing for an absent rank. Collective.
-pub(super) fn discover_all(
+pub(crate) fn discover_all(
     members: &Members<'_>,
     config: &Config,
     registry: &Registry,
@@ -31,7 +31,7 @@ pub(super) fn discover_all(
 /// Names machines by their host names, which ranks sent in `known`, where those names distinguish the
 /// machines: a topology's identity of a machine may be a number that no operator knows. All ranks compute the
 /// same names.
-pub(super) fn name_hosts(places: &mut [Option<Place>], known: &[Option<(String, u32)>]) {
+pub(crate) fn name_hosts(places: &mut [Option<Place>], known: &[Option<(String, u32)>]) {
     let name = |rank: usize| Some(known.get(rank)?.as_ref()?.0.as_str());
     let mut names: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     let mut machines: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
@@ -55,7 +55,7 @@ pub(super) fn name_hosts(places: &mut [Option<Place>], known: &[Option<(String, 
 }
 
 /// The number of machines, where no transport works inside a domain: ranks may be on any machine.
-pub(super) fn scattered(places: &[Option<Place>]) -> u32 {
+pub(crate) fn scattered(places: &[Option<Place>]) -> u32 {
     let machines: BTreeSet<&str> = places.iter().flatten().map(|p| p.host.as_str()).collect();
     machines.len() as u32
 }
@@ -65,7 +65,7 @@ pub(super) fn scattered(places: &[Option<Place>]) -> u32 {
 /// result is the largest number of domains that divides no known machine: then as few ranks as possible
 /// need an absent rank to reach others. Where only one machine is known, the result is one domain,
 /// because that machine's ranks need no link between domains.
-pub(super) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u32> {
+pub(crate) fn domains(places: &[Option<Place>], wanted: Option<u32>) -> Result<u32> {
     let machines = machines(places)?;
     let ranks = places.len() as u32;
     let is_equal = |domains: &u32| ranks.is_multiple_of(*domains);

@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// Those of `work`; [`ErrorKind::Transport`] with the component and the call that does not return.
-pub(super) fn run<T: Send + 'static>(
+pub(crate) fn run<T: Send + 'static>(
     world: &World,
     config: &Config,
     work: impl FnOnce() -> Result<T> + Send + 'static,

@@ -16,7 +16,7 @@ const LONGEST: Duration = Duration::from_micros(500);
 /// One thread per communicator. A wait inside an operation drives the transport too, and faster: this thread
 /// is for the time between operations, so it sleeps between its polls.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     shared: Arc<ProgressState>,
     thread: Option<std::thread::JoinHandle<()>>,
     names: Vec<String>,
@@ -36,7 +36,7 @@ impl Progress {
     /// # Safety
     /// The links are usable until the returned value is dropped, and after that for as long as the
     /// process lives if `stuck` is set then.
-    pub(super) unsafe fn start(
+    pub(crate) unsafe fn start(
         links: impl Iterator<Item = Link>,
         stuck: &Stuck,
     ) -> Result<Option<Self>> {
@@ -88,7 +88,7 @@ impl Drop for Progress {
 
 /// The threads of one communicator that serve the rings of its kernel set.
 #[derive(Debug)]
-pub(super) struct Proxies {
+pub(crate) struct Proxies {
     all: Vec<(String, GpuRing)>,
     stuck: Stuck,
 }
@@ -96,12 +96,12 @@ pub(super) struct Proxies {
 impl Proxies {
     /// No threads yet. An added thread needs its transport and its ring for as long as
     /// [`Progress::start`] needs its links.
-    pub(super) fn new(stuck: &Stuck) -> Self {
+    pub(crate) fn new(stuck: &Stuck) -> Self {
         Self { all: Vec::new(), stuck: stuck.clone() }
     }
 
     /// Adds the thread that posts to the transport of this name.
-    pub(super) fn push(&mut self, transport: &str, proxy: GpuRing) {
+    pub(crate) fn push(&mut self, transport: &str, proxy: GpuRing) {
         self.all.push((transport.to_owned(), proxy));
     }
 }

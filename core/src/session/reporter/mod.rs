@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use tokenyard_reports::{ConfigName, Reason, Report};
 
-pub(super) use capture::{Counters, Live, Meeting, RingCounts};
+pub(crate) use capture::{Counters, Live, Meeting, RingCounts};
 use checkup::Checkup;
 use folder::Folder;
 pub use folder::REPORTS_VARIABLE;
-pub(super) use track::Sort;
+pub(crate) use track::Sort;
 use track::Track;
 
 use crate::bootstrap::{CallUnderWay, Liveness, Witness, World};
@@ -47,7 +47,7 @@ static RECORDERS: Mutex<Vec<Weak<FlightRecorder>>> = Mutex::new(Vec::new());
 pub struct Reporter(Arc<FlightRecorder>);
 
 impl Reporter {
-    pub(super) fn new(recorder: &Arc<FlightRecorder>) -> Self {
+    pub(crate) fn new(recorder: &Arc<FlightRecorder>) -> Self {
         Self(Arc::clone(recorder))
     }
 
@@ -106,7 +106,7 @@ enum Written {
 }
 
 /// Writes the reports of one communicator.
-pub(super) struct FlightRecorder {
+pub(crate) struct FlightRecorder {
     this: Weak<Self>,
     rank: u32,
     ranks: u32,
@@ -117,9 +117,9 @@ pub(super) struct FlightRecorder {
     folder: Option<Folder>,
     liveness: Arc<Liveness>,
     collective: Arc<CallUnderWay>,
-    pub(super) track: Track,
+    pub(crate) track: Track,
     /// Set once the ranks have met.
-    pub(super) meeting: OnceLock<Meeting>,
+    pub(crate) meeting: OnceLock<Meeting>,
     /// The components of the communicator, while reports may read them.
     live: Mutex<Option<Live>>,
     /// Scale-up, scale-out.
@@ -138,7 +138,7 @@ impl FlightRecorder {
     ///
     /// # Errors
     /// A wrong environment variable about reports.
-    pub(super) fn new(world: &World, config: &Config, in_flight: u32) -> Result<Arc<Self>> {
+    pub(crate) fn new(world: &World, config: &Config, in_flight: u32) -> Result<Arc<Self>> {
         let variable = std::env::var(REPORTS_VARIABLE).ok();
         let folder = Folder::resolve(&config.world.reports, variable.as_deref())?;
         let recorder = Arc::new_cyclic(|this| Self {
@@ -177,7 +177,7 @@ impl FlightRecorder {
     }
 
     /// Lets reports read the components of a communicator until [`Looking::end`].
-    pub(super) fn look_at(self: &Arc<Self>, live: Live) -> Looking {
+    pub(crate) fn look_at(self: &Arc<Self>, live: Live) -> Looking {
         *self.live() = Some(live);
         Looking(Arc::clone(self))
     }
@@ -250,7 +250,7 @@ impl FlightRecorder {
 
     /// An error closes the communicator: the first one is reported. Returns at once.
     #[cold]
-    pub(super) fn report_error(&self, error: &Error) {
+    pub(crate) fn report_error(&self, error: &Error) {
         if self.folder.is_none() || self.is_retired() {
             return;
         }
@@ -272,7 +272,7 @@ impl FlightRecorder {
     /// The communicator continues without ranks that were lost: writes a report of it. An error may still be
     /// reported later. Returns at once.
     #[cold]
-    pub(super) fn report_masked(&self, lost: &[u32]) {
+    pub(crate) fn report_masked(&self, lost: &[u32]) {
         if self.folder.is_none() || self.is_retired() {
             return;
         }
@@ -306,7 +306,7 @@ impl FlightRecorder {
     /// Adds the path of the report, and how to read it, to an error that closed the communicator. The text is
     /// the same on all ranks that write to the same folder.
     #[cold]
-    pub(super) fn point_to_report(&self, error: Error) -> Error {
+    pub(crate) fn point_to_report(&self, error: Error) -> Error {
         let Some(folder) = &self.folder else { return error };
         let writes = |outcome: &mut Written| matches!(outcome, Written::Soon);
         let outcome = self.written.wait_timeout_while(self.outcome(), PATIENCE, writes);
@@ -355,12 +355,12 @@ impl Witness for FlightRecorder {
 }
 
 /// While it lives, reports may read the components of a communicator.
-pub(super) struct Looking(Arc<FlightRecorder>);
+pub(crate) struct Looking(Arc<FlightRecorder>);
 
 impl Looking {
     /// Ends the access of reports. False where a component has not answered a query: a thread is still inside
     /// it, and it cannot be dropped.
-    pub(super) fn end(&self) -> bool {
+    pub(crate) fn end(&self) -> bool {
         // Waits for a report that is being captured.
         *self.0.live() = None;
         self.0.checkups.iter().all(|checkup| checkup.has_ended())
@@ -368,11 +368,11 @@ impl Looking {
 }
 
 /// While it lives, the communicator's thread is inside a call of an operation.
-pub(super) struct InCall(Arc<FlightRecorder>);
+pub(crate) struct InCall(Arc<FlightRecorder>);
 
 impl InCall {
     /// After [`Track::send`] or [`Track::receive`].
-    pub(super) fn new(recorder: &OpenRecorder) -> Self {
+    pub(crate) fn new(recorder: &OpenRecorder) -> Self {
         Self(Arc::clone(&recorder.0))
     }
 }
@@ -384,7 +384,7 @@ impl Drop for InCall {
 }
 
 /// The flight recorder of an open communicator; nothing is reported once it is dropped.
-pub(super) struct OpenRecorder(pub(super) Arc<FlightRecorder>);
+pub(crate) struct OpenRecorder(pub(crate) Arc<FlightRecorder>);
 
 impl Drop for OpenRecorder {
     fn drop(&mut self) {
