@@ -18,7 +18,6 @@ pub mod conditions;
 pub mod config;
 pub mod device;
 pub mod domains;
-pub mod error;
 pub mod exchange;
 pub mod export;
 pub mod fd_exchange;
@@ -32,6 +31,7 @@ pub mod moe;
 pub mod nics;
 pub mod proxy;
 pub mod refusal;
+pub mod report;
 mod session;
 pub mod signature;
 pub mod sparse_log;
@@ -46,7 +46,10 @@ pub use tokenyard_abi as abi;
 /// Opens and reads the files that a user names: the only way to do so.
 pub use tokenyard_files as files;
 
-pub use error::{Error, ErrorKind, Result};
+/// The error type, and the words of its messages.
+pub use tokenyard_errors as error;
+
+pub use tokenyard_errors::{Error, ErrorKind, Result};
 
 // The Rust code of the plugin author's guide compiles.
 #[cfg(doctest)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokenyard_reports::Collective;
+use crate::report::Collective;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request, Timing, serve};

@@ -27,11 +27,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("core/src/conditions.rs", 1, "/proc and /sys/fs/cgroup"),
     ("core/src/machine.rs", 4, "/proc/cpuinfo and /proc/sys"),
     ("core/src/bootstrap/launcher/hydra.rs", 1, "/proc/PID/stat"),
-    (
-        "core/src/session/reporter/folder.rs",
-        1,
-        "makes a new file (O_EXCL) in this user's folder",
-    ),
+    ("core/src/session/reporter/folder.rs", 1, "makes a new file (O_EXCL) in this user's folder"),
     ("core/src/bootstrap/rendezvous.rs", 1, "makes a new file (O_EXCL), then renames it"),
     ("cli/src/memory.rs", 1, "/proc/meminfo and /sys/fs/cgroup"),
     ("cli/src/writable.rs", 2, "outputs: of a kind that was checked before, and without waiting"),

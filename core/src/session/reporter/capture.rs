@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokenyard_reports::{
+use crate::report::{
     Components, Counts, Health, Peer, Queue, Reason, Report, SCHEMA_VERSION, Slow, Traffic, Wait,
     utc,
 };

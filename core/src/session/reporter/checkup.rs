@@ -4,7 +4,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokenyard_reports::Health;
+use crate::report::Health;
 
 use crate::Result;
 

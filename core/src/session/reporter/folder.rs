@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokenyard_reports::{Report, text};
+use crate::report::{Report, text};
 
 use crate::config::Reports;
 use crate::{Error, ErrorKind, Result};
@@ -210,7 +210,7 @@ mod tests {
 
     fn report(second: u32, kind: &str) -> Report {
         let mut report = Report { job: "17-abcd".into(), ranks: 4, rank: 3, ..Report::default() };
-        report.tokenyard_report = tokenyard_reports::SCHEMA_VERSION;
+        report.tokenyard_report = crate::report::SCHEMA_VERSION;
         report.time = format!("2026-11-22T02:51:{second:02}.000Z");
         report.reason.kind = kind.to_owned();
         report
@@ -236,7 +236,7 @@ mod tests {
         let path = folder.write(&report(7, "deadline")).unwrap();
         let stem = "tokenyard-17-abcd-rank00003-20261122T025107.000Z-deadline";
         assert_eq!(names(&folder), [format!("{stem}.json"), format!("{stem}.txt")]);
-        let read = tokenyard_reports::read(&fs::read(&path).unwrap()).unwrap();
+        let read = crate::report::read(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(read.rank, 3);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder.path), mode(&path)), (0o700, 0o600));

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak, mpsc};
 use std::time::Duration;
 
-use tokenyard_reports::{ConfigName, Reason, Report};
+use crate::report::{ConfigName, Reason, Report};
 
 pub(crate) use capture::{Counters, Live, Meeting, RingCounts};
 use checkup::Checkup;
@@ -276,7 +276,7 @@ impl FlightRecorder {
         if self.folder.is_none() || self.is_retired() {
             return;
         }
-        let text = format!("goes on without {}", tokenyard_reports::explain::words::ranks(lost));
+        let text = format!("goes on without {}", crate::error::words::ranks(lost));
         let kind = Report::MASKED.to_owned();
         let draft = self.capture(Reason { kind, text, rank: lost.first().copied() });
         if let Err(error) = self.beside(move |recorder| drop(recorder.keep(draft))) {

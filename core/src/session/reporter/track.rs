@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokenyard_reports::{Activity, Call, State};
+use crate::report::{Activity, Call, State};
 
 use crate::wait::monotonic_ns;
 

@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::words;
-use crate::format::Report;
+use tokenyard_core::error::words;
+use tokenyard_core::report::Report;
+use tokenyard_core::report::words::job as job_in_words;
 
 /// Reports further apart than this count as of different moments.
 const APART_MS: u64 = 2000;
@@ -93,7 +94,7 @@ impl Set {
         if others > 0 {
             notes.push(format!(
                 "{others} reports of other jobs, or other communicators, were left out; this is about {}",
-                words::job(job)
+                job_in_words(job)
             ));
         }
         let missed = missed_rounds(reports.iter().filter(|r| is_its_own(r)), &kept);

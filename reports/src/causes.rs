@@ -7,9 +7,10 @@ use super::evidence::{LONG_MS, Loss, SILENT_MS};
 use super::graph::{Graph, is_over};
 use super::links::{broken_link, hanging_transport, transport};
 use super::set::Set;
-use super::words::{activity, call, capital, ranks, seconds, verb};
 use super::{Edge, Kind, Verdict, graph};
-use crate::format::{Report, State};
+use tokenyard_core::error::words::{capital, ranks, seconds, verb};
+use tokenyard_core::report::words::{activity, call};
+use tokenyard_core::report::{Report, State};
 
 /// An error that came at least this much earlier than a loss is not its consequence.
 const BEFORE_MS: u64 = 500;

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::explain::words::{activity, awaited, call, seconds, transport};
-use crate::format::{Peer, Report, Traffic};
+use tokenyard_errors::words::seconds;
+
+use super::format::{Peer, Report, Traffic};
+use super::words::{activity, awaited, call, transport};
 
 /// The report in lines, for a terminal or a file.
 pub fn text(report: &Report) -> String {

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use super::causes::process;
 use super::evidence::is_long;
 use super::set::Set;
-use super::words::{self, activity, ranks, seconds};
 use super::{Edge, Kind, Verdict};
-use crate::format::{Report, State};
+use tokenyard_core::error::words::{ranks, seconds};
+use tokenyard_core::report::words::{self, activity};
+use tokenyard_core::report::{Report, State};
 
 /// A transport that does not answer, of a rank that is stuck inside a call. A transport that does
 /// not answer while no rank waits may only have had no processor time on a busy machine.

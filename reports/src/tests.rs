@@ -1,5 +1,5 @@
 use super::*;
-use crate::format::{Activity, Call, Collective, Peer, Reason, State, Traffic, Wait};
+use tokenyard_core::report::{Activity, Call, Collective, Peer, Reason, State, Traffic, Wait};
 
 /// A report of an idle rank that was asked for it, in a world of 3.
 fn idle(rank: u32) -> Report {
@@ -402,7 +402,10 @@ const LATER: u64 = 1000;
 /// As `waiting`, with a transport that does not answer.
 fn mute(mut report: Report) -> Report {
     let unanswered_ms = Some(1000);
-    report.transports = vec![crate::Health { unanswered_ms, ..crate::Health::default() }];
+    report.transports = vec![tokenyard_core::report::Health {
+        unanswered_ms,
+        ..tokenyard_core::report::Health::default()
+    }];
     report
 }
 
@@ -476,17 +479,4 @@ fn who_missed_the_last_of_many_rounds_is_left_out_where_its_clock_is_known_to_be
     assert!(one_host.notes[0].contains("rank 1 did not answer"), "{:?}", one_host.notes);
     let three = explain(answers(&|rank| format!("host{rank}"))).expect("reports");
     assert_eq!(three.missing, [0_u32; 0]);
-}
-
-#[test]
-fn of_many_names_as_many_are_listed_as_there_is_room_for() {
-    assert_eq!(words::first_names::<&str>([]), "none");
-    assert_eq!(words::first_names(["a", "b"]), "a, b");
-    let nics = |count: u32| words::first_names((0..count).map(|nic| format!("mlx5_{nic}")));
-    assert!(nics(8).ends_with("mlx5_6, mlx5_7"), "{}", nics(8));
-    let text = nics(32);
-    assert!(text.starts_with("mlx5_0, ") && text.ends_with("mlx5_11 and 20 more"), "{text}");
-    assert!(text.len() <= 96 + " and 20 more".len(), "{text}");
-    let long = "x".repeat(200);
-    assert_eq!(words::first_names([&long, &long]), format!("{long} and 1 more"));
 }

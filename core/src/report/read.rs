@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::format::{Report, SCHEMA_VERSION};
+use super::format::{Report, SCHEMA_VERSION};
 
 /// The largest file that is read as a report, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
@@ -47,7 +47,7 @@ pub fn read(bytes: &[u8]) -> Result<Report, NotAReport> {
         }
         None => return refuse("found no `tokenyard_report`; expected a report".into()),
     }
-    crate::clean::clean(&mut value);
+    super::clean::clean(&mut value);
     let mut report: Report = match serde_json::from_value(value) {
         Ok(report) => report,
         Err(error) => return refuse(format!("found a report with a wrong field: {error}")),
@@ -90,7 +90,7 @@ mod tests {
             "activity": {"state": "levitating", "begun": 3}, "peers": [{"rank": 1}, {"rank": 9}]}"#;
         let report = read(text.as_bytes()).expect("a report");
         assert_eq!(report.activity.begun, 3);
-        assert_eq!(report.activity.state, crate::State::Unknown);
+        assert_eq!(report.activity.state, crate::report::State::Unknown);
         assert_eq!(report.peers.len(), 1, "a rank beyond the world is dropped");
     }
 

@@ -1,18 +1,17 @@
-//! One error type for the whole of core.
+//! One error type for all of tokenyard, and the words of its messages.
 //!
 //! An error answers four questions in one line: the operation that failed, the value found, the value
 //! expected, and the fix. Callers branch on [`ErrorKind`]; people read the `Display` form.
+
+pub mod words;
 
 use std::fmt;
 
 use rustix::process::{Resource, getrlimit};
 
-pub use tokenyard_reports::explain::words::first_names;
-
 /// The kind of a failure. Callers branch on it, so every kind calls for a different reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum ErrorKind {
     /// The config file is wrong. Fix the file.
     Config,
@@ -116,7 +115,11 @@ impl Error {
     }
 
     /// An error of `kind` about a file that a user names and that was not read.
-    pub fn file(kind: ErrorKind, operation: &'static str, error: &crate::files::FileError) -> Self {
+    pub fn file(
+        kind: ErrorKind,
+        operation: &'static str,
+        error: &tokenyard_files::FileError,
+    ) -> Self {
         Self::new(kind, operation, error.problem())
             .with_context("file", error.path().display())
             .with_fix(error.fix())
@@ -135,7 +138,7 @@ impl Error {
     }
 
     /// The key that [`Error::with_key`] named, on either side of the plugin ABI.
-    pub(crate) fn key(&self) -> Option<&str> {
+    pub fn key(&self) -> Option<&str> {
         let own = self.0.context.iter().find(|(name, _)| *name == "key");
         let crossed = || {
             let (_, context) = self.0.message.rsplit_once('[')?;
@@ -145,7 +148,7 @@ impl Error {
     }
 
     /// Puts the error's place in a file in front of the message.
-    pub(crate) fn at(mut self, place: &str) -> Self {
+    pub fn at(mut self, place: &str) -> Self {
         self.0.message = format!("{place}: {}", self.0.message);
         self
     }

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Edge;
 use super::evidence::{is_long, stuck_commands};
 use super::set::Set;
-use super::words::{awaited, ranks, seconds, verb};
-use crate::format::{Collective, Report, State, Wait};
+use tokenyard_core::error::words::{ranks, seconds, verb};
+use tokenyard_core::report::words::awaited;
+use tokenyard_core::report::{Collective, Report, State, Wait};
 
 /// The most ranks that are listed as awaited by one collective.
 const MOST: usize = 256;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::set::Set;
-use crate::format::{Report, Wait};
+use tokenyard_core::report::{Report, Wait};
 
 /// A shorter wait, or a shorter stay in a collective, means nothing: a healthy job has many of
 /// them.
@@ -137,7 +137,7 @@ pub(super) fn is_long(report: &Report, age_ms: u64) -> bool {
 /// Where a rank waits for room in its own queue: the peer whose commands do not end, and their
 /// number.
 pub(super) fn stuck_commands(report: &Report) -> Option<(u32, u64)> {
-    let under_way = |peer: &crate::format::Peer| {
+    let under_way = |peer: &tokenyard_core::report::Peer| {
         let counts = peer.links.iter().filter_map(|link| link.counts.as_ref());
         counts.map(|c| c.posted.saturating_sub(c.done)).fold(0_u64, u64::saturating_add)
     };
