@@ -144,7 +144,7 @@ fn a_reporter_that_outlives_its_communicator_says_that_it_is_closed() {
     on_ranks(1, "", |world, config| {
         let folder = tempfile::tempdir()?;
         let mut config = config.clone();
-        config.world.reports = Reports::Folder(folder.path().join("deep/reports"));
+        config.reports = Reports::Folder(folder.path().join("deep/reports"));
         let case = case(1);
         let comm = Communicator::open(world, &config, options(&case))?;
         let reporter = comm.reporter();
@@ -162,7 +162,7 @@ fn a_reporter_that_outlives_its_communicator_says_that_it_is_closed() {
             assert!(error.to_string().contains("take the reporter of a new one"), "{error}");
         }
         assert_eq!(files()?, before);
-        config.world.reports = Reports::Nowhere;
+        config.reports = Reports::Nowhere;
         let comm = Communicator::open(world, &config, options(&case))?;
         let error = comm.reporter().write("a test").expect_err("nowhere to write").to_string();
         assert!(error.contains("TOKENYARD_REPORTS"), "{error}");

@@ -5,12 +5,11 @@
 //! - **components** (transport, kernel set, topology) do the work and report only errors that a caller
 //!   could not have foreseen;
 //! - the **loader** checks plugins before any of their code runs;
-//! - the **bootstrap** is the only asynchronous module, on one control thread of its own.
+//! - the **bootstrap**, a crate of its own, is the only asynchronous one, on one control thread.
 //!
 //! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
 
 pub mod arena_output;
-pub mod bootstrap;
 pub mod call;
 pub mod capabilities;
 pub mod communicator;
@@ -26,7 +25,6 @@ pub mod host;
 mod idle;
 pub mod kernels;
 pub mod link;
-pub mod machine;
 pub mod moe;
 pub mod nics;
 pub mod proxy;
@@ -34,11 +32,16 @@ pub mod refusal;
 pub mod report;
 mod session;
 pub mod signature;
-pub mod sparse_log;
 pub mod topology;
 pub mod transport;
 pub mod wait;
 pub mod wire;
+
+/// Ranks find each other.
+pub use tokenyard_bootstrap as bootstrap;
+
+/// Names of this machine.
+pub use tokenyard_bootstrap::machine;
 
 /// The plain structures of the plugin ABI.
 pub use tokenyard_abi as abi;

@@ -402,9 +402,9 @@ const LATER: u64 = 1000;
 /// As `waiting`, with a transport that does not answer.
 fn mute(mut report: Report) -> Report {
     let unanswered_ms = Some(1000);
-    report.transports = vec![tokenyard_core::report::Health {
+    report.transports = vec![tokenyard_core::report::ReportedHealth {
         unanswered_ms,
-        ..tokenyard_core::report::Health::default()
+        ..tokenyard_core::report::ReportedHealth::default()
     }];
     report
 }

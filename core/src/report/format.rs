@@ -35,7 +35,7 @@ pub struct Report {
     pub config: ConfigName,
     /// The components in use.
     #[serde(alias = "parts")] // schema 1
-    pub components: Components,
+    pub components: ReportedComponents,
     /// The current activity of this rank.
     pub activity: Activity,
     /// The wait that it is in, or that it gave up; nothing where it does not wait.
@@ -44,9 +44,9 @@ pub struct Report {
     pub peers: Vec<Peer>,
     /// Queues of commands.
     #[serde(alias = "lanes")] // schema 1
-    pub queues: Vec<Queue>,
+    pub queues: Vec<ReportedQueue>,
     /// The health of the transports.
-    pub transports: Vec<Health>,
+    pub transports: Vec<ReportedHealth>,
     /// The ranks that were waited for longest since the communicator was opened, the worst first.
     pub slowest: Vec<Slow>,
 }
@@ -83,7 +83,7 @@ pub struct ConfigName {
 /// Names of components; nothing where a level has no transport, or before it is chosen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Components {
+pub struct ReportedComponents {
     /// The kernel set.
     pub kernels: String,
     /// The transport inside a domain.
@@ -221,7 +221,7 @@ pub struct Traffic {
     /// The transport's name of the link.
     pub name: String,
     /// Counts; nothing where the kernel set does not count.
-    pub counts: Option<Counts>,
+    pub counts: Option<ReportedCounts>,
     /// How far this rank has raised each signal of the peer: `[signal, total]`.
     pub raised: Vec<(u32, u64)>,
 }
@@ -229,7 +229,7 @@ pub struct Traffic {
 /// Counts of one link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Counts {
+pub struct ReportedCounts {
     /// How far this rank has raised signals of the peer.
     pub sent: u64,
     /// How far it has seen the peer raise its own, up to its last wait that succeeded.
@@ -247,7 +247,7 @@ pub struct Counts {
 /// A queue of commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Queue {
+pub struct ReportedQueue {
     /// `scale-up` or `scale-out`.
     pub level: String,
     /// Its number.
@@ -266,7 +266,7 @@ pub struct Queue {
 /// The health of a transport, by its own report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Health {
+pub struct ReportedHealth {
     /// `scale-up` or `scale-out`.
     pub level: String,
     /// The transport.

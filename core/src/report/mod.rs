@@ -12,8 +12,8 @@ mod time;
 pub mod words;
 
 pub use format::{
-    Activity, Call, Collective, Components, ConfigName, Counts, Health, Peer, Queue, Reason,
-    Report, SCHEMA_VERSION, Slow, State, Traffic, Wait,
+    Activity, Call, Collective, ConfigName, Peer, Reason, Report, ReportedComponents,
+    ReportedCounts, ReportedHealth, ReportedQueue, SCHEMA_VERSION, Slow, State, Traffic, Wait,
 };
 pub use read::{MAX_BYTES, NotAReport, read};
 pub use text::text;

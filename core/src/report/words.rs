@@ -2,7 +2,7 @@
 
 use tokenyard_errors::words::seconds;
 
-use super::format::{Call, Health, Report, State, Wait};
+use super::format::{Call, Report, ReportedHealth, State, Wait};
 
 /// A job by its name: `job 1f2e3d4c`.
 pub fn job(name: &str) -> String {
@@ -23,7 +23,7 @@ pub fn awaited(wait: &Wait) -> String {
 }
 
 /// The health of a transport: `scale-up transport shm: healthy`.
-pub fn transport(health: &Health) -> String {
+pub fn transport(health: &ReportedHealth) -> String {
     let says = match (&health.error, health.unanswered_ms) {
         (Some(error), _) => error.clone(),
         (None, Some(ms)) => {

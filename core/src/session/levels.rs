@@ -122,7 +122,7 @@ impl<'a> Levels<'a> {
         }
         let me = members.rank();
         let ranks = members.ranks();
-        let all_ranks = members.team();
+        let all_ranks = team_of(members, 0..ranks);
         let out = |team| first_that_probes(members, registry, &config.scale_out, team);
         let Some(up) = &config.scale_up else {
             return Ok(Self { domains: 1, scale_up: None, scale_out: Some(out(all_ranks)?) });

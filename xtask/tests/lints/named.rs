@@ -64,19 +64,25 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
 }
 
 /// Top folders of the repository that pages name with a path below them.
-const FOLDERS: [&str; 13] = [
+const FOLDERS: [&str; 19] = [
     "abi",
     "backends",
     "bench",
+    "bootstrap",
     "cli",
     "configs",
     "conformance",
     "core",
+    "errors",
     "files",
+    "launch",
+    "node",
     "plugins",
     "python",
+    "reports",
+    "standins",
     "sys",
-    "tools",
+    "testkit",
     "topology",
 ];
 

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 /// The folders of the product; `testkit`, `standins/hca`, `xtask` and `fuzz` are tools of its
 /// developers.
-const FOLDERS: [&str; 16] = [
+const FOLDERS: [&str; 18] = [
     "abi",
     "backends",
     "bench",
+    "bootstrap",
     "cli",
     "conformance",
     "core",
+    "errors",
     "files",
     "plugins",
     "python",

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::report::{
-    Components, Counts, Health, Peer, Queue, Reason, Report, SCHEMA_VERSION, Slow, Traffic, Wait,
-    utc,
+    Collective, Peer, Reason, Report, ReportedComponents, ReportedCounts, ReportedHealth,
+    ReportedQueue, SCHEMA_VERSION, Slow, Traffic, Wait, utc,
 };
 
 use super::{Draft, FlightRecorder};
@@ -54,7 +54,7 @@ impl RingCounts {
     }
 
     /// Adds the counts of sent commands to those of the kernels, which count the rest.
-    fn add_to(&self, rank: u32, counts: &mut Counts) {
+    fn add_to(&self, rank: u32, counts: &mut ReportedCounts) {
         let Some(carried) = self.peer(rank).and_then(|peer| self.counts.of(peer)) else { return };
         (counts.sent, counts.posted, counts.done) = (carried.raised, carried.posted, carried.done);
         counts.bytes = carried.bytes;
@@ -64,15 +64,15 @@ impl RingCounts {
         self.peer(rank).map_or_else(Vec::new, |peer| self.counts.raised(peer))
     }
 
-    fn queue(&self, level: usize) -> Queue {
+    fn queue(&self, level: usize) -> ReportedQueue {
         let all = self.counts.of_all();
         queue(level, all.posted, all.done, self.counts.capacity())
     }
 }
 
-fn queue(level: usize, posted: u64, done: u64, depth: u32) -> Queue {
+fn queue(level: usize, posted: u64, done: u64, depth: u32) -> ReportedQueue {
     let in_flight = posted.saturating_sub(done);
-    Queue { level: LEVELS[level].to_owned(), queue: 0, posted, done, in_flight, depth }
+    ReportedQueue { level: LEVELS[level].to_owned(), queue: 0, posted, done, in_flight, depth }
 }
 
 /// The counters of a kernel set.
@@ -93,7 +93,7 @@ impl Counters {
     }
 
     /// Counts of a rank; nothing for a rank beyond the world.
-    fn counts(&self, level: usize, rank: u32) -> Option<Counts> {
+    fn counts(&self, level: usize, rank: u32) -> Option<ReportedCounts> {
         if rank >= self.0.ranks {
             return None;
         }
@@ -103,7 +103,7 @@ impl Counters {
         let words = unsafe { &*self.0.peers.add(index).cast::<[AtomicU64; 6]>() };
         let [posted, done, sent, expected, received, bytes] =
             words.each_ref().map(|word| word.load(Ordering::Relaxed));
-        Some(Counts { sent, received, expected, posted, done, bytes })
+        Some(ReportedCounts { sent, received, expected, posted, done, bytes })
     }
 
     fn raised(&self, level: usize, rank: u32) -> Vec<(u32, u64)> {
@@ -122,10 +122,10 @@ impl Counters {
     }
 
     /// The only queue of each level, with the commands under way to all ranks together.
-    fn queue(&self, level: usize) -> Queue {
+    fn queue(&self, level: usize) -> ReportedQueue {
         let counts = (0..self.0.ranks).filter_map(|rank| self.counts(level, rank));
         // A plugin may write any values there.
-        let add = |(posted, done): (u64, u64), c: Counts| {
+        let add = |(posted, done): (u64, u64), c: ReportedCounts| {
             (posted.wrapping_add(c.posted), done.wrapping_add(c.done))
         };
         let (posted, done) = counts.fold((0, 0), add);
@@ -155,16 +155,20 @@ impl FlightRecorder {
             time: utc(ms(clock)),
             reason,
             config: self.config.clone(),
-            components: Components {
+            components: ReportedComponents {
                 kernels: self.kernels.clone(),
                 topology: self.topology.clone(),
-                ..Components::default()
+                ..ReportedComponents::default()
             },
             activity: self.track.read(),
             peers: self.peers(),
             ..Report::default()
         };
-        report.activity.collective = self.collective.read();
+        report.activity.collective = self.collective.read().map(|collective| Collective {
+            name: collective.name.to_owned(),
+            topic: collective.topic,
+            since_ms: collective.since.as_millis() as u64,
+        });
         report.activity.collectives = self.collective.ended();
         // Under the lock, so that no query starts after the lock is released.
         if let Some(live) = &*self.live() {
@@ -239,10 +243,10 @@ impl Live {
                 &mut report.components.scale_out
             };
             *component = name;
-            report.transports.push(Health {
+            report.transports.push(ReportedHealth {
                 level: LEVELS[level].to_owned(),
                 transport: link.name().to_owned(),
-                ..Health::default()
+                ..ReportedHealth::default()
             });
             report.queues.extend(self.queue(level));
         }
@@ -255,7 +259,7 @@ impl Live {
     }
 
     /// Nothing where no commands are posted, or none are counted.
-    fn queue(&self, level: usize) -> Option<Queue> {
+    fn queue(&self, level: usize) -> Option<ReportedQueue> {
         if let Some(ring) = &self.rings[level] {
             return Some(ring.queue(level));
         }

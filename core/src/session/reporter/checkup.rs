@@ -4,7 +4,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::report::Health;
+use crate::report::ReportedHealth;
 
 use crate::Result;
 
@@ -66,7 +66,7 @@ impl Checkup {
     }
 
     /// Adds the answer to the last query.
-    pub(super) fn answer(&self, health: &mut Health) {
+    pub(super) fn answer(&self, health: &mut ReportedHealth) {
         let state = self.state();
         let open_for = state.open.map_or(Duration::ZERO, |since| since.elapsed());
         let state = self.wait(state, WITHIN.saturating_sub(open_for));
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
     use crate::{Error, ErrorKind};
 
-    fn answer(checkup: &Checkup) -> Health {
-        let mut health = Health::default();
+    fn answer(checkup: &Checkup) -> ReportedHealth {
+        let mut health = ReportedHealth::default();
         checkup.answer(&mut health);
         health
     }
@@ -112,7 +112,7 @@ mod tests {
         let checkup = Arc::new(Checkup::default());
         checkup.ask(|| Ok(()));
         while !checkup.has_ended() {}
-        assert_eq!(answer(&checkup), Health::default());
+        assert_eq!(answer(&checkup), ReportedHealth::default());
         checkup.ask(|| Err(Error::new(ErrorKind::Transport, "put", "a cable broke").with_rank(3)));
         while !checkup.has_ended() {}
         let health = answer(&checkup);
@@ -134,6 +134,6 @@ mod tests {
         assert!(answer(&checkup).unanswered_ms.is_some_and(|ms| ms >= 2000), "since it was asked");
         drop(release);
         while !checkup.has_ended() {}
-        assert_eq!(answer(&checkup), Health::default());
+        assert_eq!(answer(&checkup), ReportedHealth::default());
     }
 }

@@ -140,7 +140,7 @@ impl FlightRecorder {
     /// A wrong environment variable about reports.
     pub(crate) fn new(world: &World, config: &Config, in_flight: u32) -> Result<Arc<Self>> {
         let variable = std::env::var(REPORTS_VARIABLE).ok();
-        let folder = Folder::resolve(&config.world.reports, variable.as_deref())?;
+        let folder = Folder::resolve(&config.reports, variable.as_deref())?;
         let recorder = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             rank: world.rank(),
