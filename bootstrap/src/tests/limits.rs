@@ -12,7 +12,7 @@ const SOFT: u64 = 64;
 /// Runs the test of this name in a process of its own, where `ulimit` has these words. Its limit is that of all tests
 /// of a process.
 fn in_own_process(name: &str, ulimit: &str) {
-    let name = format!("bootstrap::tests::limits::{name}");
+    let name = format!("tests::limits::{name}");
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit {ulimit} && exec \"$@\""), "sh"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", &name, "--nocapture"]);
