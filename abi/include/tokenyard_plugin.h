@@ -199,59 +199,59 @@ struct TyTransportTable;
 /**
  * In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
  */
-#define TY_NEEDS_MASKING 1
+#define TY_KERNELS_CAP_MASKING 1
 
 /**
  * In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
  * `TY_COMBINE_ON_STREAM`). Only a set that works on a device, and has its table.
  */
-#define TY_NEEDS_STREAMS 2
+#define TY_KERNELS_CAP_STREAMS 2
 
 /**
  * In [`TyKernelNeeds`]: it takes calls for which no host thread waits (`TY_DISPATCH_NO_SYNC`,
- * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
+ * `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_KERNELS_CAP_STREAMS` only.
  */
-#define TY_NEEDS_NO_SYNC 4
+#define TY_KERNELS_CAP_NO_SYNC 4
 
 /**
  * In [`TyKernelNeeds`]: it takes `max_tokens` of a dispatch.
  */
-#define TY_NEEDS_CALL_TOKENS 8
+#define TY_KERNELS_CAP_CALL_TOKENS 8
 
 /**
  * In [`TyKernelNeeds`]: it takes `TY_COMBINE_ROUND_ONCE`, and `beside` of a combine.
  */
-#define TY_NEEDS_ROUND_ONCE 16
+#define TY_KERNELS_CAP_ROUND_ONCE 16
 
 /**
  * In [`TyKernelNeeds`]: it takes `TY_COMBINE_SUM_WEIGHTS`.
  */
-#define TY_NEEDS_SUM_WEIGHTS 32
+#define TY_KERNELS_CAP_SUM_WEIGHTS 32
 
 /**
  * In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, in any layout.
  */
-#define TY_NEEDS_NO_REGION 64
+#define TY_KERNELS_CAP_NO_REGION 64
 
 /**
  * In [`TyKernelNeeds`]: combines of the packed layout take `TY_COMBINE_ROUND_ONCE`, `topk_weights` and `topk_idx`.
  */
-#define TY_NEEDS_PACKED_SUMS 128
+#define TY_KERNELS_CAP_PACKED_SUMS 128
 
 /**
  * In [`TyKernelNeeds`]: it takes `expert_totals` and `waited_ns` of calls in the packed layout.
  */
-#define TY_NEEDS_STATISTICS 256
+#define TY_KERNELS_CAP_STATISTICS 256
 
 /**
  * In [`TyKernelNeeds`]: it takes `TY_DISPATCH_COLUMN_SCALES` and `TY_DISPATCH_SOURCE_TOKENS`.
  */
-#define TY_NEEDS_PACKED_FORMS 512
+#define TY_KERNELS_CAP_PACKED_FORMS 512
 
 /**
  * In [`TyKernelNeeds`]: it takes `TY_COMBINE_LOGFMT10`.
  */
-#define TY_NEEDS_LOGFMT10 1024
+#define TY_KERNELS_CAP_LOGFMT10 1024
 
 /**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
@@ -376,7 +376,7 @@ struct TyTransportTable;
 
 /**
  * In the packed layout: the scales of each local expert's rows lie column by column. Only with
- * `TY_NEEDS_PACKED_FORMS`. Ranks need not agree on the flag.
+ * `TY_KERNELS_CAP_PACKED_FORMS`. Ranks need not agree on the flag.
  */
 #define TY_DISPATCH_COLUMN_SCALES 64
 
@@ -444,20 +444,20 @@ struct TyTransportTable;
 
 /**
  * Round each sum once, on the rank of its token, and not the sum of each rank's experts before (expert-major
- * and packed). Only with `TY_NEEDS_ROUND_ONCE`, or, for the packed layout, `TY_NEEDS_PACKED_SUMS`.
+ * and packed). Only with `TY_KERNELS_CAP_ROUND_ONCE`, or, for the packed layout, `TY_KERNELS_CAP_PACKED_SUMS`.
  */
 #define TY_COMBINE_ROUND_ONCE 16
 
 /**
  * Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
- * entry of the expert's rank (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
+ * entry of the expert's rank (flat). Only with `TY_KERNELS_CAP_SUM_WEIGHTS`.
  */
 #define TY_COMBINE_SUM_WEIGHTS 32
 
 /**
  * Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, also
  * a rank's sum for its own token. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded
- * once. Only with `TY_NEEDS_LOGFMT10`.
+ * once. Only with `TY_KERNELS_CAP_LOGFMT10`.
  */
 #define TY_COMBINE_LOGFMT10 64
 
@@ -877,7 +877,7 @@ typedef struct TyCombine {
   struct TyTensor weights;
   /**
    * `[rows, W]` f32, the output of a replay of this handle whose rows have W > K numbers; absent unless
-   * the set declares `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are
+   * the set declares `TY_KERNELS_CAP_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are
    * its token's weights instead of the dispatch's. The bits of the number after them select the experts'
    * rows, of the K, that enter the sum; other rows are left out.
    */
@@ -913,7 +913,7 @@ typedef struct TyCombine {
   void *stream;
   /**
    * `[T, K]` f32: weights of this call instead of the dispatch's; absent unless the set declares
-   * `TY_NEEDS_PACKED_SUMS`, the layout is packed, and `TY_COMBINE_WEIGHTED` is set.
+   * `TY_KERNELS_CAP_PACKED_SUMS`, the layout is packed, and `TY_COMBINE_WEIGHTED` is set.
    */
   struct TyTensor topk_weights;
   /**
@@ -1283,7 +1283,7 @@ typedef struct TyDeviceTable {
                      struct TyError *error);
   /**
    * Starts a capture: work queued on the stream from now on is recorded into a graph, and does not
-   * run. This slot and the next three are called only where the set declares `TY_NEEDS_NO_SYNC`.
+   * run. This slot and the next three are called only where the set declares `TY_KERNELS_CAP_NO_SYNC`.
    */
   int32_t (*graph_begin)(void *instance, void *stream, struct TyError *error);
   /**
@@ -1366,7 +1366,7 @@ typedef struct TyDispatch {
   /**
    * M of this call: no rank has more tokens. It bounds worst-case sizes and packed blocks, and it is the
    * factor in `source`. At most M of the shape; equal to it unless the set declares
-   * `TY_NEEDS_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
+   * `TY_KERNELS_CAP_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
    */
   uint32_t max_tokens;
   /**
@@ -1410,7 +1410,7 @@ typedef struct TyDispatch {
   const uint32_t *tokens;
   /**
    * i32 `[E/R]` on the set's device, or null: the rows that each local expert receives are added. Only with
-   * `TY_NEEDS_STATISTICS`, and for the packed layout.
+   * `TY_KERNELS_CAP_STATISTICS`, and for the packed layout.
    */
   int32_t *expert_totals;
   /**
@@ -2054,9 +2054,9 @@ typedef struct TyKernelNeeds {
    */
   uint32_t windows;
   /**
-   * Bits `TY_NEEDS_*`.
+   * Calls that it takes beyond plain ones: bits `TY_KERNELS_CAP_*`.
    */
-  uint32_t flags;
+  uint32_t capabilities;
   /**
    * Needs of the transport inside the domain.
    */
@@ -2606,16 +2606,17 @@ typedef struct TyKernelsTable {
                              struct TyReceived *received,
                              struct TyError *error);
   /**
-   * Optional, of a set with `TY_NEEDS_STREAMS`. Every region, released before this call or after it,
+   * Optional, of a set with `TY_KERNELS_CAP_STREAMS`. Every region, released before this call or after it,
    * becomes free only once this stream, too, has passed the work that is queued on it now. A stream that
    * captures a graph is passed within that graph alone: there it holds back the regions that operations of
    * the graph may get again.
    */
   int32_t (*release_after)(void *instance, void *stream, struct TyError *error);
   /**
-   * Optional, of a set with `TY_NEEDS_MASKING` whose operations may leave out ranks that live. Reads or changes
-   * the masks of ranks, behind the kernels of all operations that were sent. No operation is open when a mask
-   * changes, and no rank is inside an operation when a rank is unmasked.
+   * Optional, of a set with `TY_KERNELS_CAP_MASKING` whose operations may leave out ranks that
+   * live. Reads or changes the masks of ranks, behind the kernels of all operations that were
+   * sent. No operation is open when a mask changes, and no rank is inside an operation when a
+   * rank is unmasked.
    */
   int32_t (*masks)(void *instance, const struct TyMasks *masks, struct TyError *error);
   /**
@@ -2633,7 +2634,7 @@ typedef struct TyKernelsTable {
    */
   int32_t (*copy_out)(void *instance, const struct TyCopies *copies, struct TyError *error);
   /**
-   * Required of a set with `TY_NEEDS_STREAMS`: no other has it. Counts a routing.
+   * Required of a set with `TY_KERNELS_CAP_STREAMS`: no other has it. Counts a routing.
    */
   int32_t (*count_routing)(void *instance,
                            const struct TyRoutingCounts *counts,

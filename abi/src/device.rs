@@ -58,7 +58,7 @@ pub struct TyDeviceTable {
         ) -> i32,
     >,
     /// Starts a capture: work queued on the stream from now on is recorded into a graph, and does not
-    /// run. This slot and the next three are called only where the set declares `TY_NEEDS_NO_SYNC`.
+    /// run. This slot and the next three are called only where the set declares `TY_KERNELS_CAP_NO_SYNC`.
     pub graph_begin: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,

@@ -195,7 +195,7 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, of a set with `TY_NEEDS_STREAMS`. Every region, released before this call or after it,
+    /// Optional, of a set with `TY_KERNELS_CAP_STREAMS`. Every region, released before this call or after it,
     /// becomes free only once this stream, too, has passed the work that is queued on it now. A stream that
     /// captures a graph is passed within that graph alone: there it holds back the regions that operations of
     /// the graph may get again.
@@ -206,9 +206,10 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Optional, of a set with `TY_NEEDS_MASKING` whose operations may leave out ranks that live. Reads or changes
-    /// the masks of ranks, behind the kernels of all operations that were sent. No operation is open when a mask
-    /// changes, and no rank is inside an operation when a rank is unmasked.
+    /// Optional, of a set with `TY_KERNELS_CAP_MASKING` whose operations may leave out ranks that
+    /// live. Reads or changes the masks of ranks, behind the kernels of all operations that were
+    /// sent. No operation is open when a mask changes, and no rank is inside an operation when a
+    /// rank is unmasked.
     pub masks: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
@@ -236,7 +237,7 @@ pub struct TyKernelsTable {
             error: *mut TyError,
         ) -> i32,
     >,
-    /// Required of a set with `TY_NEEDS_STREAMS`: no other has it. Counts a routing.
+    /// Required of a set with `TY_KERNELS_CAP_STREAMS`: no other has it. Counts a routing.
     pub count_routing: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,

@@ -125,7 +125,7 @@ const fn kernels_layout() -> u64 {
             reserved }
         TyLimits { size, scale_up, scale_out }
         TyLinkNeeds { queues, signals, queue_depth, reserved, largest_put }
-        TyKernelNeeds { size, windows, flags, scale_up, scale_out, window_bytes, device, reserved,
+        TyKernelNeeds { size, windows, capabilities, scale_up, scale_out, window_bytes, device, reserved,
             window_levels }
         TyLink { table, instance, capabilities }
         TyWaitBoard { abort, phase, peer, signal, expected, found, since_ns, operation, level,

@@ -63,7 +63,7 @@ pub const TY_DISPATCH_NO_SYNC: u32 = 16;
 pub const TY_DISPATCH_AT_ONCE: u32 = 32;
 
 /// In the packed layout: the scales of each local expert's rows lie column by column. Only with
-/// `TY_NEEDS_PACKED_FORMS`. Ranks need not agree on the flag.
+/// `TY_KERNELS_CAP_PACKED_FORMS`. Ranks need not agree on the flag.
 pub const TY_DISPATCH_COLUMN_SCALES: u32 = 64;
 /// In the packed layout: `source` has source tokens alone, without their rank. As `TY_DISPATCH_COLUMN_SCALES`.
 pub const TY_DISPATCH_SOURCE_TOKENS: u32 = 128;
@@ -106,7 +106,7 @@ pub struct TyDispatch {
     pub cast: u32,
     /// M of this call: no rank has more tokens. It bounds worst-case sizes and packed blocks, and it is the
     /// factor in `source`. At most M of the shape; equal to it unless the set declares
-    /// `TY_NEEDS_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
+    /// `TY_KERNELS_CAP_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
     pub max_tokens: u32,
     /// One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is called.
     pub exchange: u32,
@@ -130,7 +130,7 @@ pub struct TyDispatch {
     /// of `topk_idx`; read as the other tensors are. Null: as many as those rows.
     pub tokens: *const u32,
     /// i32 `[E/R]` on the set's device, or null: the rows that each local expert receives are added. Only with
-    /// `TY_NEEDS_STATISTICS`, and for the packed layout.
+    /// `TY_KERNELS_CAP_STATISTICS`, and for the packed layout.
     pub expert_totals: *mut i32,
     /// i64 `[R]` beside it, or null: the nanoseconds are added for which this rank has waited until each rank had
     /// entered.
@@ -269,14 +269,14 @@ pub const TY_COMBINE_NO_SYNC: u32 = 4;
 /// As `TY_DISPATCH_AT_ONCE`, for `combine_recv`.
 pub const TY_COMBINE_AT_ONCE: u32 = 8;
 /// Round each sum once, on the rank of its token, and not the sum of each rank's experts before (expert-major
-/// and packed). Only with `TY_NEEDS_ROUND_ONCE`, or, for the packed layout, `TY_NEEDS_PACKED_SUMS`.
+/// and packed). Only with `TY_KERNELS_CAP_ROUND_ONCE`, or, for the packed layout, `TY_KERNELS_CAP_PACKED_SUMS`.
 pub const TY_COMBINE_ROUND_ONCE: u32 = 16;
 /// Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
-/// entry of the expert's rank (flat). Only with `TY_NEEDS_SUM_WEIGHTS`.
+/// entry of the expert's rank (flat). Only with `TY_KERNELS_CAP_SUM_WEIGHTS`.
 pub const TY_COMBINE_SUM_WEIGHTS: u32 = 32;
 /// Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, also
 /// a rank's sum for its own token. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded
-/// once. Only with `TY_NEEDS_LOGFMT10`.
+/// once. Only with `TY_KERNELS_CAP_LOGFMT10`.
 pub const TY_COMBINE_LOGFMT10: u32 = 64;
 
 /// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
@@ -301,7 +301,7 @@ pub struct TyCombine {
     /// f32, of the shape of the dispatch's `weights`; may be absent.
     pub weights: TyTensor,
     /// `[rows, W]` f32, the output of a replay of this handle whose rows have W > K numbers; absent unless
-    /// the set declares `TY_NEEDS_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are
+    /// the set declares `TY_KERNELS_CAP_ROUND_ONCE`. With `TY_COMBINE_WEIGHTED` the first K numbers of a row are
     /// its token's weights instead of the dispatch's. The bits of the number after them select the experts'
     /// rows, of the K, that enter the sum; other rows are left out.
     pub beside: TyTensor,
@@ -321,7 +321,7 @@ pub struct TyCombine {
     /// As in [`TyDispatch`].
     pub stream: *mut c_void,
     /// `[T, K]` f32: weights of this call instead of the dispatch's; absent unless the set declares
-    /// `TY_NEEDS_PACKED_SUMS`, the layout is packed, and `TY_COMBINE_WEIGHTED` is set.
+    /// `TY_KERNELS_CAP_PACKED_SUMS`, the layout is packed, and `TY_COMBINE_WEIGHTED` is set.
     pub topk_weights: TyTensor,
     /// `[T, K]` i64, may be absent: a negative id leaves the expert's row out of the sum. Only with
     /// `topk_weights`.

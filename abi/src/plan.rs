@@ -75,31 +75,31 @@ pub struct TyLinkNeeds {
 }
 
 /// In [`TyKernelNeeds`]: it can go on without lost ranks (`lost` in [`TyPlan`]).
-pub const TY_NEEDS_MASKING: u32 = 1;
+pub const TY_KERNELS_CAP_MASKING: u32 = 1;
 /// In [`TyKernelNeeds`]: it takes calls in the order of a stream (`TY_DISPATCH_ON_STREAM`,
 /// `TY_COMBINE_ON_STREAM`). Only a set that works on a device, and has its table.
-pub const TY_NEEDS_STREAMS: u32 = 2;
+pub const TY_KERNELS_CAP_STREAMS: u32 = 2;
 
 /// In [`TyKernelNeeds`]: it takes calls for which no host thread waits (`TY_DISPATCH_NO_SYNC`,
-/// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_NEEDS_STREAMS` only.
-pub const TY_NEEDS_NO_SYNC: u32 = 4;
+/// `TY_COMBINE_NO_SYNC`), also on a stream that captures a graph. With `TY_KERNELS_CAP_STREAMS` only.
+pub const TY_KERNELS_CAP_NO_SYNC: u32 = 4;
 /// In [`TyKernelNeeds`]: it takes `max_tokens` of a dispatch.
-pub const TY_NEEDS_CALL_TOKENS: u32 = 8;
+pub const TY_KERNELS_CAP_CALL_TOKENS: u32 = 8;
 /// In [`TyKernelNeeds`]: it takes `TY_COMBINE_ROUND_ONCE`, and `beside` of a combine.
-pub const TY_NEEDS_ROUND_ONCE: u32 = 16;
+pub const TY_KERNELS_CAP_ROUND_ONCE: u32 = 16;
 /// In [`TyKernelNeeds`]: it takes `TY_COMBINE_SUM_WEIGHTS`.
-pub const TY_NEEDS_SUM_WEIGHTS: u32 = 32;
+pub const TY_KERNELS_CAP_SUM_WEIGHTS: u32 = 32;
 /// In [`TyKernelNeeds`]: a handle needs nothing of the region of its dispatch, in any layout.
-pub const TY_NEEDS_NO_REGION: u32 = 64;
+pub const TY_KERNELS_CAP_NO_REGION: u32 = 64;
 /// In [`TyKernelNeeds`]: combines of the packed layout take `TY_COMBINE_ROUND_ONCE`, `topk_weights` and `topk_idx`.
-pub const TY_NEEDS_PACKED_SUMS: u32 = 128;
+pub const TY_KERNELS_CAP_PACKED_SUMS: u32 = 128;
 
 /// In [`TyKernelNeeds`]: it takes `expert_totals` and `waited_ns` of calls in the packed layout.
-pub const TY_NEEDS_STATISTICS: u32 = 256;
+pub const TY_KERNELS_CAP_STATISTICS: u32 = 256;
 /// In [`TyKernelNeeds`]: it takes `TY_DISPATCH_COLUMN_SCALES` and `TY_DISPATCH_SOURCE_TOKENS`.
-pub const TY_NEEDS_PACKED_FORMS: u32 = 512;
+pub const TY_KERNELS_CAP_PACKED_FORMS: u32 = 512;
 /// In [`TyKernelNeeds`]: it takes `TY_COMBINE_LOGFMT10`.
-pub const TY_NEEDS_LOGFMT10: u32 = 1024;
+pub const TY_KERNELS_CAP_LOGFMT10: u32 = 1024;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;
@@ -114,8 +114,8 @@ pub struct TyKernelNeeds {
     pub size: usize,
     /// Windows used; `window_bytes[0 .. windows]` are their lengths, equal on all ranks.
     pub windows: u32,
-    /// Bits `TY_NEEDS_*`.
-    pub flags: u32,
+    /// Calls that it takes beyond plain ones: bits `TY_KERNELS_CAP_*`.
+    pub capabilities: u32,
     /// Needs of the transport inside the domain.
     pub scale_up: TyLinkNeeds,
     /// Needs of the transport between domains.

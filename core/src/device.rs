@@ -58,7 +58,7 @@ pub trait Device: Send + 'static {
 
     /// Starts a capture: work queued on a stream of [`stream_create`](Self::stream_create) from now on is
     /// recorded into a graph, and does not run. Called, as the next three, only with
-    /// [`TY_NEEDS_NO_SYNC`](crate::abi::TY_NEEDS_NO_SYNC).
+    /// [`TY_KERNELS_CAP_NO_SYNC`](crate::abi::TY_KERNELS_CAP_NO_SYNC).
     ///
     /// # Errors
     /// An unknown stream; errors of the device.

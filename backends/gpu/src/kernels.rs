@@ -196,8 +196,13 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: (WINDOWS * exchanges.len()) as u32,
-            flags: Path::call_flags(&paths, exchanges.iter().any(|exchange| exchange.stages))
-                | exchanges.iter().map(staging::call_flags).fold(0, |all, flags| all | flags),
+            capabilities: Path::capabilities(
+                &paths,
+                exchanges.iter().any(|exchange| exchange.stages),
+            ) | exchanges
+                .iter()
+                .map(staging::capabilities)
+                .fold(0, |all, flags| all | flags),
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],

@@ -264,7 +264,7 @@ fn bring_up(
             watchdog,
             claims: Claims::new(options.handles),
             device: (needs.device >= 0).then_some(needs.device),
-            forms: needs.flags,
+            forms: needs.capabilities,
         },
     });
     members.barrier("communicator ready")?;
@@ -351,7 +351,7 @@ fn check_masking(
             "transport `{transport}` does not declare `masking`: that a lost rank delays no other \
              rank, and hides no other failure"
         )
-    } else if needs.flags & abi::TY_NEEDS_MASKING == 0 {
+    } else if needs.capabilities & abi::TY_KERNELS_CAP_MASKING == 0 {
         format!("kernel set `{}` cannot go on without a lost rank", kernels.name())
     } else {
         return Ok(());

@@ -28,7 +28,7 @@ impl Communicator {
     /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
     /// carries them first.
     pub fn sends_weights(&self, layout: Layout) -> bool {
-        layout == Layout::Packed && self.components.takes(abi::TY_NEEDS_PACKED_SUMS)
+        layout == Layout::Packed && self.components.takes(abi::TY_KERNELS_CAP_PACKED_SUMS)
     }
 
     pub(super) fn check_combine_form(&self, combine: &Combine<'_>, layout: Layout) -> Result<()> {

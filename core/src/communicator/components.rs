@@ -48,16 +48,16 @@ impl std::fmt::Display for CallForm {
 }
 
 impl CallForm {
-    /// Bits `TY_NEEDS_*`, each of which includes it.
+    /// Bits `TY_KERNELS_CAP_*`, each of which includes it.
     pub(super) fn bits(self) -> u32 {
         match self {
-            Self::CallTokens => abi::TY_NEEDS_CALL_TOKENS,
-            Self::RoundOnce => abi::TY_NEEDS_ROUND_ONCE,
-            Self::PackedSums => abi::TY_NEEDS_ROUND_ONCE | abi::TY_NEEDS_PACKED_SUMS,
-            Self::SumWeights => abi::TY_NEEDS_SUM_WEIGHTS,
-            Self::Statistics => abi::TY_NEEDS_STATISTICS,
-            Self::PackedForms => abi::TY_NEEDS_PACKED_FORMS,
-            Self::LogFmt10 => abi::TY_NEEDS_LOGFMT10,
+            Self::CallTokens => abi::TY_KERNELS_CAP_CALL_TOKENS,
+            Self::RoundOnce => abi::TY_KERNELS_CAP_ROUND_ONCE,
+            Self::PackedSums => abi::TY_KERNELS_CAP_ROUND_ONCE | abi::TY_KERNELS_CAP_PACKED_SUMS,
+            Self::SumWeights => abi::TY_KERNELS_CAP_SUM_WEIGHTS,
+            Self::Statistics => abi::TY_KERNELS_CAP_STATISTICS,
+            Self::PackedForms => abi::TY_KERNELS_CAP_PACKED_FORMS,
+            Self::LogFmt10 => abi::TY_KERNELS_CAP_LOGFMT10,
         }
     }
 }
@@ -104,12 +104,12 @@ pub(super) struct OpenComponents {
     pub(super) claims: Claims,
     /// The device whose memory the kernel set works on; none where it works on host memory.
     pub(super) device: Option<i32>,
-    /// The forms of calls that the kernel set takes: bits `TY_NEEDS_*`.
+    /// The forms of calls that the kernel set takes: bits `TY_KERNELS_CAP_*`.
     pub(super) forms: u32,
 }
 
 impl OpenComponents {
-    /// True if the kernel set takes a form of calls, one of `TY_NEEDS_*`.
+    /// True if the kernel set takes a form of calls, one of `TY_KERNELS_CAP_*`.
     pub(super) fn takes(&self, form: u32) -> bool {
         self.forms & form != 0
     }

@@ -253,7 +253,7 @@ impl Communicator {
                 return Err(error);
             }
         };
-        let keeps = layout != Layout::Flat && !components.takes(abi::TY_NEEDS_NO_REGION);
+        let keeps = layout != Layout::Flat && !components.takes(abi::TY_KERNELS_CAP_NO_REGION);
         let region = keeps.then_some(claim);
         let handle = Handle {
             routing: RoutingClaim::first(&components, pending.slot, region),

@@ -209,13 +209,13 @@ impl Communicator {
 
     /// True if the kernel set takes calls in the order of a stream.
     pub fn has_streams(&self) -> bool {
-        self.components.takes(abi::TY_NEEDS_STREAMS)
+        self.components.takes(abi::TY_KERNELS_CAP_STREAMS)
     }
 
     /// True if the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
     /// can capture.
     pub fn has_graphs(&self) -> bool {
-        self.components.takes(abi::TY_NEEDS_NO_SYNC)
+        self.components.takes(abi::TY_KERNELS_CAP_NO_SYNC)
     }
 
     /// Frees outputs, handles and expert inputs that were dropped since the last call only once `streams`,
@@ -301,7 +301,7 @@ impl Communicator {
         if statistics.is_empty() {
             return Ok(());
         }
-        if !self.components.takes(abi::TY_NEEDS_STATISTICS) {
+        if !self.components.takes(abi::TY_KERNELS_CAP_STATISTICS) {
             return refuse("statistics: found some; expected none: the kernel set writes none");
         }
         let Statistics { expert_totals, waited_ns } = *statistics;
@@ -327,7 +327,7 @@ impl Communicator {
     }
 
     pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
-        if stream.is_none() || self.components.takes(abi::TY_NEEDS_STREAMS) {
+        if stream.is_none() || self.components.takes(abi::TY_KERNELS_CAP_STREAMS) {
             return Ok(());
         }
         let text = format!(
@@ -339,7 +339,7 @@ impl Communicator {
     }
 
     fn check_no_sync(&self, no_sync: bool) -> Result<()> {
-        if !no_sync || self.components.takes(abi::TY_NEEDS_NO_SYNC) {
+        if !no_sync || self.components.takes(abi::TY_KERNELS_CAP_NO_SYNC) {
             return Ok(());
         }
         let text = format!(

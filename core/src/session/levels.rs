@@ -386,7 +386,7 @@ mod tests {
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 5,
-            flags: 0,
+            capabilities: 0,
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
             window_bytes: [1; abi::TY_MAX_WINDOWS],

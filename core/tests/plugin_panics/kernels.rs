@@ -40,14 +40,14 @@ impl KernelSet for PanickyKernels {
     fn needs(&mut self, _: &Limits) -> Result<KernelNeeds> {
         self.0.enter("needs");
         let flags = match self.0.panic_in.as_str() {
-            UNKNOWN_NEEDS => abi::TY_NEEDS_MASKING | 1 << 31,
-            WITH_STREAMS | STREAMS_ON_HOST => abi::TY_NEEDS_STREAMS,
-            WITH_GRAPHS => abi::TY_NEEDS_STREAMS | abi::TY_NEEDS_NO_SYNC,
-            GRAPHS_ALONE => abi::TY_NEEDS_NO_SYNC,
+            UNKNOWN_NEEDS => abi::TY_KERNELS_CAP_MASKING | 1 << 31,
+            WITH_STREAMS | STREAMS_ON_HOST => abi::TY_KERNELS_CAP_STREAMS,
+            WITH_GRAPHS => abi::TY_KERNELS_CAP_STREAMS | abi::TY_KERNELS_CAP_NO_SYNC,
+            GRAPHS_ALONE => abi::TY_KERNELS_CAP_NO_SYNC,
             _ => 0,
         };
         let on_device = [WITH_STREAMS, WITH_GRAPHS].contains(&self.0.panic_in.as_str());
-        Ok(KernelNeeds { flags, device: if on_device { 0 } else { -1 }, ..sized() })
+        Ok(KernelNeeds { capabilities: flags, device: if on_device { 0 } else { -1 }, ..sized() })
     }
 
     fn allocate(&mut self, _: u32, _: u64, _: &MemoryNeeds) -> Result<Window> {
@@ -208,13 +208,13 @@ fn a_kernel_set_on_a_device_has_the_whole_table_of_it() {
         let component = Registry::built_in()?.kernels(name)?;
         component.open(&config(what), &sized::<KernelShape>())?.needs(&sized())
     };
-    assert_eq!(needs("panicky", WITH_STREAMS).unwrap().flags, abi::TY_NEEDS_STREAMS);
+    assert_eq!(needs("panicky", WITH_STREAMS).unwrap().capabilities, abi::TY_KERNELS_CAP_STREAMS);
     assert!(needs("panicky", WITH_GRAPHS).is_ok());
     for (name, what, expected) in [
         ("no_copy_on", WITH_STREAMS, "`copy_on`"),
         ("no_device", WITH_STREAMS, "`device`"),
         ("panicky", STREAMS_ON_HOST, "expected a device"),
-        ("panicky", GRAPHS_ALONE, "TY_NEEDS_STREAMS with it"),
+        ("panicky", GRAPHS_ALONE, "TY_KERNELS_CAP_STREAMS with it"),
     ] {
         let error = needs(name, what).unwrap_err().to_string();
         assert!(error.contains(expected), "{name}, {what}: {error}");

@@ -141,14 +141,14 @@ impl KernelSet for CpuKernels {
         Ok(KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 2,
-            flags: abi::TY_NEEDS_MASKING
-                | abi::TY_NEEDS_CALL_TOKENS
-                | abi::TY_NEEDS_ROUND_ONCE
-                | abi::TY_NEEDS_SUM_WEIGHTS
-                | abi::TY_NEEDS_PACKED_FORMS
-                | abi::TY_NEEDS_NO_REGION
+            capabilities: abi::TY_KERNELS_CAP_MASKING
+                | abi::TY_KERNELS_CAP_CALL_TOKENS
+                | abi::TY_KERNELS_CAP_ROUND_ONCE
+                | abi::TY_KERNELS_CAP_SUM_WEIGHTS
+                | abi::TY_KERNELS_CAP_PACKED_FORMS
+                | abi::TY_KERNELS_CAP_NO_REGION
                 // Sums of a domain would be encoded once more on the rail.
-                | if domains > 1 { 0 } else { abi::TY_NEEDS_LOGFMT10 },
+                | if domains > 1 { 0 } else { abi::TY_KERNELS_CAP_LOGFMT10 },
             scale_up,
             scale_out,
             window_bytes,

@@ -121,21 +121,21 @@ impl Path {
     }
 
     /// The kinds of calls that a communicator over these paths accepts, one path for each level: bits
-    /// `TY_NEEDS_*`. Calls that no caller waits for need one level of loads and stores. Among several domains
+    /// `TY_KERNELS_CAP_*`. Calls that no caller waits for need one level of loads and stores. Among several domains
     /// the host waits for the end of an operation. If rows are put, it waits until the staging may be written
     /// again (INV-4). `stages`: rows of the packed layout are staged.
-    pub(crate) fn call_flags(paths: &[Self], stages: bool) -> u32 {
+    pub(crate) fn capabilities(paths: &[Self], stages: bool) -> u32 {
         let no_sync = matches!(paths, [path] if !path.puts());
         // Between domains each forwarder would have to sum first.
-        let sums = if paths.len() == 1 { abi::TY_NEEDS_SUM_WEIGHTS } else { 0 };
-        abi::TY_NEEDS_STREAMS
+        let sums = if paths.len() == 1 { abi::TY_KERNELS_CAP_SUM_WEIGHTS } else { 0 };
+        abi::TY_KERNELS_CAP_STREAMS
             | sums
-            | if no_sync { abi::TY_NEEDS_NO_SYNC } else { 0 }
+            | if no_sync { abi::TY_KERNELS_CAP_NO_SYNC } else { 0 }
             | if stages {
-                abi::TY_NEEDS_PACKED_SUMS
-                    | abi::TY_NEEDS_MASKING
-                    | abi::TY_NEEDS_STATISTICS
-                    | abi::TY_NEEDS_PACKED_FORMS
+                abi::TY_KERNELS_CAP_PACKED_SUMS
+                    | abi::TY_KERNELS_CAP_MASKING
+                    | abi::TY_KERNELS_CAP_STATISTICS
+                    | abi::TY_KERNELS_CAP_PACKED_FORMS
             } else {
                 0
             }
@@ -231,18 +231,21 @@ pub(crate) mod tests {
 
     #[test]
     fn calls_that_no_caller_waits_for_are_taken_over_one_level_of_loads_and_stores_alone() {
-        let no_sync = |paths: &[Path]| Path::call_flags(paths, false) & abi::TY_NEEDS_NO_SYNC != 0;
+        let no_sync =
+            |paths: &[Path]| Path::capabilities(paths, false) & abi::TY_KERNELS_CAP_NO_SYNC != 0;
         let (ring, put) = (ring(1 << 20), of(DEVICE_API, CUDA, 1 << 20).unwrap());
         assert!(no_sync(&[Path::STORE]));
         for refused in [&[ring][..], &[put], &[Path::STORE, ring], &[Path::STORE, Path::STORE]] {
             assert!(!no_sync(refused), "{refused:?}");
-            assert_ne!(Path::call_flags(refused, false) & abi::TY_NEEDS_STREAMS, 0);
+            assert_ne!(Path::capabilities(refused, false) & abi::TY_KERNELS_CAP_STREAMS, 0);
         }
     }
 
     #[test]
     fn returned_weights_are_summed_over_one_level_alone() {
-        let sums = |paths: &[Path]| Path::call_flags(paths, false) & abi::TY_NEEDS_SUM_WEIGHTS != 0;
+        let sums = |paths: &[Path]| {
+            Path::capabilities(paths, false) & abi::TY_KERNELS_CAP_SUM_WEIGHTS != 0
+        };
         let ring = ring(1 << 20);
         assert!(sums(&[Path::STORE]) && sums(&[ring]));
         assert!(!sums(&[Path::STORE, ring]) && !sums(&[Path::STORE, Path::STORE]));

@@ -80,12 +80,12 @@ pub(crate) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
         .map_err(with_fix)
 }
 
-/// The calls that an exchange takes because it stages rows: bits `TY_NEEDS_*`. Rows are encoded where a thread has
-/// two pieces of them.
-pub(crate) fn call_flags(exchange: &Exchange) -> u32 {
+/// The calls that an exchange takes because it stages rows: bits `TY_KERNELS_CAP_*`. Rows are encoded where a thread
+/// has two pieces of them.
+pub(crate) fn capabilities(exchange: &Exchange) -> u32 {
     let hidden = exchange.shape.hidden;
     let codes = exchange.stages && logfmt::takes(hidden as usize) && hidden <= 16 * THREADS;
-    if codes { abi::TY_NEEDS_LOGFMT10 } else { 0 }
+    if codes { abi::TY_KERNELS_CAP_LOGFMT10 } else { 0 }
 }
 
 fn with_fix(error: Error) -> Error {
@@ -261,7 +261,7 @@ mod tests {
             let fits = StagingSizes::new(&exchange, 0)
                 .refuses(logfmt::most_bytes(hidden as usize) as u64, 0);
             assert_eq!(fits, None);
-            call_flags(&exchange) & abi::TY_NEEDS_LOGFMT10 != 0
+            capabilities(&exchange) & abi::TY_KERNELS_CAP_LOGFMT10 != 0
         };
         assert!(takes(512, true) && takes(7168, true) && takes(8192, true));
         assert!(!takes(7168, false) && !takes(768, true) && !takes(8704, true));

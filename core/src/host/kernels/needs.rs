@@ -15,7 +15,7 @@ impl OpenKernels {
         let mut needs = KernelNeeds {
             size: size_of::<KernelNeeds>(),
             windows: 0,
-            flags: 0,
+            capabilities: 0,
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
             window_bytes: [0; abi::TY_MAX_WINDOWS],
@@ -34,21 +34,22 @@ impl OpenKernels {
                 .filter(|window| is_for_level(&needs, *window, level));
             self.check_needs(name, limits, windows.count() as u32, link)?;
         }
-        let known = abi::TY_NEEDS_MASKING
-            | abi::TY_NEEDS_STREAMS
-            | abi::TY_NEEDS_NO_SYNC
-            | abi::TY_NEEDS_CALL_TOKENS
-            | abi::TY_NEEDS_ROUND_ONCE
-            | abi::TY_NEEDS_SUM_WEIGHTS
-            | abi::TY_NEEDS_NO_REGION
-            | abi::TY_NEEDS_PACKED_SUMS
-            | abi::TY_NEEDS_STATISTICS
-            | abi::TY_NEEDS_PACKED_FORMS
-            | abi::TY_NEEDS_LOGFMT10;
-        let unknown = needs.flags & !known;
+        let known = abi::TY_KERNELS_CAP_MASKING
+            | abi::TY_KERNELS_CAP_STREAMS
+            | abi::TY_KERNELS_CAP_NO_SYNC
+            | abi::TY_KERNELS_CAP_CALL_TOKENS
+            | abi::TY_KERNELS_CAP_ROUND_ONCE
+            | abi::TY_KERNELS_CAP_SUM_WEIGHTS
+            | abi::TY_KERNELS_CAP_NO_REGION
+            | abi::TY_KERNELS_CAP_PACKED_SUMS
+            | abi::TY_KERNELS_CAP_STATISTICS
+            | abi::TY_KERNELS_CAP_PACKED_FORMS
+            | abi::TY_KERNELS_CAP_LOGFMT10;
+        let unknown = needs.capabilities & !known;
         if unknown != 0 {
-            let text =
-                format!("found needs with the flags {unknown:#x}, which this core does not know");
+            let text = format!(
+                "found needs with the capabilities {unknown:#x}, which this core does not know"
+            );
             return Err(Error::new(ErrorKind::Plugin, "needs", text)
                 .with_context("component", self.name())
                 .with_fix("use a kernel set that was made for this version"));
@@ -76,11 +77,11 @@ impl OpenKernels {
     /// Checks that a set that works on a device has the whole device table, and that only such a set has
     /// streams and graphs.
     fn check_device(&self, needs: &KernelNeeds) -> Result<()> {
-        let (streams, no_sync) = (abi::TY_NEEDS_STREAMS, abi::TY_NEEDS_NO_SYNC);
-        let broken = if needs.flags & no_sync != 0 && needs.flags & streams == 0 {
-            "found TY_NEEDS_NO_SYNC alone; expected TY_NEEDS_STREAMS with it"
-        } else if needs.flags & streams != 0 && needs.device < 0 {
-            "found TY_NEEDS_STREAMS on the host; expected a device"
+        let (streams, no_sync) = (abi::TY_KERNELS_CAP_STREAMS, abi::TY_KERNELS_CAP_NO_SYNC);
+        let broken = if needs.capabilities & no_sync != 0 && needs.capabilities & streams == 0 {
+            "found TY_KERNELS_CAP_NO_SYNC alone; expected TY_KERNELS_CAP_STREAMS with it"
+        } else if needs.capabilities & streams != 0 && needs.device < 0 {
+            "found TY_KERNELS_CAP_STREAMS on the host; expected a device"
         } else if needs.device >= 0 {
             return self.check_device_table();
         } else {
