@@ -309,7 +309,7 @@ impl Report {
         self.reason.kind == Self::MASKED
     }
 
-    /// The knowledge of this rank about another. The report must come from [`read()`](crate::read()),
+    /// The knowledge of this rank about another. The report must come from [`read()`](super::read()),
     /// which sorts peers.
     pub fn peer(&self, rank: u32) -> Option<&Peer> {
         let at = self.peers.binary_search_by_key(&rank, |peer| peer.rank).ok()?;
