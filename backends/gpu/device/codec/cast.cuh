@@ -11,7 +11,7 @@ constexpr u32 kGroup = 128;
 constexpr u32 kCastRound = 2, kCastUe8m0 = 3;
 
 // Bytes of a channel before the cast.
-__device__ inline u32 channel_bytes(const DispatchArgs& a) { return a.dtype == 3 ? 4 : 2; }
+__device__ inline u32 channel_bytes(const DispatchArgs& a) { return a.dtype == kFp32 ? 4 : 2; }
 
 // The e4m3 code of a value, without its sign.
 __device__ inline u32 e4m3_magnitude(float value) {
@@ -46,10 +46,10 @@ struct Channels {
 
   // `second` is only of f32, where eight channels take 32 bytes.
   __device__ void widen(u32 dtype, const uint4& first, const uint4& second) {
-    if (dtype == 3) {
+    if (dtype == kFp32) {
       F32::widen(first, x);
       F32::widen(second, x + 4);
-    } else if (dtype == 1) {
+    } else if (dtype == kBf16) {
       Bf16::widen(first, x);
     } else {
       F16::widen(first, x);
@@ -63,7 +63,7 @@ struct Channels {
   }
   __device__ void load(const DispatchArgs& a, u64 at) {
     const uint4* from = reinterpret_cast<const uint4*>(a.raw + at * channel_bytes(a));
-    widen(a.dtype, load_16(from), a.dtype == 3 ? load_16(from + 1) : make_uint4(0, 0, 0, 0));
+    widen(a.dtype, load_16(from), a.dtype == kFp32 ? load_16(from + 1) : make_uint4(0, 0, 0, 0));
   }
   // The codes of two channels, multiplied by a factor; the low byte is of the first. Arithmetic does not
   // preserve the sign of a NaN, so signs are those of the channels.

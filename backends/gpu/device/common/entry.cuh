@@ -223,7 +223,9 @@ __device__ bool poll_entries(const Common& c, const Up& up, u32 words, u32* tabl
 }
 
 // The signature of its rank's call, in a head.
-__device__ inline u64 signature_of(const u32* head) { return head[1] | (u64)head[6] << 32; }
+__device__ inline u64 signature_of(const u32* head) {
+  return head[kHeadSignature] | (u64)head[kHeadSignatureHigh] << 32;
+}
 
 struct Decision {
   u32 code;
@@ -231,20 +233,20 @@ struct Decision {
 };
 
 // Whether a head says that its rank takes part.
-__device__ inline bool takes_part(const u32* head) { return (head[0] & 0xff) == kEnter; }
+__device__ inline bool takes_part(const u32* head) { return (head[kHeadVerdict] & 0xff) == kEnter; }
 
 // Whether a head holds an objection.
 __device__ inline bool objects(const Common& c, const u32* head) {
-  return !takes_part(head) || signature_of(head) != c.signature || head[2] != c.origin();
+  return !takes_part(head) || signature_of(head) != c.signature || head[kHeadOrigin] != c.origin();
 }
 
 // Whether one word of a head holds an objection; a head that does has such a word.
 __device__ inline bool word_objects(const Common& c, u32 word, u32 value) {
   switch (word) {
-    case 0: return (value & 0xff) != kEnter;
-    case 1: return value != (u32)c.signature;
-    case 2: return value != c.origin();
-    case 6: return value != (u32)(c.signature >> 32);
+    case kHeadVerdict: return (value & 0xff) != kEnter;
+    case kHeadSignature: return value != (u32)c.signature;
+    case kHeadOrigin: return value != c.origin();
+    case kHeadSignatureHigh: return value != (u32)(c.signature >> 32);
     default: return false;
   }
 }
@@ -253,17 +255,17 @@ __device__ inline bool word_objects(const Common& c, u32 word, u32 value) {
 // refusal may be another rank's that its forwarder passes on; its order is in the field of a region.
 __device__ TY_COLD Decision first_objection(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
-    if ((table[s * words + 1] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
+    if ((table[s * words + kHeadSignature] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
   u32 refused = c.ranks;
   for (u32 s = 0; s < c.ranks; s++)
     if (!takes_part(&table[s * words]) &&
-        (refused == c.ranks || table[s * words + 3] < table[refused * words + 3]))
+        (refused == c.ranks || table[s * words + kHeadPlace] < table[refused * words + kHeadPlace]))
       refused = s;
   if (refused < c.ranks) return {kRefused, refused};
   for (u32 s = 0; s < c.ranks; s++)
     if (signature_of(&table[s * words]) != c.signature) return {kMismatch, s};
   for (u32 s = 0; s < c.ranks; s++)
-    if (table[s * words + 2] != c.origin()) return {kOrigin, s};
+    if (table[s * words + kHeadOrigin] != c.origin()) return {kOrigin, s};
   return {kGo, c.rank};
 }
 
@@ -298,14 +300,14 @@ __device__ TY_COLD Guard report_to_host(const Common& c, Up up, Decision d, cons
   Outcome& o = *c.outcome;
   o.code = d.code;
   o.rank = d.rank;
-  o.verdict = head[0] & 0xff;
+  o.verdict = head[kHeadVerdict] & 0xff;
   o.signature = signature_of(head);
   o.own_signature = c.signature;
-  o.origin = head[2];
-  o.objector = head[3];
+  o.origin = head[kHeadOrigin];
+  o.objector = head[kHeadPlace];
   o.own_origin = c.origin();
   o.text_bytes = 0;
-  bool text = d.code == kRefused || (d.code == kFull && head[7] != 0);
+  bool text = d.code == kRefused || (d.code == kFull && head[kHeadText] != 0);
   bool heard = !text || poll_text(c, up, d.rank, o.verdict, guard);
   if (c.no_host_sync || !heard) c.state->stopped = 1;
   if (heard) store_release(&o.epoch, c.ticket);

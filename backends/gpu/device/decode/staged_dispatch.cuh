@@ -111,7 +111,7 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
       const u64* at = entry_word(c, up, c.rank, source, word);
       u32 value = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);
       t.heard[i] = value;
-      if (word == 0) note_wait(args.staging, source);
+      if (word == kHeadVerdict) note_wait(args.staging, source);
       if (guard.ended() || word_objects(c, word, value)) atomic_or(t.pending, kAgainst);
       atomic_add(t.pending, ~0u);
     }

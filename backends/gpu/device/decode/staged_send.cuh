@@ -181,13 +181,13 @@ struct SentRow {
     u64 at = ((u64)token * a.hidden + first) * channel_bytes(a);
     const uint4* from = reinterpret_cast<const uint4*>(a.raw + at);
     given[0] = load_16(from), given[1] = load_16(from + 1);
-    if (a.dtype == 3) given[2] = load_16(from + 2), given[3] = load_16(from + 3);
+    if (a.dtype == kFp32) given[2] = load_16(from + 2), given[3] = load_16(from + 3);
   }
   __device__ TY_INLINED void cast_piece(const DispatchArgs& a, u32 j, const uint4 (&given)[4], const SentTables& t) {
     u32 first = piece_at(j) * kCastChannels;
     bool inside = first < a.hidden;
     CastLane lane{};
-    if (inside && a.dtype == 3) {
+    if (inside && a.dtype == kFp32) {
       lane.half[0].widen(3, given[0], given[1]);
       lane.half[1].widen(3, given[2], given[3]);
     } else if (inside) {

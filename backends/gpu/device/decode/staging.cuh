@@ -216,14 +216,14 @@ class Heads {
   template <class RowsFor>
   __device__ static u32 head_word(const Common& c, const StagedHead& h, u32 word, u32 peer, RowsFor rows_for) {
     switch (word) {
-      case 0: return h.verdict | (h.verdict == kEnter ? kStages : 0);
-      case 1: return (u32)c.signature;
-      case 2: return c.origin();
-      case 3: return c.objector;
-      case 4: return h.pieces;
-      case 5: return h.verdict == kEnter ? rows_for(peer) : 0;
-      case 6: return (u32)(c.signature >> 32);
-      case 7: return c.text_bytes;
+      case kHeadVerdict: return h.verdict | (h.verdict == kEnter ? kStages : 0);
+      case kHeadSignature: return (u32)c.signature;
+      case kHeadOrigin: return c.origin();
+      case kHeadPlace: return c.objector;
+      case kHeadPieces: return h.pieces;
+      case kHeadRows: return h.verdict == kEnter ? rows_for(peer) : 0;
+      case kHeadSignatureHigh: return (u32)(c.signature >> 32);
+      case kHeadText: return c.text_bytes;
       default: return 0;
     }
   }
@@ -266,16 +266,16 @@ __device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u
 #pragma unroll 1
   for (u32 source = portion.first; source < c.ranks; source += portion.step) {
     const u32* head = &heard[source * kHead];
-    u32 rows = takes_part(head) && (head[0] & kStages) ? head[5] : 0;
-    u32 pieces = min(head[4], (u32)(s.row_pitch / 16));
+    u32 rows = takes_part(head) && (head[kHeadVerdict] & kStages) ? head[kHeadRows] : 0;
+    u32 pieces = min(head[kHeadPieces], (u32)(s.row_pitch / 16));
 #pragma unroll 1
     for (; rows > 0; rows--) {
       if (threadIdx.x == 0) found = find_row(c, s, up, source, guard);
       sync_block();
       u32 token = found;
       if (token == ~0u) break;
-      if (AnyFormat && (head[4] & kStagesCoded)) {
-        drain_coded(c, s, up, source, token, head[4] & ~kStagesCoded, guard);
+      if (AnyFormat && (head[kHeadPieces] & kStagesCoded)) {
+        drain_coded(c, s, up, source, token, head[kHeadPieces] & ~kStagesCoded, guard);
         sync_block();
         continue;
       }
@@ -348,14 +348,14 @@ __device__ TY_COLD bool poll_masked_heads(const Common& c, const Staging& s, Up 
     What what{kPhaseEntry, source, word, c.epoch()};
     if (is_there) {
       u32 value = poll_seen(entry_word(c, up, c.rank, source, word), 0, what, guard);
-      if (word == 0) note_wait(s, source);
+      if (word == kHeadVerdict) note_wait(s, source);
       return value;
     }
     switch (word) {
-      case 0: return kEnter;
-      case 1: return (u32)c.signature;
-      case 2: return c.origin();
-      case 6: return (u32)(c.signature >> 32);
+      case kHeadVerdict: return kEnter;
+      case kHeadSignature: return (u32)c.signature;
+      case kHeadOrigin: return c.origin();
+      case kHeadSignatureHigh: return (u32)(c.signature >> 32);
       default: return 0;
     }
   });
@@ -374,7 +374,7 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const U
     u32 source = i / kHead, word = i % kHead;
     const u64* at = entry_word(c, up, c.rank, source, word);
     heard[i] = poll_seen(at, seen, {kPhaseEntry, source, word, epoch}, guard);
-    if (word == 0) note_wait(s, source);
+    if (word == kHeadVerdict) note_wait(s, source);
   }
   if (!sync_block_and(!guard.ended())) return false;
   decision = decide_together(c, heard);

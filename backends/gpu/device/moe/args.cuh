@@ -32,7 +32,24 @@ constexpr bool kMayPush = !kPuts && !kGrouped;
 
 constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
+// The types of rows: the codes of DType, on the host.
+constexpr u32 kBf16 = 1;
+constexpr u32 kFp16 = 2;
+constexpr u32 kFp32 = 3;
+
 constexpr u32 kHead = 8;        // words of an entry's head
+// The words of a head. Some differ by operation; the signature, which comes first, tells heads of two apart.
+constexpr u32 kHeadVerdict = 0;        // how its rank takes part; above it the number of blocks, and flags
+constexpr u32 kHeadSignature = 1;      // of the call, the low half
+constexpr u32 kHeadOrigin = 2;         // the rank whose refusal it passes on
+constexpr u32 kHeadPlace = 3;          // dispatch: of the region, in units of kRegionAlign; combine: of the rows, of 16
+constexpr u32 kHeadCapacity = 4;       // dispatch: room of the region, in the same unit
+constexpr u32 kHeadWeights = 4;        // combine: the place of the rows' weights, in units of 16 bytes
+constexpr u32 kHeadPieces = 4;         // decode: pieces of 16 bytes in a row
+constexpr u32 kHeadRows = 5;           // combine: the rows that it has; decode: those that it sends the receiver
+constexpr u32 kHeadSignatureHigh = 6;  // of the call, the high half
+constexpr u32 kHeadText = 7;           // dispatch: bytes of a refusal's text
+constexpr u32 kHeadLanding = 7;        // combine: the place where rows are pushed to, in units of 16 bytes
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 512 / kWave;  // of a block
@@ -317,7 +334,7 @@ struct DispatchArgs {
   // Rows that are cast as they move: `x` and `scales` are then null.
   const u8* raw;        // [T, hidden] of the type `dtype`
   u32 cast;             // TY_CAST_*
-  u32 dtype;            // 1 bf16, 2 fp16, 3 fp32
+  u32 dtype;            // kBf16, kFp16 or kFp32
   u32 hidden;
   u32 source_first;     // of this rank's first token
   const u32* sources;   // [T]: of each, where kGrouped

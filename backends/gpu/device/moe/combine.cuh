@@ -18,7 +18,7 @@ __device__ inline u32 rows_end(const CombineArgs& a, u32 d) {
 __device__ inline Decision check_owners(const CombineArgs& a, const u32* heard) {
   for (u32 first = 0; first < a.c.ranks; first += kWave) {
     u32 d = first + lane_id();
-    Lanes bad = ballot(d < a.c.ranks && rows_end(a, d) > heard[d * kHead + 5]);
+    Lanes bad = ballot(d < a.c.ranks && rows_end(a, d) > heard[d * kHead + kHeadRows]);
     if (bad != 0) return {kBadRows, first + first_of(bad)};
   }
   return {kGo, a.c.rank};
@@ -122,10 +122,10 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
     const u32* head = &t.heard[d * kHead];
     u64 rows = kGrouped ? 0 : (u64)a.r.row_base[d] * a.row_bytes;
-    t.first[d] = at(d, (u64)head[3] * 16 + rows);
-    t.weights[d] = at(d, (u64)head[4] * 16);
+    t.first[d] = at(d, (u64)head[kHeadPlace] * 16 + rows);
+    t.weights[d] = at(d, (u64)head[kHeadWeights] * 16);
     if constexpr (!kMayPush) continue;
-    bool pushed = (head[0] & kPushes) && d != me;
+    bool pushed = (head[kHeadVerdict] & kPushes) && d != me;
     t.flags[d] = pushed ? reinterpret_cast<u64>(unit_flags(a, up, me, d)) : 0;
     waits |= pushed;
     for (u32 w = 0; w < kSummingWarps && pushed; w++) t.seen[w * a.c.ranks + d] = 0;
@@ -135,7 +135,7 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
     t.start[d] = a.r.source_rows[d];
     if (d + 1 == a.c.ranks) t.start[d + 1] = a.r.source_rows[d + 1];
     // Into this rank's own arena where the source has no room.
-    t.to[d] = head[7] ? at(d, landing_of(a, (u64)head[7] * 16, me))
+    t.to[d] = head[kHeadLanding] ? at(d, landing_of(a, (u64)head[kHeadLanding] * 16, me))
                       : at(me, a.x + t.start[d] * a.row_bytes);
   }
   return sync_block_or(waits);
@@ -193,7 +193,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
   if (blockIdx.x == 0) {
     if (d.code == kGo)
       for (u32 s = threadIdx.x; s < a.c.ranks; s += blockDim.x)
-        a.c.expect(a.c.done_totals(), s, (t.heard[s * kHead] & ~kPushes) >> 8);
+        a.c.expect(a.c.done_totals(), s, (t.heard[s * kHead + kHeadVerdict] & ~kPushes) >> 8);
     sync_block();
     // The first warp is the loading one.
     if (threadIdx.x == blockDim.x - kWave) {

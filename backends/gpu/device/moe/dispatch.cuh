@@ -35,22 +35,22 @@ struct EntryHeader {
 __device__ inline void write_head(const DispatchArgs& a, const EntryHeader& header, bool bad) {
   u32 verdict = bad ? kRefuseRoute : verdict_of(a);
   u32 objector = kGrouped ? a.c.objector_now() : a.c.objector;
-  u32 place = verdict == kEnter ? (u32)(a.region / 128) : objector;
+  u32 place = verdict == kEnter ? (u32)(a.region / kRegionAlign) : objector;
   u32* head = header.words;
-  head[0] = verdict | gridDim.x << 8;
-  head[1] = (u32)a.c.signature;
-  head[2] = a.c.origin();
-  head[3] = place;
-  head[4] = (u32)(a.capacity / 128);
-  head[5] = 0;
-  head[6] = (u32)(a.c.signature >> 32);
-  head[7] = a.c.text_bytes;
+  head[kHeadVerdict] = verdict | gridDim.x << 8;
+  head[kHeadSignature] = (u32)a.c.signature;
+  head[kHeadOrigin] = a.c.origin();
+  head[kHeadPlace] = place;
+  head[kHeadCapacity] = (u32)(a.capacity / kRegionAlign);
+  head[kHeadRows] = 0;
+  head[kHeadSignatureHigh] = (u32)(a.c.signature >> 32);
+  head[kHeadText] = a.c.text_bytes;
 }
 
 template <class Up>
 __device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const EntryHeader& header, Guard& guard) {
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
-  post_entry(a.c, up, words, header.words[0] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
+  post_entry(a.c, up, words, header.words[kHeadVerdict] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return header.words[w];
     if (verdict_of(a) != kEnter) return 0;
     w -= kHead;
@@ -124,12 +124,12 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
     Region region = region_of(a, t, d);
     if (d == a.c.rank) own_region() = region;
     t.needed[d] = region.bytes;
-    if (region.bytes > (u64)head[4] * 128) atomic_min(&full, d);
+    if (region.bytes > (u64)head[kHeadCapacity] * kRegionAlign) atomic_min(&full, d);
     if (a.stages_rows()) {
       aim_at_staging(a, t, d);
       continue;
     }
-    Landing to{d, t.x[d] + (u64)head[3] * 128, region};
+    Landing to{d, t.x[d] + (u64)head[kHeadPlace] * kRegionAlign, region};
     t.x[d] = to.at(a, 0);
     t.scales[d] = to.at(a, 1);
     t.weights[d] = to.at(a, 2);
@@ -142,7 +142,7 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
 }
 
 __device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
-  return {rank, (u64)t.heard[rank * words_of(a) + 3] * 128, region_of(a, t, rank)};
+  return {rank, (u64)t.heard[rank * words_of(a) + kHeadPlace] * kRegionAlign, region_of(a, t, rank)};
 }
 
 // Puts the rows that this block has staged. The whole block.
@@ -240,7 +240,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
                             Guard& guard) {
   u32 lane = lane_id(), me = a.c.rank, n = words_of(a), rows = 0;
   u64 tokens = t.tokens[me];
-  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + 3] * 128);
+  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * n + kHeadPlace] * kRegionAlign);
   u32* ends = reinterpret_cast<u32*>(base + own_region().rank_ends);
   // Rows of several domains lie in the order of world ranks.
   if (kGrouped && lane == 0) {
@@ -265,7 +265,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
       ends[s] = t.first_row[s] + counts[0];
     }
     // Rows in tiles have all been received when this kernel ends.
-    u64 signals = a.in_tiles() ? 0 : t.heard[s * n] >> 8;
+    u64 signals = a.in_tiles() ? 0 : t.heard[s * n + kHeadVerdict] >> 8;
     if (a.stages_rows()) signals = signals_of_rows(a, rows_from(a, t.heard, me, s));
     a.c.expect(a.c.rows_totals(), s, signals);
   }
@@ -290,7 +290,7 @@ __device__ void report_sizes(const DispatchArgs& a, const Up& up, const Dispatch
     a.c.outcome->tokens = t.tokens[d.rank];
     a.c.outcome->rows = a.is_flat() ? 0 : t.expert_rows[d.rank];
     a.c.outcome->needed = t.needed[d.rank];
-    a.c.outcome->capacity = (u64)head[4] * 128;
+    a.c.outcome->capacity = (u64)head[kHeadCapacity] * kRegionAlign;
   }
   tell(a.c, up, d, head, guard);
 }

@@ -33,7 +33,7 @@ __device__ inline u64 owned_before(const CombineArgs& a, const u32* heard, u32 g
 // Whether every owner has the rows that routings name.
 __device__ inline Decision check_returned(const CombineArgs& a, const u32* heard) {
   for (u32 d = 0; d < a.c.ranks; d++) {
-    bool there = rows_end(a, d) <= heard[d * return_words(a) + 5];
+    bool there = rows_end(a, d) <= heard[d * return_words(a) + kHeadRows];
     bool here = owned_before(a, heard, a.c.groups() - 1, d + 1) <= operation().rows;
     if (!there || !here) return {kBadRows, d};
   }

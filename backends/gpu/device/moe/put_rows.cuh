@@ -24,7 +24,7 @@ struct Staged {
     width[3] = by_k, width[4] = 4;
     for (u32 i = 0; i < kStagedArrays; i++) {
       at[i] = end;
-      end += align_128(rows * width[i]);
+      end += align_region(rows * width[i]);
     }
   }
   // The offset and the width of an array that is known late. Comparisons find them: an index that is no

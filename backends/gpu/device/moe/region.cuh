@@ -17,8 +17,11 @@ constexpr unsigned kFlat = 1;         // one per token and rank
 constexpr unsigned kExpertMajor = 2;  // one per token and expert, experts one after the other
 constexpr unsigned kPacked = 3;       // the same, with R*M places per expert
 
-TY_DEVICE inline unsigned long long align_128(unsigned long long bytes) {
-  return (bytes + 127) / 128 * 128;
+// The alignment of a region, and of its arrays: REGION_ALIGN of the host.
+constexpr unsigned kRegionAlign = 128;
+
+TY_DEVICE inline unsigned long long align_region(unsigned long long bytes) {
+  return (bytes + kRegionAlign - 1) / kRegionAlign * kRegionAlign;
 }
 
 // All inputs of a region's arrays except the number of rows that arrive.
@@ -39,26 +42,26 @@ struct Region {
   TY_DEVICE Region(const RegionShape& s, unsigned long long tokens,
                    unsigned long long expert_rows) {
     bool flat = s.layout == kFlat, major = s.layout == kExpertMajor, packed = s.layout == kPacked;
-    unsigned long long rows = flat ? tokens : expert_rows, by_k = align_128(tokens * s.topk * 4);
+    unsigned long long rows = flat ? tokens : expert_rows, by_k = align_region(tokens * s.topk * 4);
     unsigned long long local = s.local_experts;
-    scales = align_128(rows * s.row_bytes);
-    weights = scales + align_128(rows * s.scale_words * 4);
-    unsigned long long weight_bytes = flat ? by_k : align_128(rows * 4);
+    scales = align_region(rows * s.row_bytes);
+    weights = scales + align_region(rows * s.scale_words * 4);
+    unsigned long long weight_bytes = flat ? by_k : align_region(rows * 4);
     ids = weights + (s.weights ? weight_bytes : 0);
     source = ids + (flat ? by_k : 0);
-    slots = source + align_128((packed ? rows : tokens) * 4);
+    slots = source + align_region((packed ? rows : tokens) * 4);
     rank_counts = slots + (flat ? 0 : by_k);
-    expert_counts = rank_counts + align_128(s.ranks * 4ull);
-    expert_starts = expert_counts + align_128(local * 4);
-    expert_ends = expert_starts + (major ? align_128((local + 1) * 4) : 0);
-    rank_ends = expert_ends + (major ? align_128(local * 4) : 0);
-    ranges = rank_ends + align_128(s.ranks * 4ull);
-    landed_scales = ranges + (packed ? align_128(local * s.ranks * 8) : 0);
-    landed_weights = landed_scales + (flat ? 0 : align_128(tokens * s.scale_words * 4));
+    expert_counts = rank_counts + align_region(s.ranks * 4ull);
+    expert_starts = expert_counts + align_region(local * 4);
+    expert_ends = expert_starts + (major ? align_region((local + 1) * 4) : 0);
+    rank_ends = expert_ends + (major ? align_region(local * 4) : 0);
+    ranges = rank_ends + align_region(s.ranks * 4ull);
+    landed_scales = ranges + (packed ? align_region(local * s.ranks * 8) : 0);
+    landed_weights = landed_scales + (flat ? 0 : align_region(tokens * s.scale_words * 4));
     landed_source = landed_weights + (!flat && s.weights ? by_k : 0);
-    totals = landed_source + (packed ? align_128(tokens * 4) : 0);
-    lost = totals + align_128(2 * 8);
-    bytes = lost + align_128(s.ranks);
+    totals = landed_source + (packed ? align_region(tokens * 4) : 0);
+    lost = totals + align_region(2 * 8);
+    bytes = lost + align_region(s.ranks);
   }
 };
 

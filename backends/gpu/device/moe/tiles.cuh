@@ -79,7 +79,7 @@ __device__ inline u32 parts_of(const DispatchArgs& a, const DispatchTables& t) {
 template <class Up>
 __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const DispatchTables& t) {
   u32 me = a.c.rank;
-  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * words_of(a) + 3] * 128);
+  u8* base = reach(a.c, up, kArena, me, (u64)t.heard[me * words_of(a) + kHeadPlace] * kRegionAlign);
   const Region& region = own_region();
   SpreadArgs s = {};
   s.x = reinterpret_cast<u8*>(t.x[me]);

@@ -91,7 +91,7 @@ void combine_one(Rank& r, const Dispatched& d, const Call& call, const Way& way,
   a.bias0 = call.biases & 1 ? (u8*)rows.bias[0] : nullptr, a.bias1 = call.biases & 2 ? (u8*)rows.bias[1] : nullptr;
   a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes / call.pieces / 16 * 16;
   a.pieces = (u32)((a.row_bytes + a.piece_bytes - 1) / a.piece_bytes);
-  a.stages = 1 + r.operations % 4, a.stage_bytes = (u32)align_128(a.piece_bytes), a.table_bytes = 8 << 10;
+  a.stages = 1 + r.operations % 4, a.stage_bytes = (u32)align_region(a.piece_bytes), a.table_bytes = 8 << 10;
   a.returns_weights = call.returns_weights, a.at_once = call.at_once || r.operations % 2;
   a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.max_tokens, a.unit_shift = r.s.topk % 3;
   m = {(u8*)rows.y, call.returns_weights ? rows.weights : nullptr, call.weighted ? d.weights(r) : nullptr, d.slots(r),

@@ -305,7 +305,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4;
   u32 tiled = r.operations % 2 ? kWarps / 2 - 1 : kWarps * 3 / 4;
   a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : tiled;
-  a.stage_bytes = (u32)align_128(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
+  a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
@@ -328,7 +328,7 @@ void cast_from(DispatchArgs& a, const std::vector<u32>& raw, u32 how, u32 dtype)
   a.raw = (const u8*)raw.data(), a.x = nullptr, a.scales = nullptr;
   a.cast = how, a.dtype = dtype, a.hidden = (u32)a.row_bytes;
   a.piece_bytes = std::min(512u, a.hidden), a.pieces = (a.hidden + a.piece_bytes - 1) / a.piece_bytes;
-  a.stage_scales = (u32)align_128(a.piece_bytes * (dtype == 3 ? 4 : 2)), a.stage_bytes = a.stage_scales + 128;
+  a.stage_scales = (u32)align_region(a.piece_bytes * (dtype == 3 ? 4 : 2)), a.stage_bytes = a.stage_scales + 128;
   a.stages = 1 + a.stages % 2, a.movers = 6;
   share_out(a);
 }

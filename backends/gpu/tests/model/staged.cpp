@@ -43,10 +43,10 @@ Staging staging_of(const Rank& r, Way way) {
   s.words_factor = factor_of(s.token_words), s.report_factor = factor_of(s.token_words + r.s.local());
   s.ranks_factor = factor_of(ranks);
   // Sums that are rounded once are staged as f32.
-  s.row_pitch = align_128(2 * r.s.row_bytes + 4 * r.s.scale_words + 16);
+  s.row_pitch = align_region(2 * r.s.row_bytes + 4 * r.s.scale_words + 16);
   s.words = kStagedAt;
-  s.records = s.words + align_128(8ull * kSlots * ranks * (s.token_words + r.s.local()));
-  s.rows = s.records + align_128((u64)kSlots * ranks * most * s.record_pitch);
+  s.records = s.words + align_region(8ull * kSlots * ranks * (s.token_words + r.s.local()));
+  s.rows = s.records + align_region((u64)kSlots * ranks * most * s.record_pitch);
   if (s.rows + (u64)kSlots * ranks * most * s.row_pitch > kControlBytes) fail("staging is too small");
   s.phases = kSends | kReceives;
   // One of them posts heads, the others send rows.
