@@ -200,6 +200,22 @@ pub fn is_rank_of_mpirun(env: &dyn Fn(&str) -> Option<String>) -> bool {
     !within_torchrun && [Launcher::OpenMpi, Launcher::Hydra].into_iter().any(several)
 }
 
+/// The variables of a launcher that started this process as one of several ranks, as text for display:
+/// `RANK=0, WORLD_SIZE=8 (torchrun)`. Shells inside a job of Slurm may have them too.
+pub fn launched_world(env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let env = Env::new(env);
+    let several = |ranks: Option<u32>| ranks.is_some_and(|ranks| ranks > 1);
+    let [rank, ranks, _] = OWN;
+    if env.is_set(rank) && several(env.get(ranks).and_then(|ranks| ranks.parse().ok())) {
+        let shown = |name| format!("{name}={}", env.get(name).unwrap_or_default());
+        return Some(format!("{}, {}", shown(rank), shown(ranks)));
+    }
+    let mut launchers = Launcher::ALL.into_iter();
+    let found =
+        launchers.find(|launcher| launcher.is_present(&env) && several(launcher.claim(&env)[1]))?;
+    Some(found.shown_claim(&env))
+}
+
 /// The index of this process on its machine, as its launcher states it, whatever the world that it joins. Slurm comes
 /// last, because under the other launchers its index is that of the process that started the ranks.
 pub fn local_rank_of_environment(env: &dyn Fn(&str) -> Option<String>) -> Option<u32> {

@@ -74,7 +74,7 @@ pub use hostlist::{MAX_HOSTS, expand as expand_host_list};
 pub use identity::{
     BOOTSTRAP_VARIABLE, ExchangeFn, Identity, Launched, MAX_RANKS, RankId, Rendezvous,
 };
-pub use launcher::{is_rank_of_mpirun, local_rank_of_environment, unbracketed};
+pub use launcher::{is_rank_of_mpirun, launched_world, local_rank_of_environment, unbracketed};
 pub use liveness::{Ended, Liveness, Loss, PeerState};
 pub use members::{Members, Membership, Next};
 pub use message::{Ask, MAX_REASON, MAX_TOPIC};

@@ -33,9 +33,10 @@ Example:
   tokenyard bench link configs/libfabric.toml
   tokenyard bench dispatch configs/nvlink.toml
 
-Ranks are processes of this machine. `exchange` shows dispatch and combine as a part of what a plain
-copy of the same bytes between the same processes reaches in the same run; `steady` shows what steps
-allocate; `scaling` counts commands and bytes; `proxy` shows what a proxy thread costs.
+Ranks are processes of this machine. `exchange`, the default, shows dispatch and combine as a part of
+what a plain copy of the same bytes between the same processes reaches in the same run. The other
+scenarios are checks for developers: `steady` shows what steps allocate; `scaling` counts commands and
+bytes; `proxy` shows what a proxy thread costs; `all` runs all four.
 `dispatch` and `combine` are for GPUs. Exit code 0: all that is required was reached;
 1: something was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
 
@@ -53,7 +54,7 @@ pub(crate) struct BenchArgs {
     #[arg(required = true)]
     config: Option<PathBuf>,
     /// The measurement
-    #[arg(long, value_enum, default_value = "all")]
+    #[arg(long, value_enum, default_value = "exchange")]
     scenario: Choice,
     /// Numbers of ranks for `exchange` and `steady`
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
@@ -116,9 +117,10 @@ Examples:
     tokenyard bench link fabric.toml --as-rank      (and RANK=1 on the other host)
 
 Latency is half of a put and its answer, 8 bytes each; bandwidth is of 1 MiB puts with both ranks
-sending at once. All of it is measured in turn in one run. On GPUs (kernels `cuda` over `nvlink`, or
-`rocm` over `xgmi`): copies between all GPUs by SM count, barriers, exchanges of counts. There sizes are
-fixed, and only the options --ranks, --as-rank, --json, --out and --plot count. Exit code as for `bench`.";
+sending at the same time. All of it is measured in one run, one thing after the other. On GPUs
+(kernels `cuda` over `nvlink`, or `rocm` over `xgmi`): copies between all GPUs by SM count, barriers,
+exchanges of counts. There sizes are fixed, and only the options --ranks, --as-rank, --json, --out and
+--plot count. Exit code as for `bench`.";
 
 /// Arguments of `tokenyard bench link`.
 #[derive(Debug, clap::Args)]
@@ -194,7 +196,7 @@ struct Output {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Choice {
-    /// All of them
+    /// All of them, those for developers too
     All,
     /// Dispatch and combine against a plain copy
     Exchange,
@@ -372,10 +374,10 @@ fn judge(args: &Output, report: &BenchReport) -> Result<ExitCode> {
     show(args, report)?;
     let missed = report.missed();
     for missed in &missed {
-        People::errors().say(format_args!("missed: {missed}"));
+        People::errors().prose(format_args!("missed: {missed}"));
     }
     if !missed.is_empty() && report.conditions.is_busy() {
-        People::errors().say("other programs used the cores; repeat on an idle machine");
+        People::errors().prose("other programs used the cores; repeat on an idle machine");
     }
     Ok(ExitCode::from(u8::from(!missed.is_empty() && !args.no_check)))
 }
@@ -408,7 +410,7 @@ fn check_files(
 
 /// Prints the measurements before they start.
 fn print_head(config: &Config, what: &str, json: bool) {
-    People::new(json).say(format_args!("{}\n{what}", progress::head(config)));
+    People::new(json).prose(format_args!("{}\n{what}", progress::head(config)));
 }
 
 impl BenchArgs {

@@ -61,7 +61,7 @@ struct CheckDocument {
 /// The judgement on a config.
 #[derive(Debug, Default, Serialize)]
 struct Judgement {
-    /// The choices of the config; absent where its own keys are wrong.
+    /// The choices of the config; absent where it does not say which components it chooses.
     #[serde(skip_serializing_if = "Option::is_none")]
     chosen: Option<Chosen>,
     /// Errors; each names file and line.
@@ -85,15 +85,14 @@ pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
     let ConfigCommand::Check(args) = &args.command;
     // `run` starts this command as a process, which must not outlive it.
     tokenyard_launch::adopt()?;
-    let judgement = match Config::judge(&args.config) {
-        Ok(config) => judge(&config, args.ranks)?,
-        Err(errors) => {
-            // A file that cannot be read is an error, not a judgement.
-            tokenyard_core::files::open(&args.config)?;
-            let errors = errors.iter().map(Error::to_string).collect();
-            Judgement { errors, ..Judgement::default() }
-        }
-    };
+    let (config, errors) = Config::judge(&args.config);
+    if config.is_none() {
+        // A file that cannot be read is an error, not a judgement.
+        tokenyard_core::files::open(&args.config)?;
+    }
+    let mut judgement =
+        config.map(|config| judge(&config, args.ranks)).transpose()?.unwrap_or_default();
+    judgement.errors.splice(0..0, errors.iter().map(Error::to_string));
     let ok = judgement.errors.is_empty();
     print(args, &judgement, People::new(args.json));
     if args.json {
@@ -165,10 +164,10 @@ fn files(registry: &Registry) -> Vec<PathBuf> {
 
 fn print(args: &CheckArgs, judgement: &Judgement, people: People) {
     for error in &judgement.errors {
-        people.say(format_args!("{} {error}", people.paint(Style::Bad, "error:")));
+        people.error(error);
     }
     for note in &judgement.notes {
-        people.say(format_args!("{} {note}", people.paint(Style::Warn, "note:")));
+        people.prose(format_args!("{} {note}", people.paint(Style::Warn, "note:")));
     }
     let file = args.config.display();
     match (&judgement.chosen, judgement.errors.len()) {

@@ -157,12 +157,16 @@ fn print(explanation: &Explanation, refused: &[String], people: People) {
         Kind::NoReport | Kind::Unclear => Style::Warn,
         _ => Style::Bad,
     };
-    people.say(format_args!("{}: {}", people.paint(style, verdict.kind.name()), verdict.sentence));
+    people.prose(format_args!(
+        "{}: {}",
+        people.paint(style, verdict.kind.name()),
+        verdict.sentence
+    ));
     for line in &verdict.evidence {
         people.say(format_args!("  {line}"));
     }
     if !verdict.fix.is_empty() {
-        people.say(format_args!("Fix: {}", verdict.fix));
+        people.prose(format_args!("Fix: {}", verdict.fix));
     }
     let table = table(explanation).render(people);
     people.say(format_args!("\n{}\n\n{table}", of_what(explanation)));
@@ -170,18 +174,18 @@ fn print(explanation: &Explanation, refused: &[String], people: People) {
     let slowest = slowest.map(|s| format!("rank {} {}", s.rank, seconds(s.waited_ms)));
     let slowest = slowest.collect::<Vec<_>>().join(", ");
     if !slowest.is_empty() {
-        people.say(format_args!("\nall ranks together have waited longest for: {slowest}"));
+        people.prose(format_args!("\nall ranks together have waited longest for: {slowest}"));
     }
     if !explanation.missing.is_empty() {
         let missing = ranks(&explanation.missing);
-        people.say(format_args!("\nno report of: {missing}"));
+        people.prose(format_args!("\nno report of: {missing}"));
     }
     for note in explanation.notes.iter().chain(refused.iter().take(MOST_REFUSED)) {
-        people.say(format_args!("note: {note}"));
+        people.prose(format_args!("note: {note}"));
     }
     let more = refused.len().saturating_sub(MOST_REFUSED);
     if more > 0 {
-        people.say(format_args!("note: {more} more files are no reports (--json names them)"));
+        people.prose(format_args!("note: {more} more files are no reports (--json names them)"));
     }
 }
 

@@ -10,6 +10,7 @@ mod conformance;
 #[cfg(feature = "full")]
 mod doctor;
 mod explain;
+mod launched;
 mod layout;
 mod memory;
 mod output;
@@ -23,6 +24,7 @@ mod signals;
 mod version;
 #[cfg(feature = "full")]
 mod warm;
+mod welcome;
 mod writable;
 
 use std::process::ExitCode;
@@ -36,7 +38,7 @@ use output::{People, SCHEMA_VERSION, error_text};
 
 /// Moves the tokens of Mixture-of-Experts models between ranks, on any fabric.
 #[derive(Debug, Parser)]
-#[command(name = "tokenyard", arg_required_else_help = true, subcommand_required = false)]
+#[command(name = "tokenyard", subcommand_required = false, max_term_width = 80)]
 struct Cli {
     /// Print the version.
     #[arg(short = 'V', long)]
@@ -133,15 +135,19 @@ fn main() -> ExitCode {
             let done = signals::answer(command.starts_ranks()).and_then(|()| command.run());
             done.unwrap_or_else(|error| refuse(&error))
         }
-        Ok(cli) => {
-            version::flag(cli.verbose);
+        Ok(Cli { version: true, verbose, .. }) => {
+            version::flag(verbose);
+            ExitCode::SUCCESS
+        }
+        Ok(_) => {
+            welcome::print();
             ExitCode::SUCCESS
         }
         // Clap reports help and version as errors too.
         Err(error) => {
             output::note(error.print());
             if let Some(command) = left_out(&error) {
-                People::errors().say(format_args!("{command}"));
+                People::errors().prose(command);
             }
             ExitCode::from(error.exit_code() as u8)
         }

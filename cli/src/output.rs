@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard_core::Error;
+use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -32,7 +33,7 @@ pub(crate) fn init_log() {
     let asked = std::env::var(LOG_VARIABLE).ok().filter(|text| !text.trim().is_empty());
     let asked = asked.as_deref().unwrap_or("warn");
     let filter = asked.parse::<Targets>().unwrap_or_else(|error| {
-        People::errors().say(format_args!(
+        People::errors().prose(format_args!(
             "warning: found {LOG_VARIABLE}={asked:?} ({error}), expected levels such as info or \
              warn,tokenyard_core=debug; warnings are shown"
         ));
@@ -44,9 +45,11 @@ pub(crate) fn init_log() {
     tracing_subscriber::registry().with(filter).with(lines).with(ToLauncher).init();
 }
 
-/// Whether to use colours, as <https://no-color.org> asks.
+/// Whether to use colours, as <https://no-color.org> asks. mpirun gives its ranks a terminal of its own, and writes
+/// what they print into logs.
 fn colours(terminal: bool) -> bool {
-    terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    terminal && wanted && !is_rank_of_mpirun(&environment)
 }
 
 /// How a piece of text stands out.
@@ -76,6 +79,8 @@ impl Style {
 pub(crate) struct People {
     to_stderr: bool,
     colours: bool,
+    /// A terminal reads. Elsewhere a sentence is one line, for programs that search logs.
+    is_terminal: bool,
 }
 
 impl People {
@@ -83,7 +88,7 @@ impl People {
     pub(crate) fn new(json: bool) -> Self {
         let terminal =
             if json { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
-        Self { to_stderr: json, colours: colours(terminal) }
+        Self { to_stderr: json, colours: colours(terminal), is_terminal: terminal }
     }
 
     /// Standard error.
@@ -101,9 +106,18 @@ impl People {
         }
     }
 
+    /// Writes sentences: on a terminal in lines of 80 columns, as tables have.
+    pub(crate) fn prose(self, text: impl Display) {
+        let text = text.to_string();
+        match self.is_terminal {
+            true => self.say(wrapped(&text)),
+            false => self.say(text),
+        }
+    }
+
     /// Says what went wrong.
     pub(crate) fn error(self, text: impl Display) {
-        self.say(format_args!("{} {text}", self.paint(Style::Bad, "error:")));
+        self.prose(format_args!("{} {text}", self.paint(Style::Bad, "error:")));
     }
 
     /// `text` in a style, where colours are shown.
@@ -170,6 +184,8 @@ pub(crate) fn error_text(error: &anyhow::Error) -> String {
 
 /// Characters of a line of a table.
 const LINE: usize = 80;
+/// Before the lines below the first one of a sentence.
+const INDENT: &str = "    ";
 /// The least that a last column is folded to.
 const NARROWEST: usize = 16;
 
@@ -288,6 +304,21 @@ impl Table {
     }
 }
 
+/// Each line of a text in lines of at most 80 columns, if no word is longer. Those below the first are indented.
+fn wrapped(text: &str) -> String {
+    let lines = text.lines().flat_map(|line| {
+        fold(line, LINE - INDENT.len()).into_iter().enumerate().map(|(below, line)| match below {
+            0 => line,
+            _ => format!("{INDENT}{line}"),
+        })
+    });
+    let mut wrapped = lines.collect::<Vec<_>>().join("\n");
+    if text.ends_with('\n') {
+        wrapped.push('\n');
+    }
+    wrapped
+}
+
 /// The words of a text in lines of at most `room` characters, if no word is longer.
 fn fold(text: &str, room: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
@@ -323,7 +354,23 @@ pub(crate) fn ranks(list: &[u32]) -> String {
 mod tests {
     use super::*;
 
-    const PLAIN: People = People { to_stderr: false, colours: false };
+    const PLAIN: People = People { to_stderr: false, colours: false, is_terminal: false };
+
+    #[test]
+    fn sentences_are_wrapped_at_80_columns_and_long_words_stay_whole() {
+        let path = format!("/{}", "x".repeat(90));
+        let text = format!("error: {} {path} not found\n", "a word ".repeat(20).trim_end());
+        let lines = wrapped(&text);
+        assert!(lines.ends_with("not found\n"), "{lines}");
+        for line in lines.lines() {
+            assert!(line.chars().count() <= 80 || line.trim() == path, "{line}");
+        }
+        assert_eq!(
+            lines.split_whitespace().collect::<Vec<_>>(),
+            text.split_whitespace().collect::<Vec<_>>()
+        );
+        assert_eq!(wrapped("short"), "short");
+    }
 
     #[test]
     fn columns_are_aligned_numbers_right_and_words_left() {

@@ -78,18 +78,18 @@ fn print(components: &Components, people: People) {
     for component in &components.components {
         if let Some(why_not) = &component.why_not {
             let no = people.paint(Style::Warn, "cannot run here:");
-            people.say(format_args!("\n{} {} {no} {why_not}", component.kind, component.name));
+            people.prose(format_args!("\n{} {} {no} {why_not}", component.kind, component.name));
         }
     }
     for file in &components.broken {
         let path = file.path.display();
         let bad = people.paint(Style::Bad, "not loaded:");
-        people.say(format_args!("\n{path} {bad} {}", file.error));
+        people.prose(format_args!("\n{path} {bad} {}", file.error));
     }
     for missing in &components.missing {
         let bad = people.paint(Style::Bad, "not found:");
         let Missing { kind, name, found, fix } = missing;
-        people.say(format_args!("\n{kind} {name} {bad} {found}. Fix: {fix}"));
+        people.prose(format_args!("\n{kind} {name} {bad} {found}. Fix: {fix}"));
     }
 }
 

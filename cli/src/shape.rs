@@ -1,7 +1,9 @@
 //! `tokenyard shape`: the memory that a shape costs, and its traffic among several domains.
 
 mod recorded;
+mod summary;
 mod traffic;
+mod windows;
 
 use std::process::ExitCode;
 
@@ -9,20 +11,20 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 use tokenyard_bench::levels::TwoLevels;
-use tokenyard_core::abi;
 use tokenyard_core::moe::{Layout, RecvPlan, RowFormat, SendPlan, Shape, buffers};
-use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
-use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
+use tokenyard_cpu::kernels::handle_bytes;
 use tokenyard_machine::bytes;
 
 use crate::layout::LayoutName;
-use crate::output::{People, SCHEMA_VERSION, Style, Table, print_json};
+use crate::output::{People, SCHEMA_VERSION, Table, print_json};
 use recorded::RankTraffic;
 use traffic::{AskedExchange, Traffic, TrafficArgs};
 
 const EXAMPLES: &str = "\
 Examples:
   tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096
+  tokenyard shape --kernels cuda --ranks 8 --experts 256 --topk 8 --hidden 7168 \\
+      --max-tokens 4096 --card-memory 80
   tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 \\
       --dtype fp8 --layout packed --in-flight 2 --json
   tokenyard shape --ranks 64 --domains 8 --experts 256 --topk 8 --hidden 7168 \\
@@ -31,10 +33,9 @@ Examples:
 With --domains, bytes, commands, times and SMs of a rank follow, for worlds of up to 2048 ranks:
 the model of docs/two-levels.md, no measurement.
 Regions are those of the worst case: every token goes to every rank it can. Windows are what the
-cpu kernel set asks for; it takes memory only where it is touched.";
+kernel set asks for. The cpu kernel set takes memory only where it is touched; on a GPU all of it is
+taken. No GPU is needed to compute them.";
 
-/// A put that no row exceeds; any value that is large enough would do.
-const LARGEST_PUT: u64 = 1 << 40;
 /// Channels that share a scale.
 const GROUP: u32 = 128;
 
@@ -57,6 +58,21 @@ pub(crate) struct ShapeArgs {
     /// M: the most tokens of a rank.
     #[arg(long)]
     max_tokens: u32,
+    /// The kernel set.
+    #[arg(long, value_enum, default_value_t = KernelsName::Cpu)]
+    kernels: KernelsName,
+    /// The memory of one GPU in GiB, to warn where the windows leave little of it [default: 80, with `rocm` 192].
+    #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    card_memory: Option<u32>,
+    /// On GPUs: the size of the arena, as `arena_mib` of the config.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    arena_mib: Option<u64>,
+    /// On GPUs: packed rows move as with `decode = "low_latency"`.
+    #[arg(long)]
+    low_latency: bool,
+    /// On GPUs: what puts rows between domains.
+    #[arg(long, value_enum, default_value_t = PutsName::Host)]
+    between: PutsName,
     /// The type of received rows.
     #[arg(long, value_enum, default_value_t = RowName::Bf16)]
     dtype: RowName,
@@ -98,6 +114,22 @@ enum RowName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KernelsName {
+    Cpu,
+    Cuda,
+    Rocm,
+}
+
+/// The poster of rows of GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PutsName {
+    /// A thread of the host (`verbs`, `efa`, `libfabric`), from pinned memory of the host.
+    Host,
+    /// The kernels (`gin`, `ibgda`), from memory of the GPU.
+    Gpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PathName {
     LoadStore,
     Put,
@@ -107,11 +139,15 @@ enum PathName {
 struct ShapeDocument<'a> {
     schema_version: u32,
     command: &'static str,
+    kernels: &'static str,
     /// The buffers of one rank.
     buffers: &'a [Buffer],
     /// Windows and handles of one rank.
     rank_bytes: u64,
     world_bytes: u64,
+    /// On GPUs: the part of `rank_bytes` that each GPU has, and that of a card that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<&'a summary::OnGpu>,
     /// With several domains.
     #[serde(skip_serializing_if = "Option::is_none")]
     traffic: Option<&'a [Traffic]>,
@@ -128,6 +164,9 @@ struct Buffer {
     formula: String,
     /// Whether it counts in the total: regions lie within the arena window, for example.
     counts: bool,
+    /// Of a GPU's windows: it lies in pinned memory of the host.
+    #[serde(skip)]
+    in_host_memory: bool,
 }
 
 pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
@@ -140,11 +179,12 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     let rates = args.traffic.rates();
     let recorded = input.zip(asked).map(|(path, asked)| recorded::of(path, &asked, &rates));
     let recorded = recorded.transpose()?;
-    let counts = list.iter().filter(|b| b.counts).map(|b| b.bytes);
-    let rank_bytes = counts.fold(0, u64::saturating_add);
+    let rank_bytes = summary::total(&list, |_| true);
     let world_bytes = rank_bytes.saturating_mul(u64::from(args.ranks));
+    let gpu = summary::OnGpu::of(args, &list);
     let people = People::new(args.json);
-    print(&list, rank_bytes, world_bytes, people);
+    summary::print(args, rank_bytes, gpu.as_ref(), people);
+    print(&list, people);
     if let (Some(asked), Some(traffic)) = (&asked, &traffic) {
         args.traffic.print(asked, traffic, people);
     }
@@ -155,9 +195,11 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
         print_json(&ShapeDocument {
             schema_version: SCHEMA_VERSION,
             command: "shape",
+            kernels: args.kernels.name(),
             buffers: &list,
             rank_bytes,
             world_bytes,
+            gpu: gpu.as_ref(),
             traffic: traffic.as_deref(),
             recorded: recorded.as_deref(),
         })?;
@@ -238,13 +280,25 @@ fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
         .into_iter()
         .filter(|b| !b.name.contains("region") || layout.is_none_or(|l| b.name.starts_with(l)))
         .filter(|b| b.name != "send plan" || args.domains == 1)
-        .map(|b| Buffer { counts: false, name: b.name, bytes: b.bytes, formula: b.formula })
+        // Plans and the control area are those of the cpu kernel set.
+        .filter(|b| b.name.contains("region") || !args.kernels.is_gpu())
+        .map(|b| Buffer {
+            counts: false,
+            in_host_memory: false,
+            name: b.name,
+            bytes: b.bytes,
+            formula: b.formula,
+        })
         .collect();
+    if args.kernels.is_gpu() {
+        list.extend(windows::of_gpu(args, shape)?);
+        return Ok(list);
+    }
     if args.domains > 1 {
         list.extend(domain_plans(args.domains, shape));
     }
     list.push(handles(args, shape));
-    list.extend(windows(args, shape)?);
+    list.extend(windows::of_cpu(args, shape)?);
     Ok(list)
 }
 
@@ -258,6 +312,7 @@ fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 3] {
         bytes,
         formula: formula.to_owned(),
         counts: false,
+        in_host_memory: false,
     };
     let bytes = u64::from(domains) * SendPlan::bytes_for(&inside);
     [
@@ -279,76 +334,11 @@ fn handles(args: &ShapeArgs, shape: &Shape) -> Buffer {
         bytes: u64::from(args.handles) * handle_bytes(shape, args.domains),
         formula: format!("{} * (the plans above; D times {routing}{of_domains})", args.handles),
         counts: true,
+        in_host_memory: false,
     }
 }
 
-/// The windows that the cpu kernel set registers with its transports.
-fn windows(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
-    let flags = if args.path == PathName::LoadStore { abi::TY_CAP_LOAD_STORE } else { 0 };
-    let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
-    let spread = Spread { in_flight: args.in_flight, domains: args.domains };
-    let sizes = WindowSizes::new(shape, spread, [&limits; 2], &CpuConfig::default())?;
-    let part = |name: &str, bytes, formula: &str, counts| Buffer {
-        name: name.to_owned(),
-        bytes,
-        formula: formula.to_owned(),
-        counts,
-    };
-    let mut list = vec![
-        part(
-            "staging",
-            sizes.stage_bytes * u64::from(args.domains),
-            "D * M * min(K, R/D) rows of fp32 with their side arrays, per operation; 0 with load/store",
-            false,
-        ),
-        part(
-            "landing places",
-            sizes.landing_pitch * u64::from(shape.ranks),
-            "R * M rows of fp32 with their side arrays, per operation (packed layout)",
-            false,
-        ),
-    ];
-    if args.domains > 1 {
-        list.extend([
-            part(
-                "rail records",
-                2 * sizes.rail_records.bytes,
-                "2 * D * 2 records of 256 bytes, per operation",
-                false,
-            ),
-            part(
-                "rail staging",
-                sizes.rail_stage_bytes,
-                "M * min(K, D) rows of fp32 with their side arrays, at least R, per operation",
-                false,
-            ),
-            part(
-                "rail landing places",
-                sizes.landing_pitch * u64::from(args.domains),
-                "D * M rows of fp32 with their side arrays, per operation",
-                false,
-            ),
-        ]);
-    }
-    list.extend([
-        part(
-            "control window",
-            sizes.control_bytes,
-            "in flight * (2 * records + staging + landing places, and those of the rail)",
-            true,
-        ),
-        part(
-            "arena window",
-            sizes.arena_bytes,
-            "2 worst-case regions of the widest rows (fp32), at most 16 GiB, at least 4 flat ones, \
-             6 with several domains",
-            true,
-        ),
-    ]);
-    Ok(list)
-}
-
-fn print(list: &[Buffer], rank: u64, world: u64, people: People) {
+fn print(list: &[Buffer], people: People) {
     let mut table = Table::folded(&["buffer", "bytes", "", "how it comes about"]);
     for buffer in list {
         let human = bytes(buffer.bytes);
@@ -357,141 +347,21 @@ fn print(list: &[Buffer], rank: u64, world: u64, people: People) {
         table.row(cells.into_iter().chain([buffer.formula.as_str().into()]));
     }
     people.say(table.render(people));
-    let total = |bytes_of: u64| people.paint(Style::Strong, bytes(bytes_of));
-    people.say(format_args!(
-        "\none rank: {} (windows and handles; regions lie in the arena,\n    the control area in the \
-         control window)\nall ranks: {}",
-        total(rank),
-        total(world)
-    ));
 }
 
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: ShapeArgs,
-    }
-
-    fn args(more: &str) -> ShapeArgs {
-        let base = "shape --ranks 4 --experts 16 --topk 2 --hidden 256 --max-tokens 8";
-        let words = base.split_whitespace().chain(more.split_whitespace());
-        Cli::try_parse_from(words).map(|cli| cli.args).unwrap()
-    }
-
-    fn buffer(more: &str, name: &str) -> Option<Buffer> {
-        let args = args(more);
-        let shape =
-            Shape { ranks: 4, experts: 16, topk: 2, hidden: 256, max_tokens: 8 }.new().unwrap();
-        list(&args, &shape).unwrap().into_iter().find(|b| b.name == name)
-    }
-
-    #[test]
-    fn the_rows_of_a_region_follow_the_type() {
-        let x = |more: &str| buffer(more, "flat region: x").unwrap().bytes;
-        assert_eq!(x(""), 4 * 8 * 512);
-        assert_eq!(x("--dtype fp32"), 4 * 8 * 1024);
-        assert_eq!(x("--dtype fp8"), 4 * 8 * 256);
-        let scales = |more: &str| buffer(more, "flat region: scales").map(|b| b.bytes);
-        assert_eq!(scales("--dtype fp8"), Some(4 * 8 * 2 * 4));
-        assert_eq!(scales("--dtype fp8-ue8m0"), Some(4 * 8 * 4));
-        assert_eq!(scales(""), None);
-    }
-
-    #[test]
-    fn one_layout_can_be_asked_for() {
-        assert!(buffer("--layout packed", "flat region: x").is_none());
-        assert!(buffer("--layout packed", "packed region: x").is_some());
-        assert!(buffer("--layout packed", "control area").is_some());
-    }
-
-    #[test]
-    fn staging_is_needed_only_where_rows_are_put() {
-        assert_eq!(buffer("", "staging").unwrap().bytes, 0);
-        assert!(buffer("--path put", "staging").unwrap().bytes > 0);
-    }
-
-    #[test]
-    fn several_domains_need_room_for_the_rail() {
-        assert!(buffer("", "rail staging").is_none());
-        let bytes = |name| buffer("--domains 2", name).unwrap().bytes;
-        assert!(bytes("rail staging") > 0);
-        assert_eq!(2 * bytes("rail landing places"), bytes("landing places"));
-        let slot = bytes("control area") + bytes("landing places") * 2 + 2 * bytes("rail records");
-        let rail = 2 * bytes("rail staging") + 2 * bytes("rail landing places");
-        assert_eq!(bytes("control window"), slot + bytes("control area") + rail);
-    }
-
-    #[test]
-    fn handles_cost_what_their_number_and_the_domains_make_of_it() {
-        let bytes = |more: &str| buffer(more, "handles").unwrap().bytes;
-        assert_eq!(bytes("--handles 16"), 2 * bytes(""));
-        let plans =
-            buffer("", "send plan").unwrap().bytes + buffer("", "receive plan").unwrap().bytes;
-        // Routing, places of 24 bytes, first rows.
-        assert_eq!(bytes("--handles 1"), plans + 4 * 8 * 2 + 24 * 4 + 4 * 16);
-        let plans: u64 = [
-            "send plans inside the domain",
-            "send plan between domains",
-            "receive plan between domains",
-            "receive plan",
-        ]
-        .map(|name| buffer("--domains 2", name).unwrap().bytes)
-        .iter()
-        .sum();
-        let routing = 2 * (4 * 8 * 2 + 24 * 2 + 4 * 8) + 4 * 8 * 2 + 24 * 2 + 4 * 16;
-        assert_eq!(bytes("--domains 2 --handles 1"), plans + routing);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(512))]
-
-        /// Sizes near a power of two, or near zero, where sums and products may overflow.
-        #[test]
-        fn extreme_sizes_are_refused_or_summed_up_but_never_overflow(
-            sizes in prop::array::uniform5((0_u32..33, 0_u32..3)),
-            (alignment, in_flight, handles) in (1_u32..=4096, 1_u32..=16, 1_u32..=1024),
-            (domains, put, dtype) in (0_u32..33, any::<bool>(), 0_usize..5),
-            groups in 0_u32..11,
-        ) {
-            let [ranks, experts, topk, hidden, max_tokens] =
-                sizes.map(|(bits, off)| (1_u64 << bits).saturating_sub(off.into()) as u32);
-            let path = if put { PathName::Put } else { PathName::LoadStore };
-            let dtype = *RowName::value_variants().get(dtype).unwrap();
-            let domains = (1_u64 << domains).min(u32::MAX.into()) as u32;
-            let json = true;
-            let layout = None;
-            let traffic = args(&format!("--groups {}", 1_u32 << groups)).traffic;
-            let args = ShapeArgs {
-                ranks, experts, topk, hidden, max_tokens, dtype, layout, alignment, in_flight,
-                handles, domains, path, traffic, json,
-            };
-            let asked = shape_of(&args).and_then(|shape| asked(&args, &shape));
-            if let Ok(all) = asked.and_then(|asked| args.traffic.of(&asked)) {
-                prop_assert!(all.iter().all(Traffic::is_finite));
-            }
-            if let Ok(all) = shape_of(&args).and_then(|shape| list(&args, &shape)) {
-                let all = all.iter().map(|buffer| buffer.bytes).collect::<Vec<_>>();
-                // Every expert has a count in the records of both directions, on every rank.
-                prop_assert!(all.iter().max().unwrap() >= &(16 * u64::from(experts)));
-            }
+impl KernelsName {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
         }
     }
 
-    #[test]
-    fn a_row_that_cannot_cross_is_refused() {
-        let mut args = args("--dtype fp8");
-        args.hidden = 24;
-        assert!(row_format(&args).unwrap_err().to_string().contains("hidden = 24"));
-        args.dtype = RowName::Bf16;
-        assert!(row_format(&args).is_ok());
-        args.hidden = u32::MAX;
-        assert!(row_format(&args).is_err());
+    fn is_gpu(self) -> bool {
+        self != Self::Cpu
     }
 }
+
+#[cfg(test)]
+mod tests;

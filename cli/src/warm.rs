@@ -93,7 +93,7 @@ pub(crate) fn main(args: &WarmArgs) -> Result<ExitCode> {
     };
     let people = People::new(args.json);
     match &compiled {
-        None => people.say(format_args!("kernel set {} compiles nothing", config.kernels.name)),
+        None => people.prose(format_args!("kernel set {} compiles nothing", config.kernels.name)),
         Some(programs) => {
             for Compiled { architecture, device_api, role, rows, now, folder } in programs {
                 people.say(format_args!(

@@ -115,6 +115,85 @@ fn shape_adds_up_what_a_rank_and_the_world_need() {
 }
 
 #[test]
+fn shape_says_first_what_a_gpu_takes_and_warns_beyond_a_card() {
+    let base =
+        "shape --kernels cuda --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096";
+    let with = |more: &str| {
+        let output = call(&base.split(' ').chain(more.split_whitespace()).collect::<Vec<_>>());
+        expect_code(&output, 0);
+        stdout(&output).lines().take(4).map(str::to_owned).collect::<Vec<_>>().join("\n")
+    };
+    let summary = with("");
+    assert!(
+        summary.starts_with("8 ranks, 4096 tokens of 7168 elements each, top-8 of 256"),
+        "{summary}"
+    );
+    assert!(
+        summary.contains("\neach GPU: 16.0 GiB of its memory, 20 % of a card of 80.0 GiB\n"),
+        "{summary}"
+    );
+    assert!(summary.contains("\nit fits"), "{summary}");
+    assert!(with("--card-memory 24").contains("warning: 66 % of the card is taken"), "{summary}");
+    assert!(
+        with("--card-memory 12")
+            .contains("warning: the windows do not fit into a card of 12.0 GiB")
+    );
+    assert!(with("--arena-mib 1024").contains("each GPU: 1.0 GiB"));
+    assert!(
+        with("--domains 2").contains("; and ")
+            && with("--domains 2").contains("of pinned host memory")
+    );
+    assert!(!with("--domains 2 --between gpu").contains("pinned"));
+    let document = json(&call(&base.split(' ').chain(["--json"]).collect::<Vec<_>>()));
+    assert_eq!(document["gpu"]["bytes"], document["rank_bytes"]);
+    assert_eq!((&document["kernels"], &document["gpu"]["fits"]), (&"cuda".into(), &true.into()));
+    let refused = call(&base.replace("256", "4096").split(' ').collect::<Vec<_>>());
+    expect_code(&refused, 2);
+    assert!(stderr(&refused).contains("bytes of shared memory in a block"), "{}", stderr(&refused));
+}
+
+#[test]
+fn every_config_of_the_folder_can_be_loaded_and_says_whether_gpus_are_used() {
+    let tree = common::repository("node/machine/trees/hgx-cx7.tree");
+    let mut count = 0;
+    for entry in std::fs::read_dir(common::repository("configs")).unwrap() {
+        let path = entry.unwrap().path();
+        let mut command = tokenyard();
+        command.args(["doctor", "--ranks", "8", "--json", "--root"]).arg(&tree).arg(&path);
+        let document = json(&command.output().unwrap());
+        let findings =
+            document["findings"].as_array().unwrap_or_else(|| panic!("{path:?}: {document}"));
+        let is_unused = findings.iter().any(|finding| finding["id"] == "gpu-unused");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(is_unused, text.contains("\nuse = \"cpu\"\n"), "{}", path.display());
+        count += 1;
+    }
+    assert!(count >= 14, "found {count} configs");
+}
+
+#[test]
+fn without_a_command_it_says_what_the_node_has_and_what_to_try() {
+    let output = call(&[]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains("\nthis node  ") && text.contains(" processors"), "{text}");
+    assert!(text.contains("tokenyard run configs/") && text.contains("tokenyard --help"), "{text}");
+}
+
+#[test]
+fn help_fits_a_terminal_of_eighty_columns() {
+    for command in ["", "run", "doctor", "bench dispatch", "conformance", "warm", "config check"] {
+        let words: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
+        let text = stdout(&call(&words));
+        // Examples are lines to copy: they stay whole.
+        let prose = text.lines().filter(|line| !line.contains("tokenyard "));
+        for line in prose {
+            assert!(line.chars().count() <= 80, "{command}: {line}");
+        }
+    }
+}
+
+#[test]
 fn shape_says_what_several_domains_send_each_other_in_lines_of_80_columns() {
     let arguments = "shape --ranks 16 --domains 2 --experts 256 --topk 8 --hidden 7168 \
                      --max-tokens 4096 --groups 2 --topk-groups 1";
@@ -228,6 +307,31 @@ fn a_terminal_gets_colours_and_no_panic() {
     expect_code(&output, 0);
     let text = stdout(&output);
     assert!(text.contains('\x1b') && text.contains("shm"), "{text}");
+    // mpirun gives ranks a terminal, and writes what they print into a log.
+    for (size, rank) in [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")]
+    {
+        let output =
+            command.env(size, "2").env(rank, "0").env("MPI_LOCALRANKID", "0").output().unwrap();
+        expect_code(&output, 0);
+        let text = stdout(&output);
+        assert!(!text.contains('\x1b') && text.contains("shm"), "{text}");
+        command.env_remove(size).env_remove(rank);
+    }
+}
+
+#[test]
+fn an_error_on_a_terminal_is_wrapped_and_in_a_log_it_is_one_line() {
+    let words = "run /no/such/config.toml";
+    let mut command = Command::new("script");
+    let line = format!("{} {words}", env!("CARGO_BIN_EXE_tokenyard"));
+    command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).env("NO_COLOR", "1");
+    let shown = stdout(&command.output().unwrap());
+    assert!(shown.lines().count() > 1, "{shown}");
+    assert!(shown.lines().all(|line| line.trim_end().chars().count() <= 80), "{shown}");
+    let plain = stderr(&call(&words.split(' ').collect::<Vec<_>>()));
+    assert_eq!(plain.lines().count(), 1, "{plain}");
+    let joined = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(joined(&shown), joined(&plain));
 }
 
 #[test]
@@ -283,6 +387,23 @@ fn config_check_names_every_error_with_its_line_those_of_components_too() {
         assert!(found, "expected `{place}... {words}` in {errors:#?}");
     }
     assert_eq!(errors.len(), 4, "{errors:#?}");
+
+    // Wrong keys do not hide wrong components.
+    let (output, errors) = config_check(
+        "[world]\ndeadine = 3\n[kernels]\nuse = \"cup\"\nthreads = 1\n\
+         [transport.scale_up]\nuse = \"smh\"\n[topology]\ndomains = 0\n",
+    );
+    expect_code(&output, 1);
+    for words in [
+        "fabric.toml:2: unknown key `deadine`",
+        "fabric.toml:5: unknown key `threads`",
+        "topology.domains = 0 is out of range",
+        "no kernel set is called `cup`",
+        "no transport is called `smh`",
+    ] {
+        assert!(errors.iter().any(|error| error.contains(words)), "{words}: {errors:#?}");
+    }
+    assert_eq!(errors.len(), 5, "{errors:#?}");
 
     let (output, errors) = config_check(
         "[kernels]\nuse = \"cpu\"\n[kernels.cpu]\n\nthreads = 0\n\

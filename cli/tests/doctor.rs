@@ -176,7 +176,11 @@ fn ranks_that_the_launcher_starts_beyond_the_gpus_are_broken() {
     // A number that does not divide the experts is no error of this command.
     expect_code(&call(&[], &[("LOCAL_WORLD_SIZE", "7")]), 0);
     let cpu = repository("configs/cpu.toml");
-    expect_code(&call(&[cpu.to_str().unwrap()], &[("LOCAL_WORLD_SIZE", "16")]), 0);
+    let idle = call(&[cpu.to_str().unwrap()], &[("LOCAL_WORLD_SIZE", "16")]);
+    // More ranks than GPUs are no fault of such a config; that it uses no GPU is.
+    expect_code(&idle, 1);
+    let text = flat(&stdout(&idle));
+    assert!(!text.contains("broken gpu-ranks") && text.contains("slow gpu-unused"), "{text}");
 }
 
 #[test]
@@ -187,7 +191,8 @@ fn of_several_transports_the_one_that_works_is_named_and_another_is_no_fault() {
     std::fs::write(&config, text).unwrap();
     let tree = repository("node/machine/trees/hgx-cx7.tree");
     let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
-    expect_code(&output, 0);
+    // Of GPUs such a config uses none.
+    expect_code(&output, 1);
     let text = flat(&stdout(&output));
     assert!(text.contains("cannot be used here: NICs for efa: none"), "{text}");
     assert!(text.contains("the config falls to verbs"), "{text}");
@@ -202,7 +207,7 @@ fn the_entry_that_gid_index_names_is_judged() {
     std::fs::write(&config, text).unwrap();
     let tree = repository("node/machine/trees/mi300x-pollara.tree");
     let output = tokenyard().arg("doctor").arg(&config).arg("--root").arg(&tree).output().unwrap();
-    expect_code(&output, 0);
+    expect_code(&output, 1);
     let text = flat(&stdout(&output));
     assert!(text.contains("1: 10.0.1.2 (RoCE v2), by `gid_index = 1`"), "{text}");
     std::fs::write(&config, std::fs::read_to_string(&config).unwrap().replace("= 1", "= 7"))
@@ -221,8 +226,13 @@ fn a_config_says_what_counts() {
         command.output().unwrap()
     };
     let cpu = call("configs/cpu.toml");
-    expect_code(&cpu, 0);
-    assert!(stdout(&cpu).contains("not needed  uverbs-nodes"), "{}", stdout(&cpu));
+    // It works, and GPUs that it could use are idle.
+    expect_code(&cpu, 1);
+    let text = stdout(&cpu);
+    assert!(
+        text.contains("not needed  uverbs-nodes") && text.contains("slow gpu-unused"),
+        "{text}"
+    );
     let verbs = call("configs/verbs.toml");
     expect_code(&verbs, 2);
     let text = stdout(&verbs);
@@ -272,7 +282,7 @@ fn a_port_that_is_down_breaks_a_job_until_the_config_says_what_to_use_instead() 
     let folder = tempfile::tempdir().unwrap();
     let call = |rest: &str, arguments: &[&str]| {
         let config = folder.path().join("config.toml");
-        std::fs::write(&config, format!("[kernels]\nuse = \"cpu\"\n{rest}")).unwrap();
+        std::fs::write(&config, format!("[kernels]\nuse = \"cuda\"\n{rest}")).unwrap();
         let tree = repository("node/machine/trees/faults/port-down.tree");
         let mut command = tokenyard();
         command.arg("doctor").arg(&config).arg("--root").arg(&tree).args(arguments);

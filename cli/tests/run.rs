@@ -392,6 +392,38 @@ fn a_world_of_another_launcher_is_joined_and_rank_0_reports() {
 }
 
 #[test]
+fn a_process_that_a_launcher_started_starts_no_world_of_its_own_unless_asked() {
+    let config = Config::new();
+    let torchrun = [("RANK", "1"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")];
+    let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "1")];
+    for (variables, found) in [
+        (torchrun, "RANK=1, WORLD_SIZE=8 (torchrun)"),
+        (slurm, "SLURM_PROCID=1, SLURM_NTASKS=8 (Slurm)"),
+    ] {
+        for command in ["run", "bench link"] {
+            let mut refused = tokenyard();
+            refused.args(command.split(' ')).arg(config.path()).envs(variables);
+            let output = refused.output().unwrap();
+            expect_code(&output, 2);
+            let text = stderr(&output);
+            assert!(text.contains(found), "{command}: {text}");
+            assert!(
+                text.contains("--as-rank") && text.contains("--start-ranks"),
+                "{command}: {text}"
+            );
+            assert_eq!(stdout(&output), "", "{command}");
+        }
+    }
+    let mut asked = tokenyard();
+    asked.arg("run").arg(config.path()).args(SMALL.split_whitespace());
+    expect_code(&asked.arg("--start-ranks").envs(torchrun).output().unwrap(), 0);
+    // A world of one is no other world.
+    let mut alone = tokenyard();
+    alone.arg("run").arg(config.path()).args(SMALL.split_whitespace());
+    expect_code(&alone.envs([("RANK", "0"), ("WORLD_SIZE", "1")]).output().unwrap(), 0);
+}
+
+#[test]
 fn ranks_with_different_arguments_learn_what_differs() {
     let config = Config::new();
     let bootstrap = format!("file://{}", config.file("rendezvous").display());

@@ -5,11 +5,12 @@
 OUT is replaced. Pages are the repository's Markdown files. A link leads to another page, to a file of the
 repository, or to an address, which is not asked. The menu is made of docs/README.md and has every page.
 --api names the folder that `cargo doc` wrote; it is copied to OUT/api. The exit code is 1 if a link leads
-nowhere, or if a page is not in the menu.
+nowhere, or if a page is not in the menu. The search is a static index that a script of the site reads.
 """
 
 import argparse
 import html
+import json
 import posixpath
 import re
 import shutil
@@ -132,6 +133,28 @@ class Site:
         ]
         return [section for section in sections if section[1]]
 
+    def index(self) -> list[list[str]]:
+        """An entry for each section of each page: page, heading, address, and its words in lower case."""
+        entries: list[list[str]] = []
+        for page, tokens in self.pages.items():
+            title, place = self.title(page), address(page)
+            entry = [title, "", place, ""]
+            entries.append(entry)
+            for token, before in zip(tokens, [None, *tokens], strict=False):
+                if before and before.type == "heading_open" and before.tag in ("h2", "h3"):
+                    entry = [
+                        title,
+                        token.content.replace("`", ""),
+                        f"{place}#{before.attrs['id']}",
+                        "",
+                    ]
+                    entries.append(entry)
+                elif token.type in ("inline", "fence"):
+                    entry[3] += " " + token.content.lower()
+        for entry in entries:
+            entry[3] = " ".join(dict.fromkeys(re.findall(r"[\w./-]{2,}", entry[3])))
+        return entries
+
     def title(self, page: str) -> str:
         tokens = self.pages[page]
         heads = [
@@ -198,6 +221,7 @@ def whole(place: str, title: str, body: str, menu) -> str:
         "title": html.escape(title),
         "menu": "".join(entries),
         "body": body,
+        "root": posixpath.relpath(".", posixpath.dirname(place) or ".") + "/",
     }.items():
         template = template.replace("{{" + name + "}}", value)
     return template
@@ -228,6 +252,9 @@ def main() -> int:
         body = site.markdown.renderer.render(tokens, site.markdown.options, {})
         write(address(page), site.title(page), body)
     write(HEADER_PAGE, "The C header", header_page())
+    index = json.dumps(site.index(), separators=(",", ":"))
+    (arguments.out / "search-index.js").write_text(f"window.searchIndex={index};\n")
+    shutil.copyfile(ROOT / "docs/site/search.js", arguments.out / "search.js")
     for image in site.images:
         (arguments.out / image).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / image, arguments.out / image)

@@ -75,6 +75,8 @@ struct Inner {
     rank: Option<u32>,
     context: Vec<(&'static str, String)>,
     fix: Option<String>,
+    /// The fix holds beside one that the message or the source has.
+    adds_fix: bool,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -91,6 +93,7 @@ impl Error {
             rank: None,
             context: Vec::new(),
             fix: None,
+            adds_fix: false,
             source: None,
         }))
     }
@@ -153,9 +156,18 @@ impl Error {
         self
     }
 
-    /// Adds the fix.
+    /// Adds the fix. It is shown unless the message or the source has one already.
     pub fn with_fix(mut self, fix: impl Into<String>) -> Self {
         self.0.fix = Some(fix.into());
+        self
+    }
+
+    /// Adds a thing to do that helps whatever the cause is. It is shown behind any other fix.
+    pub fn with_more_to_do(mut self, more: &str) -> Self {
+        let first = self.0.fix.take().filter(|_| !self.0.has_inner_fix());
+        self.0.fix =
+            Some(first.map_or_else(|| more.to_owned(), |first| format!("{first}; {more}")));
+        self.0.adds_fix = true;
         self
     }
 
@@ -205,6 +217,15 @@ impl Error {
     }
 }
 
+impl Inner {
+    /// Whether the message or the source has a fix.
+    fn has_inner_fix(&self) -> bool {
+        let has_fix = |text: &str| text.contains(". Fix: ");
+        has_fix(&self.message)
+            || self.source.as_ref().is_some_and(|source| has_fix(&source.to_string()))
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.0.operation, Detail(&self.0))
@@ -226,10 +247,12 @@ impl fmt::Display for Detail<'_> {
         if let Some(source) = &inner.source {
             write!(f, ": {source}")?;
         }
-        if let Some(fix) = &inner.fix {
-            write!(f, ". Fix: {fix}")?;
+        // The innermost fix alone: it is about the cause, and an outer one about what follows from it.
+        match (&inner.fix, inner.has_inner_fix()) {
+            (Some(fix), false) => write!(f, ". Fix: {fix}"),
+            (Some(more), true) if inner.adds_fix => write!(f, "; {more}"),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -260,5 +283,24 @@ mod tests {
             "read config: found 3 ranks, expected 4 [file: a.toml, line: 7]. Fix: set ranks = 4"
         );
         assert_eq!(error.kind().name(), "config");
+    }
+
+    #[test]
+    fn of_several_fixes_only_the_innermost_is_shown() {
+        let inner = Error::new(ErrorKind::Unavailable, "open", "no device").with_fix("plug it in");
+        let text = "try: open: no device. Fix: plug it in";
+        let outer =
+            Error::new(ErrorKind::Transport, "try", inner.to_string()).with_fix("ask again");
+        assert_eq!(outer.to_string(), text);
+        let outer = Error::new(ErrorKind::Transport, "try", "failed").with_source(inner);
+        let outer = outer.with_fix("ask again").to_string();
+        assert_eq!(outer, "try: failed: open: no device. Fix: plug it in");
+        // Help for any case comes behind it.
+        let outer = Error::new(ErrorKind::Transport, "try", text).with_fix("ask again");
+        let outer = outer.with_more_to_do("read the reports").to_string();
+        assert!(outer.ends_with("no device. Fix: plug it in; read the reports"), "{outer}");
+        let alone = Error::new(ErrorKind::Transport, "try", "failed").with_fix("ask again");
+        let alone = alone.with_more_to_do("read the reports").to_string();
+        assert_eq!(alone, "try: failed. Fix: ask again; read the reports");
     }
 }

@@ -371,9 +371,19 @@ def known_before(world, case, domains):
     assert more["handles"] == 2 * needed["handles"] > 0
     with pytest.raises(tokenyard.errors.InvalidInputError, match="divisor of the 2 ranks"):
         tokenyard.memory_needed(config(), case.ranks, *sizes, domains=domains)
-    text = '[kernels]\nuse = "cuda"\n[transport.scale_up]\nuse = "nvlink"\n'
-    other = tokenyard.Config.parse(text, "other.toml")
-    with pytest.raises(tokenyard.errors.UnsupportedError, match="found the kernel set `cuda`"):
+    text = '[kernels]\nuse = "cuda"\ncuda.arena_mib = 64\n[transport.scale_up]\nuse = "nvlink"\n'
+    gpu = tokenyard.Config.parse(text, "gpu.toml")
+    on_gpu = tokenyard.memory_needed(gpu, case.ranks, *sizes)
+    assert (on_gpu["arena"], on_gpu["host"]) == (64 << 20, 0)
+    assert on_gpu["control"] > 0
+    both = text + '[transport.scale_out]\nuse = "verbs"\n'
+    between = tokenyard.memory_needed(
+        tokenyard.Config.parse(both, "verbs.toml"), case.ranks, *sizes, domains=case.ranks
+    )
+    assert between["arena"] == 64 << 20
+    assert between["host"] > 0
+    other = tokenyard.Config.parse(text.replace("cuda", "theirs"), "other.toml")
+    with pytest.raises(tokenyard.errors.UnsupportedError, match="found the kernel set `theirs`"):
         tokenyard.memory_needed(other, case.ranks, *sizes)
 
 

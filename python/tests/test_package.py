@@ -1,6 +1,7 @@
 """The package as it is installed."""
 
 import importlib.metadata
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,8 +13,11 @@ import tokenyard
 AUDIT = str(pathlib.Path(__file__).parents[1] / "audit.py")
 
 
-def run(*words):
-    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+def run(*words, **variables):
+    command = [sys.executable, *words]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, **variables}
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -92,6 +96,12 @@ def test_the_readme_shows_the_components_that_are_built_in():
     lines = [line.replace("kernel set", "kernels").split() for line in printed]
     built_in = [line for line in lines if line[1] not in of_plugins]
     assert built_in == [line.replace("kernel set", "kernels").split() for line in shown]
+
+
+def test_the_demo_checks_an_exchange_and_needs_no_other_program():
+    printed = run("-m", "tokenyard", "demo", PATH="").splitlines()
+    assert printed[-1] == "check: passed"
+    assert sum("all sums are right" in line for line in printed) == 2
 
 
 def test_the_plugins_of_the_wheel_are_found_without_a_path():

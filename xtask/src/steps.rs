@@ -465,6 +465,12 @@ pub(crate) const STEPS: &[Step] = &[
                  {target}/installed/share/tokenyard/configs/gin.toml"),
             cmd("{target}/installed/bin/tokenyard config check \
                  {target}/installed/share/tokenyard/configs/ibgda.toml"),
+            cmd("{target}/installed/bin/tokenyard config check \
+                 {target}/installed/share/tokenyard/configs/nvlink-verbs.toml"),
+            cmd("{target}/installed/bin/tokenyard config check \
+                 {target}/installed/share/tokenyard/configs/nvlink-efa.toml"),
+            cmd("{target}/installed/bin/tokenyard config check \
+                 {target}/installed/share/tokenyard/configs/rocm-verbs.toml"),
         ],
     },
     Step {

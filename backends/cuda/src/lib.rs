@@ -17,7 +17,7 @@ pub use nvcc::Nvcc;
 pub use nvrtc::Nvrtc;
 
 use tokenyard_core::abi;
-use tokenyard_gpu::{Components, Dialect, GpuKernels, Names, Peers, Platform};
+use tokenyard_gpu::{BlockLimits, Components, Dialect, GpuKernels, Names, Peers, Platform};
 
 /// NVIDIA's GPUs.
 pub static PLATFORM: Platform = Platform {
@@ -58,6 +58,9 @@ impl Components for Cuda {
     const LINK: &'static str = "nvlink";
     const LINK_ABOUT: &'static str = "NVLink between the NVIDIA GPUs of one machine";
 }
+
+/// The limits of a block of the kernels on an H100, an H200 or a B200.
+pub const HOPPER: BlockLimits = BlockLimits { shared: 232_448, wave: 32 };
 
 /// The `cuda` kernel set.
 pub type CudaKernels = GpuKernels<Cuda>;

@@ -36,6 +36,7 @@ use crate::engine::window::Memory;
 use crate::engine::{Engine, Planned};
 use crate::moe::exchange::Exchange;
 use crate::moe::exchanges::{Exchanges, Rail};
+use crate::moe::foresight;
 use crate::moe::sizes::{ARENA, CONTROL, Sizes};
 use crate::moe::staging;
 use crate::platform::Components;
@@ -93,20 +94,19 @@ impl<C: Components> GpuKernels<C> {
     /// The exchanges that the levels allow.
     fn exchanges(&self, limits: &Limits) -> Result<Vec<Exchange>> {
         let Limits { scale_up, scale_out, .. } = limits;
+        let exchanges = |level, inside, between| {
+            foresight::exchanges(&self.shape, self.config.decode, level, inside, between)
+        };
         if self.shape.domains > 1 {
             let paths = [self.path(scale_up)?, self.path(scale_out)?];
-            let levels = Exchange::levels(&self.shape, paths);
-            staging::stages(self.config.decode, &levels[0])?;
-            return Ok(levels.into());
+            return exchanges(abi::TY_LEVEL_SCALE_UP, paths[0], Some(paths[1]));
         }
         let (level, limits) = if scale_up.max_queues > 0 {
             (abi::TY_LEVEL_SCALE_UP, scale_up)
         } else {
             (abi::TY_LEVEL_SCALE_OUT, scale_out)
         };
-        let exchange = Exchange::whole(&self.shape, level, self.path(limits)?);
-        let stages = staging::stages(self.config.decode, &exchange)?;
-        Ok(vec![Exchange { stages, ..exchange }])
+        exchanges(level, self.path(limits)?, None)
     }
 
     fn path(&self, limits: &Capabilities) -> Result<Path> {

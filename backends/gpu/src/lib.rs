@@ -20,8 +20,10 @@ pub mod probe;
 mod transport;
 pub mod warm;
 
-pub use config::{Devices, GpuConfig, Outside, PeersConfig, RowCopy, Sms};
+pub use config::{Decode, Devices, GpuConfig, Outside, PeersConfig, RowCopy, Sms};
+pub use engine::limits::BlockLimits;
 pub use flat_sms::{FlatOp, FlatWork};
 pub use kernels::GpuKernels;
+pub use moe::foresight::{Foreseen, LevelBytes, LinkPath};
 pub use platform::{Components, Dialect, Names, Platform};
 pub use transport::Peers;

@@ -18,7 +18,7 @@ pub use driver::HipDriver;
 pub use hiprtc::HipCompiler;
 
 use tokenyard_core::abi;
-use tokenyard_gpu::{Components, Dialect, GpuKernels, Names, Peers, Platform};
+use tokenyard_gpu::{BlockLimits, Components, Dialect, GpuKernels, Names, Peers, Platform};
 
 /// AMD's GPUs.
 pub static PLATFORM: Platform = Platform {
@@ -53,6 +53,9 @@ impl Components for Rocm {
     const LINK: &'static str = "xgmi";
     const LINK_ABOUT: &'static str = "xGMI between the AMD GPUs of one machine";
 }
+
+/// The limits of a block of the kernels on an MI300X.
+pub const GFX942: BlockLimits = BlockLimits { shared: 65_536, wave: 64 };
 
 /// The `rocm` kernel set.
 pub type RocmKernels = GpuKernels<Rocm>;

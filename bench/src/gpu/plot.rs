@@ -101,8 +101,11 @@ pub fn charts(reports: &[GpuReport]) -> Result<Vec<[Chart; 2]>> {
 
 fn operation_charts(report: &GpuReport, rows: &[&GpuRow]) -> [Chart; 2] {
     let first = rows[0];
+    let sizes = report.sizes.as_ref().map_or_else(String::new, |sizes| {
+        format!(" x {}, top-{} of {}", sizes.hidden, sizes.topk, sizes.experts)
+    });
     let title = format!(
-        "{}, {} tokens, {} routing, {} x {}",
+        "{}, {} tokens{sizes}, {} routing, {} x {}",
         first.case, first.case.tokens, first.routing, report.ranks, report.machine.gpu
     );
     let of = |value: fn(&GpuRow) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();

@@ -106,7 +106,7 @@ pub const PUBLISHED: [Published; 20] = [
 /// The model's answer to a published pair of figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Modelled {
-    /// GB/s, both levels at once.
+    /// GB/s, both levels overlapped.
     pub gb_per_s: f64,
     /// GB/s, one level after the other.
     pub in_turn: f64,
@@ -133,7 +133,7 @@ impl Published {
 
 /// The table of `docs/two-levels.md`.
 pub fn table() -> String {
-    let mut text = "| hardware | library | ranks | links, GB/s | slower | model | in turn | \
+    let mut text = "| hardware | library | ranks | links, GB/s | slower | model | serial | \
                     published | of the model |\n|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for published in &PUBLISHED {

@@ -11,6 +11,7 @@ use tokenyard_bench::{BenchReport, Sizes};
 use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 use tokenyard_core::config::Config;
 
+use crate::launched::StartRanks;
 use crate::layout::LayoutName;
 use crate::memory;
 use crate::output::{People, SCHEMA_VERSION, print_json};
@@ -130,6 +131,8 @@ pub(super) struct RankArgs {
     /// report. Under mpirun with more than one rank this is so without the option
     #[arg(long, conflicts_with = "ranks")]
     as_rank: bool,
+    #[command(flatten)]
+    start: StartRanks,
 }
 
 impl RankArgs {
@@ -150,7 +153,7 @@ impl RankArgs {
                 "found --ranks {ranks} under mpirun, which starts the ranks; expected no --ranks"
             );
         }
-        Ok(())
+        if self.are_started() { Ok(()) } else { self.start.check("bench") }
     }
 }
 

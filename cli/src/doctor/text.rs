@@ -74,15 +74,15 @@ pub(super) fn conclude(findings: &[Finding], people: People) {
     let all = if bad.is_empty() { words.to_owned() } else { format!("{words} ({bad})") };
     people.say("");
     for line in wrap(&all, WIDTH) {
-        people.say(people.paint(style(verdict), line));
+        people.prose(people.paint(style(verdict), line));
     }
 }
 
 fn explain(group: &[&Finding], people: People) {
     let first = group[0];
     let head = format!("{} {}: {}", first.verdict.name(), first.id, subjects(group));
-    people.say(people.paint(style(first.verdict), head));
-    let line = |name: &str, text: &str| people.say(format_args!("  {name:8} {text}"));
+    people.prose(people.paint(style(first.verdict), head));
+    let line = |name: &str, text: &str| people.prose(format_args!("  {name:8} {text}"));
     let differ = group.iter().any(|finding| finding.found != first.found);
     for finding in group.iter().take(if differ { MOST_FOUND } else { 1 }) {
         match differ {

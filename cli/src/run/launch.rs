@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
-use tokenyard_core::bootstrap::Identity;
 use tokenyard_core::config::{Config, OnFailure, WorldConfig};
 use tokenyard_core::error::words;
 use tokenyard_launch::interrupt::{self, Interrupted};
@@ -32,6 +31,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const SHOW_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
+    args.start.check("run")?;
     let config = Config::load(&args.config)?;
     let plan = Plan::new(args, None)?;
     ensure!(
@@ -42,7 +42,6 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     config.check_ranks(plan.case.ranks as u32)?;
     plan.check_memory(plan.case.ranks)?;
     check_files(args, &config)?;
-    warn_of_other_launcher();
     judge::refuse_wrong(args, &config, plan.case.ranks as u32)?;
     let parts = args.output.as_deref().map(parts_folder).transpose()?;
     let job = Job {
@@ -79,21 +78,6 @@ fn check_files(args: &RunArgs, config: &Config) -> Result<()> {
     writable::check_reports(config)?;
     let Some(output) = &args.output else { return Ok(()) };
     args.read_files().writes("--output", output)
-}
-
-/// Warns under torchrun or srun, where every process would start its own ranks. A rank of mpirun
-/// does not reach this code.
-fn warn_of_other_launcher() {
-    let env = |name: &str| std::env::var(name).ok();
-    if let Ok(identity) = Identity::resolve("env", &env).as_ref()
-        && identity.place.ranks > 1
-    {
-        People::errors().say(format_args!(
-            "warning: this process is rank {} of {} ({}), and starts ranks of its own all the \
-             same; to be one rank of that world, add --as-rank",
-            identity.place.rank, identity.place.ranks, identity.source
-        ));
-    }
 }
 
 /// A temporary folder beside the output, where there is room for it.
@@ -260,7 +244,7 @@ impl Heard {
                 // All ranks may warn of the same.
                 Ok(Message::Warned { text }) => {
                     if self.warned.insert(text.clone()) {
-                        People::errors().say(format_args!("[rank {rank}] warning: {text}"));
+                        People::errors().prose(format_args!("[rank {rank}] warning: {text}"));
                     }
                 }
                 // A plugin may print. Its lines are no messages, and must not go to standard

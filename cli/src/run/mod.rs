@@ -27,6 +27,7 @@ use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 pub(crate) use judge::WrongConfig;
 pub(crate) use warnings::ToLauncher;
 
+use crate::launched::StartRanks;
 use crate::layout::LayoutName;
 use crate::writable::Files;
 
@@ -94,6 +95,8 @@ pub(crate) struct RunArgs {
     /// more than one rank this is so without the option.
     #[arg(long)]
     as_rank: bool,
+    #[command(flatten)]
+    start: StartRanks,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
     #[arg(long)]
     json: bool,

@@ -143,15 +143,15 @@ impl<'a> Summary<'a> {
     /// Prints the exchange before it runs.
     pub(crate) fn print_head(&self) {
         let people = People::new(self.args.json);
-        people.say(progress::head(self.config));
-        people.say(self.headline());
+        people.prose(progress::head(self.config));
+        people.prose(self.headline());
     }
 
     fn print_table(&self, people: People) {
         if let Some(opened) = &self.opened {
-            people.say(components_line(opened));
+            people.prose(components_line(opened));
             if let Some(line) = nics_line(&opened.report) {
-                people.say(line);
+                people.prose(line);
             }
         }
         if self.ranks.is_empty() {
@@ -160,28 +160,28 @@ impl<'a> Summary<'a> {
         people.say("");
         people.say(self.table().render(people));
         people.say("");
-        people.say(match self.clock() {
+        people.prose(match self.clock() {
             Clock::Device => {
                 "rows and MiB of a step; times of the operations alone, by the device's clock"
             }
             Clock::Host => "rows and MiB of a step; times of the calls alone, by the host's clock",
         });
         if let Some(line) = self.between_domains() {
-            people.say(line);
+            people.prose(line);
         }
         for lost in &self.lost {
-            people.say(format_args!("{} {}", people.paint(Style::Bad, "lost:"), lost.line()));
+            people.prose(format_args!("{} {}", people.paint(Style::Bad, "lost:"), lost.line()));
         }
         if !self.lost.is_empty() {
-            people.say(self.missing_line());
+            people.prose(self.missing_line());
         }
         if self.passed() {
             let without = if self.lost.is_empty() { "" } else { " without lost rows" };
             let text = format!("all {} row elements equal the oracle's{without}", self.elements());
-            people.say(format_args!("check: {} ({text})", people.paint(Style::Good, "passed")));
+            people.prose(format_args!("check: {} ({text})", people.paint(Style::Good, "passed")));
         }
         if !Conditions::find().optimised {
-            people.say("note: this build is not optimised (no --release): the times mean little");
+            people.prose("note: this build is not optimised (no --release): the times mean little");
         }
     }
 

@@ -248,15 +248,16 @@ impl TrafficArgs {
         operations("dispatch", all, |t| &t.dispatch, people);
         operations("combine", all, |t| &t.combine, people);
         people.say(
-            "\nus: rows of both levels on their way at once, and one level after the other;\n    no \
-             launch, no wait, no gate less even. commands: puts and signals. SMs: the\n    fewest that \
-             keep up with the slower link. Formulas: docs/two-levels.md",
+            "\noverlapped, serial: us with rows of both levels on their way at a time, and one\n    level \
+             after the other; no launch, no wait, no gate less even. commands: puts\n    and signals. SMs: the \
+             fewest that keep up with the slower link.\n    Formulas: docs/two-levels.md",
         );
     }
 }
 
 fn operations(name: &str, all: &[Traffic], of: fn(&Traffic) -> &Operation, people: People) {
-    let head = ["ranks", "out MB", "commands", "inside MB", "commands", "us", "in turn", "SMs"];
+    let head =
+        ["ranks", "out MB", "commands", "inside MB", "commands", "overlapped", "serial", "SMs"];
     let mut table = Table::new(&head);
     for traffic in all {
         let found = of(traffic);

@@ -121,15 +121,19 @@ impl Config {
         Self::parse_bytes(&Self::read(path)?, &name)
     }
 
-    /// Reads the file at `path` and returns all errors in it; [`Config::load`] ends at the first error.
-    ///
-    /// # Errors
-    /// At least one error, in the order of the file's sections.
-    pub fn judge(path: &Path) -> Result<Self, Vec<Error>> {
-        let one = |error| vec![error];
-        let (bytes, name) = (Self::read(path).map_err(one)?, path.display().to_string());
-        let text = text_of(&bytes, &name).map_err(one)?;
-        schema::read(&source::Source::new(text, &name))
+    /// Reads the file at `path` and returns all errors in it, in the order of the file's sections;
+    /// [`Config::load`] ends at the first error. The config is there if its components are known, even with errors:
+    /// a wrong value is replaced by its default. Use it only to judge the components.
+    pub fn judge(path: &Path) -> (Option<Self>, Vec<Error>) {
+        let name = path.display().to_string();
+        let bytes = match Self::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) => return (None, vec![error]),
+        };
+        match text_of(&bytes, &name) {
+            Ok(text) => schema::read(&source::Source::new(text, &name)),
+            Err(error) => (None, vec![error]),
+        }
     }
 
     fn read(path: &Path) -> Result<Vec<u8>> {
@@ -154,11 +158,12 @@ impl Config {
     /// [`ErrorKind::Config`] if the text is larger than [`MAX_BYTES`] or not a valid config.
     pub fn parse(text: &str, name: &str) -> Result<Self> {
         check_size(text.as_bytes(), name)?;
-        let read = schema::read(&source::Source::new(text, name));
-        read.map_err(|errors| match errors.into_iter().next() {
-            Some(first) => first,
-            None => Error::new(ErrorKind::Internal, READ, "found no config and no error"),
-        })
+        let (config, errors) = schema::read(&source::Source::new(text, name));
+        let none = || Error::new(ErrorKind::Internal, READ, "found no config and no error");
+        match errors.into_iter().next() {
+            Some(first) => Err(first),
+            None => config.ok_or_else(none),
+        }
     }
 
     /// Refuses a number of domains that does not fit `ranks`, before any rank is started.

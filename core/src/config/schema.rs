@@ -57,37 +57,35 @@ impl Errors {
     }
 }
 
-/// Reads the whole file; every section and every key is checked, even after an error.
-pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
-    let document = source.parse().map_err(|error| vec![error])?;
+/// Reads the whole file; every section and every key is checked, even after an error. The config is there if all
+/// components are known.
+pub(super) fn read(source: &Source<'_>) -> (Option<Config>, Vec<Error>) {
+    let document = match source.parse() {
+        Ok(document) => document,
+        Err(error) => return (None, vec![error]),
+    };
     let root = Section::root(source, &document);
     let mut errors = Errors::default();
     errors.unknown_keys(&root, &["world", "kernels", "transport", "topology", "plugins"]);
 
     let mut unused_tables = Vec::new();
     let mut lines = Lines::default();
-    let world = errors.note(root.section("world")).map(|world| read_world(world, &mut errors));
-    let kernels = errors.note(read_kernels(&root, &mut unused_tables));
-    let transports = errors.note(read_transports(&root, &mut unused_tables));
-    let topology = errors.note(read_topology(&root, &mut unused_tables, &mut lines));
-    let plugins = errors.note(root.section("plugins"));
-    let plugins = plugins.map(|section| read_plugins(section, &mut errors, &mut lines));
-    let components = (world, kernels, transports, topology, plugins);
-    let (
-        Some((world, reports)),
-        Some(kernels),
-        Some((scale_up, scale_out)),
-        Some(topology),
-        Some(plugins),
-    ) = components
+    let world = errors.note(root.section("world")).flatten();
+    let (world, reports) = read_world(world, &mut errors);
+    let kernels = read_kernels(&root, &mut unused_tables, &mut errors);
+    let kernels = errors.note(kernels);
+    let transports = read_transports(&root, &mut unused_tables, &mut errors);
+    let transports = errors.note(transports);
+    let topology = read_topology(&root, &mut unused_tables, &mut lines, &mut errors);
+    let topology = errors.note(topology);
+    let plugins = errors.note(root.section("plugins")).flatten();
+    let plugins = read_plugins(plugins, &mut errors, &mut lines);
+    let (Some(kernels), Some((scale_up, scale_out)), Some((topology, domains))) =
+        (kernels, transports, topology)
     else {
-        return Err(errors.0);
+        return (None, errors.0);
     };
-    if !errors.0.is_empty() {
-        return Err(errors.0);
-    }
-    let (topology, domains) = topology;
-    Ok(Config {
+    let config = Config {
         name: source.name().to_owned(),
         digest: source.digest(),
         world,
@@ -100,7 +98,8 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
         plugins,
         unused_tables,
         lines,
-    })
+    };
+    (Some(config), errors.0)
 }
 
 fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> (WorldConfig, Reports) {
@@ -187,14 +186,18 @@ fn interface<'a>(item: &Item<'a>) -> Result<&'a str> {
     }
 }
 
-fn read_kernels(root: &Section<'_>, unused: &mut Vec<UnusedTable>) -> Result<ComponentChoice> {
+fn read_kernels(
+    root: &Section<'_>,
+    unused: &mut Vec<UnusedTable>,
+    errors: &mut Errors,
+) -> Result<ComponentChoice> {
     let section = root.section("kernels")?.ok_or_else(|| {
         let fix = "add [kernels] with, for example, use = \"cpu\"";
         root.source().error("missing section [kernels]; expected a kernel set").with_fix(fix)
     })?;
     let item = section.require("use", "the name of a kernel set, such as \"cpu\"")?;
     let choice = choose(&section, &item)?;
-    check_tables(&section, from_ref(&choice), &["use"], unused)?;
+    errors.note(check_tables(&section, from_ref(&choice), &["use"], unused));
     Ok(choice)
 }
 
@@ -202,6 +205,7 @@ fn read_topology(
     root: &Section<'_>,
     unused: &mut Vec<UnusedTable>,
     lines: &mut Lines,
+    errors: &mut Errors,
 ) -> Result<(ComponentChoice, Option<u32>)> {
     let section = root.section("topology")?;
     let choice = match section.as_ref().and_then(|section| Some((section, section.get("use")?))) {
@@ -216,9 +220,10 @@ fn read_topology(
     };
     let mut domains = None;
     if let Some(section) = section {
-        check_tables(&section, from_ref(&choice), &["use", "domains"], unused)?;
+        errors.note(check_tables(&section, from_ref(&choice), &["use", "domains"], unused));
         if let Some(item) = section.get("domains") {
-            domains = Some(item.integer(1..=MAX_DOMAINS, "domains")? as u32);
+            let found = errors.note(item.integer(1..=MAX_DOMAINS, "domains"));
+            domains = found.map(|found| found as u32);
             lines.domains = item.line();
         }
     }
@@ -229,15 +234,14 @@ fn read_topology(
 fn read_transports(
     root: &Section<'_>,
     unused: &mut Vec<UnusedTable>,
+    errors: &mut Errors,
 ) -> Result<(Option<ComponentChoice>, Vec<ComponentChoice>)> {
     let fix = "name a transport in [transport.scale_up] or [transport.scale_out]";
     let section = root.section("transport")?.ok_or_else(|| {
         let message = "missing section [transport]; expected a transport for at least one level";
         root.source().error(message).with_fix(fix)
     })?;
-    if let Some(error) = section.unknown_keys(&["scale_up", "scale_out"]).into_iter().next() {
-        return Err(error);
-    }
+    errors.unknown_keys(&section, &["scale_up", "scale_out"]);
     let mut scale_up = None;
     if let Some(level) = section.section("scale_up")? {
         let expected = "the name of a transport, or \"none\"";
@@ -245,12 +249,12 @@ fn read_transports(
         if item.string(expected)? != NONE {
             scale_up = Some(choose(&level, &item)?);
         }
-        check_tables(&level, scale_up.as_slice(), &["use"], unused)?;
+        errors.note(check_tables(&level, scale_up.as_slice(), &["use"], unused));
     }
     let mut scale_out = Vec::new();
     if let Some(level) = section.section("scale_out")? {
         scale_out = choose_in_order(&level)?;
-        check_tables(&level, &scale_out, &["use"], unused)?;
+        errors.note(check_tables(&level, &scale_out, &["use"], unused));
     }
     if scale_up.is_none() && scale_out.is_empty() {
         let message = "no transport: scale_up and scale_out are both none; expected at least one";

@@ -1,10 +1,10 @@
-//! GPUs: enough for the ranks, and equally many below each switch.
+//! GPUs: enough for the ranks, all of them used, and equally many below each switch.
 
 use tokenyard_machine::{GpuPlace, GpuVendor, Machine};
 
 use crate::{DoctorReport, Facility, Rule, Verdict};
 
-pub(crate) const RULES: &[&Rule] = &[&RANKS, &MISSING];
+pub(crate) const RULES: &[&Rule] = &[&RANKS, &UNUSED, &MISSING];
 
 static RANKS: Rule = Rule {
     id: "gpu-ranks",
@@ -18,6 +18,19 @@ static RANKS: Rule = Rule {
     impact: "the ranks without a GPU do not start, and the others wait for them in vain",
     fix: "start one rank for each GPU (--nproc-per-node, --ntasks-per-node), or give the container more GPUs",
     source: "backends/cuda/docs.md and backends/rocm/docs.md (device); docs/topology.md (which GPU a rank drives)",
+};
+
+static UNUSED: Rule = Rule {
+    id: "gpu-unused",
+    title: "GPUs that no rank drives",
+    expected: "a config that uses them, and a rank for each",
+    why: "The kernel set `cpu` moves rows of host memory by processors, on a node with GPUs too. And a launcher may \
+          start fewer ranks than there are GPUs. Both work, and leave GPUs and NVLink or xGMI idle. A number of \
+          ranks that --ranks gives is meant so. So is the kernel set `cpu`, where it tries the network alone.",
+    impact: "rows cross host memory and the processors: many times slower than between the GPUs",
+    fix: "take a config for these GPUs, such as configs/nvlink.toml or configs/nvlink-verbs.toml \
+          (docs/which-config.md has all)",
+    source: "backends/cuda/docs.md, backends/rocm/docs.md",
 };
 
 static MISSING: Rule = Rule {
@@ -36,6 +49,7 @@ static MISSING: Rule = Rule {
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     ranks(report);
+    unused(report);
     missing(report);
 }
 
@@ -99,6 +113,38 @@ fn ranks(report: &mut DoctorReport<'_>) {
     finding.expected(format!("one for each of {}{from}", plural(job.ranks, "rank")));
     if is_shared {
         finding.impact("ranks that share a GPU take turns on it, unless they run under MPS");
+    }
+}
+
+/// GPUs that the config, or the launcher's number of ranks, leaves idle. Without a config nothing is idle: whatever is
+/// there counts.
+fn unused(report: &mut DoctorReport<'_>) {
+    let (machine, job) = (report.machine, report.job);
+    // A container without GPUs shows those of its node.
+    let count = machine.gpus.iter().filter(|gpu| gpu.is_visible).count() as u64;
+    if job.asks.uses.is_none() || count == 0 {
+        return;
+    }
+    let used = [Facility::Cuda, Facility::Hip].into_iter().find(|facility| job.asks(*facility));
+    match used {
+        None => {
+            let vendor = match machine.given_gpus().first().map(|gpu| gpu.vendor) {
+                Some(GpuVendor::Amd) => "AMD",
+                _ => "NVIDIA",
+            };
+            let found =
+                format!("the config uses none of {}", plural(count, &format!("{vendor} GPU")));
+            report.note(&UNUSED, Facility::Node, "GPUs", Verdict::Slow.on(found));
+        }
+        // Fewer ranks may be meant so.
+        Some(facility) if job.ranks < count && job.ranks_from != "--ranks" => {
+            let found = format!("{} for {}", plural(job.ranks, "rank"), plural(count, "GPU"));
+            report
+                .note(&UNUSED, facility, "GPUs", Verdict::Unknown.on(found))
+                .impact("the other GPUs of the node stay idle")
+                .fix("start one rank for each GPU (--nproc-per-node, --ntasks-per-node), unless this is meant so");
+        }
+        Some(_) => {}
     }
 }
 

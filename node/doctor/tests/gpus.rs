@@ -74,6 +74,27 @@ fn ranks_that_drive_no_gpu_need_none_and_ranks_may_share_one_that_the_config_nam
 }
 
 #[test]
+fn gpus_that_a_config_or_the_number_of_ranks_leaves_idle_are_named() {
+    let unused = |name: &str, job: &Job| {
+        let found = of(&machine(name), job, "gpu-unused").into_iter();
+        found.map(|finding| (finding.verdict, finding.found)).collect::<Vec<_>>()
+    };
+    let cpu = |ranks| job(ranks, &[("kernel set", "cpu"), ("transport", "verbs")]);
+    let all = |vendor: &str| (Verdict::Slow, format!("the config uses none of 8 {vendor} GPUs"));
+    assert_eq!(unused("hgx-cx7.tree", &cpu(8)), [all("NVIDIA")]);
+    assert_eq!(unused("mi300x-pollara.tree", &cpu(8)), [all("AMD")]);
+    // A node without GPUs, a job without a config, and one that uses all of them.
+    assert_eq!(unused("roce-bond.tree", &cpu(8)), []);
+    assert_eq!(unused("hgx-cx7.tree", &job(8, &[])), []);
+    let mut few = job(4, &[("kernel set", "cuda")]);
+    few.ranks_from = "LOCAL_WORLD_SIZE".to_owned();
+    assert_eq!(unused("hgx-cx7.tree", &few), [(Verdict::Unknown, "4 ranks for 8 GPUs".to_owned())]);
+    few.ranks_from = "--ranks".to_owned();
+    assert_eq!(unused("hgx-cx7.tree", &few), []);
+    assert_eq!(unused("hgx-cx7.tree", &job(8, &[("kernel set", "cuda")])), []);
+}
+
+#[test]
 fn gpus_that_the_environment_hides_serve_no_rank() {
     let text = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
     let visible = |list: &str| {

@@ -46,9 +46,10 @@ const SYMPTOMS: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "a GPU is missing",
+        "a GPU is missing, or does nothing",
         &[
             "gpu-missing",
+            "gpu-unused",
             "gpu-ranks",
             "nvidia-nodes",
             "nvidia-smi",

@@ -104,7 +104,7 @@ fn a_port_that_is_down_breaks_a_job_only_where_the_topology_would_refuse_it() {
     }
     // Other NICs are named: this one serves no rank.
     let machine = node("port-down");
-    let mut named = job(&machine, &["kernel set cpu, transport verbs"]);
+    let mut named = job(&machine, &["kernel set cuda, transport verbs"]);
     named.asks.nics = vec!["mlx5_0".to_owned()];
     let found = examine(&machine, &named, None, None);
     assert!(found.iter().all(|finding| finding.verdict < Verdict::Slow), "{found:#?}");

@@ -23,11 +23,11 @@ pub(crate) fn metadata_bytes(room: u32) -> u32 {
 
 /// The memory and the warps that a device gives a block of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockLimits {
+pub struct BlockLimits {
     /// Bytes of shared memory.
-    pub(crate) shared: u32,
+    pub shared: u32,
     /// Threads of a warp: `kWave` of the kernels.
-    pub(crate) wave: u32,
+    pub wave: u32,
 }
 
 impl BlockLimits {

@@ -6,6 +6,7 @@ pub(crate) mod combine_tiling;
 pub(crate) mod dispatch;
 pub(crate) mod exchange;
 pub(crate) mod exchanges;
+pub(crate) mod foresight;
 pub(crate) mod fused;
 pub(crate) mod handle;
 pub(crate) mod moving;

@@ -329,13 +329,9 @@ impl FlightRecorder {
         };
         let job = self.meeting.get().map_or("opening", |meeting| &meeting.job);
         let path = folder.path().display();
-        let fix =
+        let more =
             format!("read the ranks' reports: tokenyard explain {path}/tokenyard-{job}-*.json");
-        let fix = match error.fix() {
-            Some(first) => format!("{first}; {fix}"),
-            None => fix,
-        };
-        error.with_fix(fix)
+        error.with_more_to_do(&more)
     }
 }
 

@@ -1,0 +1,146 @@
+//! The windows of a kernel set: what a rank takes of its host, or of its GPU.
+
+use anyhow::Result;
+use tokenyard_core::abi;
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::moe::Shape;
+use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
+use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
+use tokenyard_gpu::{Decode, Foreseen, GpuConfig, LinkPath};
+
+use super::{Buffer, KernelsName, PathName, PutsName, ShapeArgs};
+
+/// A put that no row exceeds; any value that is large enough would do.
+const LARGEST_PUT: u64 = 1 << 40;
+
+/// The windows that the cpu kernel set registers with its transports.
+pub(super) fn of_cpu(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
+    let flags = if args.path == PathName::LoadStore { abi::TY_CAP_LOAD_STORE } else { 0 };
+    let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
+    let spread = Spread { in_flight: args.in_flight, domains: args.domains };
+    let sizes = WindowSizes::new(shape, spread, [&limits; 2], &CpuConfig::default())?;
+    let part = |name: &str, bytes, formula: &str, counts| Buffer {
+        name: name.to_owned(),
+        bytes,
+        formula: formula.to_owned(),
+        counts,
+        in_host_memory: false,
+    };
+    let mut list = vec![
+        part(
+            "staging",
+            sizes.stage_bytes * u64::from(args.domains),
+            "D * M * min(K, R/D) rows of fp32 with their side arrays, per operation; 0 with load/store",
+            false,
+        ),
+        part(
+            "landing places",
+            sizes.landing_pitch * u64::from(shape.ranks),
+            "R * M rows of fp32 with their side arrays, per operation (packed layout)",
+            false,
+        ),
+    ];
+    if args.domains > 1 {
+        list.extend([
+            part(
+                "rail records",
+                2 * sizes.rail_records.bytes,
+                "2 * D * 2 records of 256 bytes, per operation",
+                false,
+            ),
+            part(
+                "rail staging",
+                sizes.rail_stage_bytes,
+                "M * min(K, D) rows of fp32 with their side arrays, at least R, per operation",
+                false,
+            ),
+            part(
+                "rail landing places",
+                sizes.landing_pitch * u64::from(args.domains),
+                "D * M rows of fp32 with their side arrays, per operation",
+                false,
+            ),
+        ]);
+    }
+    list.extend([
+        part(
+            "control window",
+            sizes.control_bytes,
+            "in flight * (2 * records + staging + landing places, and those of the rail)",
+            true,
+        ),
+        part(
+            "arena window",
+            sizes.arena_bytes,
+            "2 worst-case regions of the widest rows (fp32), at most 16 GiB, at least 4 flat ones, \
+             6 with several domains",
+            true,
+        ),
+    ]);
+    Ok(list)
+}
+
+/// The windows that a GPU kernel set asks for. Neither a GPU nor its driver is needed.
+pub(super) fn of_gpu(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
+    let between = match args.between {
+        PutsName::Host => LinkPath::PutByHost,
+        PutsName::Gpu => LinkPath::PutByKernels,
+    };
+    let inside = match args.path {
+        PathName::LoadStore => LinkPath::Store,
+        PathName::Put => between,
+    };
+    let block = match args.kernels {
+        KernelsName::Rocm => tokenyard_rocm::GFX942,
+        KernelsName::Cpu | KernelsName::Cuda => tokenyard_cuda::HOPPER,
+    };
+    let mut config = GpuConfig { arena_mib: args.arena_mib, ..GpuConfig::default() };
+    if args.low_latency {
+        config.decode = Decode::LowLatency;
+    }
+    let Shape { ranks, experts, topk, hidden, max_tokens } = *shape;
+    let shape = KernelShape {
+        size: size_of::<KernelShape>(),
+        rank: 0,
+        ranks,
+        domains: args.domains,
+        experts,
+        topk,
+        hidden,
+        max_tokens,
+        in_flight: args.in_flight,
+        handles: args.handles,
+        reserved: 0,
+    };
+    let windows = Foreseen { config: &config, shape: &shape, inside, between, block }.windows()?;
+    let mut list = Vec::new();
+    for (level, windows) in windows.iter().enumerate() {
+        let of = match (args.domains, level) {
+            (1, _) => "",
+            (_, 0) => " inside the domain",
+            _ => " between domains",
+        };
+        let on = if windows.in_host_memory { ", pinned host memory" } else { "" };
+        let arena = match (level, args.arena_mib) {
+            (1, _) => "rows on their way, of fp32, to and from each domain",
+            (_, Some(_)) => "arena_mib",
+            (_, None) => {
+                "2 worst-case outputs of the widest rows (fp32), at most 16 GiB, at least 4 flat ones; \
+                 `arena_mib` sets it"
+            }
+        };
+        for (name, bytes, formula) in [
+            ("control window", windows.control, "records and counts; rows of low latency"),
+            ("arena window", windows.arena, arena),
+        ] {
+            list.push(Buffer {
+                name: format!("{name}{of}"),
+                bytes,
+                formula: format!("{formula}{on}"),
+                counts: true,
+                in_host_memory: windows.in_host_memory,
+            });
+        }
+    }
+    Ok(list)
+}
