@@ -69,7 +69,7 @@ impl NoDescriptors {
         let numbers = open.flatten().filter_map(|fd| fd.file_name().to_str()?.parse::<u64>().ok());
         // No more than those that are open, so that few are free.
         let most = numbers.max().unwrap_or(0) + 1;
-        setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..before.clone() })
+        setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..before })
             .context("lower the limit on open files")?;
         let mut taken = Self { before, _all: Vec::new() };
         let stdin = std::io::stdin();
@@ -83,6 +83,6 @@ impl NoDescriptors {
 impl Drop for NoDescriptors {
     fn drop(&mut self) {
         // A limit may always be raised to the one before.
-        let _ = setrlimit(Resource::Nofile, self.before.clone());
+        let _ = setrlimit(Resource::Nofile, self.before);
     }
 }
