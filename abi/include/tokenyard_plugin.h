@@ -648,7 +648,7 @@ struct TyTransportTable;
 #define TY_EVENT_ERROR 2
 
 /**
- * The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
+ * The contract of device APIs: `backends/gpu/device/common/transport.cuh` of this version.
  */
 #define TY_DEVICE_API_VERSION 2
 

@@ -380,7 +380,7 @@ pub struct TyServeRing {
     pub reserved: u32,
 }
 
-/// The contract of device APIs: `backends/gpu/device/transport.cuh` of this version.
+/// The contract of device APIs: `backends/gpu/device/common/transport.cuh` of this version.
 pub const TY_DEVICE_API_VERSION: u32 = 2;
 /// A device API in CUDA C++.
 pub const TY_DIALECT_CUDA: u32 = 1;

@@ -45,7 +45,7 @@ fn measure(world: &Arc<World>, config: &Config) -> anyhow::Result<[Vec<Duration>
         ..Case::default()
     };
     let mut without = config.clone();
-    without.world.reports = Reports::Nowhere;
+    without.reports = Reports::Nowhere;
     let mut comms = [
         Communicator::open(world, config, options(&case))?,
         Communicator::open(world, &without, options(&case))?,

@@ -9,9 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Serialize;
+use tokenyard_core::error::words::seconds;
 use tokenyard_core::files;
-use tokenyard_reports::explain::{Explanation, Kind, explain, words};
-use tokenyard_reports::{MAX_BYTES, Report, read, utc};
+use tokenyard_core::report::words;
+use tokenyard_core::report::{MAX_BYTES, Report, read, utc};
+use tokenyard_reports::{Explanation, Kind, explain};
 
 use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json, ranks};
 
@@ -165,7 +167,7 @@ fn print(explanation: &Explanation, refused: &[String], people: People) {
     let table = table(explanation).render(people);
     people.say(format_args!("\n{}\n\n{table}", of_what(explanation)));
     let slowest = explanation.slowest.iter();
-    let slowest = slowest.map(|s| format!("rank {} {}", s.rank, words::seconds(s.waited_ms)));
+    let slowest = slowest.map(|s| format!("rank {} {}", s.rank, seconds(s.waited_ms)));
     let slowest = slowest.collect::<Vec<_>>().join(", ");
     if !slowest.is_empty() {
         people.say(format_args!("\nall ranks together have waited longest for: {slowest}"));

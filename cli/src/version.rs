@@ -134,7 +134,7 @@ impl Versions {
                     abi::TY_KERNELS_LAYOUT,
                 ),
                 device_api: abi::TY_DEVICE_API_VERSION,
-                report: tokenyard_reports::SCHEMA_VERSION,
+                report: tokenyard_core::report::SCHEMA_VERSION,
                 json: SCHEMA_VERSION,
             },
             node: Node::new(machine),

@@ -172,7 +172,7 @@ fn check_limit() -> Result<()> {
 /// It is no folder, or cannot be written or made.
 pub(crate) fn check_reports(config: &Config) -> Result<()> {
     let variable = std::env::var_os(REPORTS_VARIABLE).filter(|value| !value.is_empty());
-    let (name, folder) = match (&variable, &config.world.reports) {
+    let (name, folder) = match (&variable, &config.reports) {
         // `none`, or a value that opening a communicator refuses.
         (Some(value), _) if !Path::new(value).is_absolute() => return Ok(()),
         (Some(value), _) => (REPORTS_VARIABLE, Path::new(value)),

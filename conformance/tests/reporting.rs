@@ -13,7 +13,7 @@ use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, Reporter};
 use tokenyard_core::config::{Config, Reports};
-use tokenyard_reports::{Report, State};
+use tokenyard_core::report::{Report, State};
 
 /// A patience no longer than any deadline here.
 const PATIENCE: Duration = Duration::from_secs(50);
@@ -58,7 +58,7 @@ fn counted(world: &Arc<World>, config: &Config) -> anyhow::Result<Vec<Report>> {
     world.barrier("still")?;
     let mine = serde_json::to_vec(&comm.reporter().capture("a test")?)?;
     let all = world.all_gather("reports of the test", &mine)?;
-    let read = |bytes: &Vec<u8>| Ok(tokenyard_reports::read(bytes)?);
+    let read = |bytes: &Vec<u8>| Ok(tokenyard_core::report::read(bytes)?);
     all.iter().map(read).collect()
 }
 
@@ -144,14 +144,14 @@ fn a_reporter_that_outlives_its_communicator_says_that_it_is_closed() {
     on_ranks(1, "", |world, config| {
         let folder = tempfile::tempdir()?;
         let mut config = config.clone();
-        config.world.reports = Reports::Folder(folder.path().join("deep/reports"));
+        config.reports = Reports::Folder(folder.path().join("deep/reports"));
         let case = case(1);
         let comm = Communicator::open(world, &config, options(&case))?;
         let reporter = comm.reporter();
         let report = reporter.capture("a test")?;
         assert_eq!((report.transports.len(), report.queues.len()), (1, 1));
         let path = reporter.write("a test")?;
-        let read = tokenyard_reports::read(&std::fs::read(&path)?)?;
+        let read = tokenyard_core::report::read(&std::fs::read(&path)?)?;
         assert_eq!((read.reason.text.as_str(), read.job), ("a test", report.job));
         drop(comm);
         let files = || std::fs::read_dir(folder.path().join("deep/reports")).map(Iterator::count);
@@ -162,7 +162,7 @@ fn a_reporter_that_outlives_its_communicator_says_that_it_is_closed() {
             assert!(error.to_string().contains("take the reporter of a new one"), "{error}");
         }
         assert_eq!(files()?, before);
-        config.world.reports = Reports::Nowhere;
+        config.reports = Reports::Nowhere;
         let comm = Communicator::open(world, &config, options(&case))?;
         let error = comm.reporter().write("a test").expect_err("nowhere to write").to_string();
         assert!(error.contains("TOKENYARD_REPORTS"), "{error}");

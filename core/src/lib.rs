@@ -5,12 +5,11 @@
 //! - **components** (transport, kernel set, topology) do the work and report only errors that a caller
 //!   could not have foreseen;
 //! - the **loader** checks plugins before any of their code runs;
-//! - the **bootstrap** is the only asynchronous module, on one control thread of its own.
+//! - the **bootstrap**, a crate of its own, is the only asynchronous one, on one control thread.
 //!
 //! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
 
 pub mod arena_output;
-pub mod bootstrap;
 pub mod call;
 pub mod capabilities;
 pub mod communicator;
@@ -18,7 +17,6 @@ pub mod conditions;
 pub mod config;
 pub mod device;
 pub mod domains;
-pub mod error;
 pub mod exchange;
 pub mod export;
 pub mod fd_exchange;
@@ -27,17 +25,23 @@ pub mod host;
 mod idle;
 pub mod kernels;
 pub mod link;
-pub mod machine;
 pub mod moe;
 pub mod nics;
 pub mod proxy;
 pub mod refusal;
+pub mod report;
+mod session;
 pub mod signature;
-pub mod sparse_log;
 pub mod topology;
 pub mod transport;
 pub mod wait;
 pub mod wire;
+
+/// Ranks find each other.
+pub use tokenyard_bootstrap as bootstrap;
+
+/// Names of this machine.
+pub use tokenyard_bootstrap::machine;
 
 /// The plain structures of the plugin ABI.
 pub use tokenyard_abi as abi;
@@ -45,7 +49,10 @@ pub use tokenyard_abi as abi;
 /// Opens and reads the files that a user names: the only way to do so.
 pub use tokenyard_files as files;
 
-pub use error::{Error, ErrorKind, Result};
+/// The error type, and the words of its messages.
+pub use tokenyard_errors as error;
+
+pub use tokenyard_errors::{Error, ErrorKind, Result};
 
 // The Rust code of the plugin author's guide compiles.
 #[cfg(doctest)]

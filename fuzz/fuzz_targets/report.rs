@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tokenyard_reports::explain::{Kind, explain};
-use tokenyard_reports::{Report, read, text};
+use tokenyard_reports::{Kind, explain};
+use tokenyard_core::report::{Report, read, text};
 
 fuzz_target!(|bytes: &[u8]| {
     let lines = bytes.split(|byte| *byte == b'\n').take(16);

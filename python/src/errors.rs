@@ -22,7 +22,6 @@ fn class(kind: ErrorKind) -> &'static str {
         ErrorKind::System => "SystemCallError",
         ErrorKind::Internal => "InternalError",
         // A kind that this version does not know is still an error.
-        _ => "Error",
     }
 }
 

@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tokenyard_reports::explain::{Kind, explain};
-use tokenyard_reports::{Report, read, text};
+use tokenyard_core::report::{Report, read, text};
+use tokenyard_reports::{Kind, explain};
 
 fn check(reports: Vec<Report>) {
     for report in &reports {

@@ -4,8 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use tokenyard_reports::explain::{Explanation, explain};
-use tokenyard_reports::{Collective, Report, State, read, text};
+use tokenyard_core::report::{Collective, Report, State, read, text};
+use tokenyard_reports::{Explanation, explain};
 
 /// The folder of a set, the kind of the verdict, and the ranks that it names.
 const SETS: [(&str, &str, &[u32]); 24] = [

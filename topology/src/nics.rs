@@ -1,6 +1,6 @@
 //! The NICs that are near to a rank, or named for it.
 
-use tokenyard_core::error::first_names;
+use tokenyard_core::error::words::first_names;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::{Machine, Nic, Seat, Unusable};
 

@@ -166,7 +166,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "xtask",
-        about: "tests of this tool",
+        about: "tests of this tool, and the rules of the repository: its words, names, widths and folders",
         after: &[],
         needs: &[],
         lane: Lane::Tests,
@@ -240,11 +240,11 @@ pub(crate) const STEPS: &[Step] = &[
                  cargo test {workspace} --test nvcc -- --include-ignored"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  {target}/cuda-compilers/nvidia/cu13/bin/nvcc -std=c++17 -arch=sm_80 -cubin -DTY_ROWS_TMA=0 \
-                 -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
+                 -Ibackends/gpu/device/common -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
                  -o {target}/ibgda.sm_80.cubin"),
             cmd("env LD_LIBRARY_PATH={target}/cuda-compilers/nvidia/cu13/lib \
                  {target}/cuda-compilers/nvidia/cu13/bin/nvcc -std=c++17 -arch=sm_90 -cubin -DTY_ROWS_TMA=0 \
-                 -Ibackends/gpu/device -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
+                 -Ibackends/gpu/device/common -Ibackends/ibgda/src backends/ibgda/tests/kernel.cu \
                  -o {target}/ibgda.sm_90.cubin"),
             cmd("python3 sys/nccl/headers.py {target}/nccl 2.31.2 2.32.3"),
             cmd(

@@ -1,5 +1,5 @@
 //! Core's proxy for kernels over the `shm` transport. The test acts as the kernels: it writes commands into
-//! a ring as `backends/gpu/device/gpu_ring.cuh` does. It is a binary of its own, because it replaces the
+//! a ring as `backends/gpu/device/common/gpu_ring.cuh` does. It is a binary of its own, because it replaces the
 //! allocator.
 
 // Helpers of a test may panic as a test may.

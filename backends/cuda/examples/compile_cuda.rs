@@ -53,7 +53,7 @@ const PROBE: usize = 7;
 /// Kernels of `ring.cu`.
 const RING_PROBE: usize = 2;
 
-/// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/kernels/sizes.rs`.
+/// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/moe/sizes.rs`.
 const DECLARED: u32 = 2048;
 
 /// The assembler's report about one kernel.

@@ -4,14 +4,17 @@
 //! ([`compile::Compiler`]) and its names. [`GpuKernels`] and [`Peers`] are the components over it, named
 //! by [`Components`]. This crate links and names nothing of any maker.
 //!
-//! Kernels are templates over a transport's device API (`device/transport.cuh`) and compiled for the
+//! Kernels are templates over a transport's device API (`device/common/transport.cuh`) and compiled for the
 //! present device. One process drives one device.
 
 pub mod compile;
 mod config;
+mod decode;
 pub mod driver;
+mod engine;
 mod flat_sms;
 pub mod kernels;
+mod moe;
 mod platform;
 pub mod probe;
 mod transport;

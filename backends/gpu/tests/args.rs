@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 
 const HOST: [&str; 3] = [
-    include_str!("../src/kernels/args.rs"),
+    include_str!("../src/moe/args.rs"),
     include_str!("../src/probe/args.rs"),
     include_str!("../src/probe/ring.rs"),
 ];
 const DEVICE: [&str; 5] = [
-    include_str!("../src/kernels/args.cuh"),
-    include_str!("../src/kernels/copies.cuh"),
-    include_str!("../device/transport.cuh"),
+    include_str!("../device/moe/args.cuh"),
+    include_str!("../device/common/copies.cuh"),
+    include_str!("../device/common/transport.cuh"),
     include_str!("../src/probe/probe.cu"),
     include_str!("../src/probe/ring.cu"),
 ];

@@ -1,4 +1,4 @@
-//! Kernels name no maker: every word of a dialect is in `device/arch.cuh`, or in the arch file of one
+//! Kernels name no maker: every word of a dialect is in `device/common/arch.cuh`, or in the arch file of one
 //! maker.
 
 // A test may panic.
@@ -11,8 +11,8 @@ fn sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
     let others = ["../../standins/device_put/src", "../gin/src/transport", "../ibgda/src"];
-    for folder in ["device", "src/kernels", "src/probe", "src/transport"].into_iter().chain(others)
-    {
+    let device = ["device", "device/common", "device/codec", "device/moe", "device/decode"];
+    for folder in device.into_iter().chain(["src/probe", "src/transport"]).chain(others) {
         for entry in std::fs::read_dir(root.join(folder)).expect("a folder of the crate") {
             let path = entry.expect("an entry").path();
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");
@@ -68,7 +68,7 @@ fn words_of_a_dialect_and_the_size_of_a_warp_are_in_arch_cuh_alone() {
             }
         }
     }
-    assert!(found.is_empty(), "move these behind device/arch.cuh:\n{}", found.join("\n"));
+    assert!(found.is_empty(), "move these behind device/common/arch.cuh:\n{}", found.join("\n"));
 }
 
 #[test]

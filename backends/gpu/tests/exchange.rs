@@ -48,7 +48,7 @@ struct DeviceApi {
 }
 
 const GPU_RING: DeviceApi = DeviceApi {
-    source: "device/gpu_ring.cuh",
+    source: "device/common/gpu_ring.cuh",
     inner: None,
     puts: true,
     queues: 0,
@@ -74,7 +74,8 @@ const DEVICE_PUT: DeviceApi = DeviceApi {
 fn write_all(to: &Path, device_api: DeviceApi, rows: Rows, level: &str) {
     std::fs::create_dir_all(to).expect("made");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for from in ["src/kernels", "src/probe", "device"] {
+    let device = ["device", "device/common", "device/codec", "device/moe", "device/decode"];
+    for from in device.into_iter().chain(["src/probe"]) {
         for entry in std::fs::read_dir(crate_folder.join(from)).expect("a folder of the crate") {
             let path = entry.expect("an entry").path();
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");

@@ -93,7 +93,7 @@ fn kernels_and_host_lay_out_every_region_alike() {
     let (source, program) = (folder.path().join("main.cpp"), folder.path().join("main"));
     let list: Vec<_> = cases.iter().map(as_cpp).collect();
     std::fs::write(&source, MAIN.replace("CASES", &list.join(",\n"))).expect("written");
-    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels");
+    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("device/moe");
     let compiled = Command::new("g++")
         .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(&headers)

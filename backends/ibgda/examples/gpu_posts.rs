@@ -25,9 +25,9 @@ use tokenyard_sys_mlx5::wqe::BLOCK;
 
 const KERNELS: SourceFile = SourceFile { name: "gpu_posts.cu", text: include_str!("gpu_posts.cu") };
 const HEADERS: [(&str, &str); 4] = [
-    ("arch.cuh", include_str!("../../gpu/device/arch.cuh")),
-    ("arch_cuda.cuh", include_str!("../../gpu/device/arch_cuda.cuh")),
-    ("transport.cuh", include_str!("../../gpu/device/transport.cuh")),
+    ("arch.cuh", include_str!("../../gpu/device/common/arch.cuh")),
+    ("arch_cuda.cuh", include_str!("../../gpu/device/common/arch_cuda.cuh")),
+    ("transport.cuh", include_str!("../../gpu/device/common/transport.cuh")),
     ("ibgda.cuh", SOURCE),
 ];
 const BLOCKS_OF_CALLS: usize = 200;

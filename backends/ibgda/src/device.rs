@@ -77,7 +77,7 @@ fn choose_devices(
             if all.is_empty() {
                 let found = format!(
                     "found {}; expected a ConnectX (driver mlx5)",
-                    tokenyard_core::error::first_names(names.to_vec())
+                    tokenyard_core::error::words::first_names(names.to_vec())
                 );
                 return refuse(found, "use verbs or libfabric, which drive any RDMA NIC");
             }

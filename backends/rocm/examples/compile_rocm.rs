@@ -45,7 +45,7 @@ const PROBE: usize = 6;
 /// Kernels of `ring.cu`.
 const RING_PROBE: usize = 2;
 
-/// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/kernels/sizes.rs`.
+/// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/moe/sizes.rs`.
 const DECLARED: u32 = 2048;
 
 /// Vector registers of a thread where a block of 512 has a unit for itself.
@@ -186,7 +186,7 @@ TY_KERNEL(64) product_and_sum(float* at) { at[0] = ty::add_rn(ty::mul_rn(at[1], 
 /// Whether the options keep a product and a sum apart.
 fn check_options(compiler: &Clang, architecture: Architecture) -> Result<()> {
     let header = |name: &str| -> (String, String) {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../gpu/device/");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../gpu/device/common/");
         let text = std::fs::read_to_string(format!("{path}{name}")).expect("a header");
         (name.to_owned(), text)
     };

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use tokenyard_core::error::first_names;
+use tokenyard_core::error::words::first_names;
 use tokenyard_core::nics::ListedNic;
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_machine::gid::choose;

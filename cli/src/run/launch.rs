@@ -9,9 +9,9 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 use tokenyard_core::bootstrap::Identity;
 use tokenyard_core::config::{Config, OnFailure, WorldConfig};
+use tokenyard_core::error::words;
 use tokenyard_launch::interrupt::{self, Interrupted};
 use tokenyard_launch::{Event, Job, Running, Stderr};
-use tokenyard_reports::explain::words;
 
 use super::diagnosis::{self, RankEnd};
 use super::message::{Cause, Message, Opened, RankResult};

@@ -8,16 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Communicator;
-use super::attended;
 use super::claims::Claims;
 use super::components::{Components, OpenComponents};
-use super::levels::{LevelReport, Levels, OpenWith, windows_of};
-use super::places::{discover_all, domains, name_hosts, scattered};
-use super::progress::{Progress, Proxies};
-use super::reporter::{Counters, FlightRecorder, Live, Looking, Meeting, OpenRecorder, RingCounts};
-use super::stuck::Stuck;
-use super::transports::Transports;
-use super::watchdog::{Bounds, Watchdog, WatchedLinks};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
@@ -27,6 +19,16 @@ use crate::kernels::{KernelNeeds, KernelShape};
 use crate::link::Link;
 use crate::moe::{Shape, TopkScratch};
 use crate::nics::{Nics, rails, share_nics};
+use crate::session::attended;
+use crate::session::levels::{LevelReport, Levels, OpenWith, windows_of};
+use crate::session::places::{discover_all, domains, name_hosts, scattered};
+use crate::session::progress::{Progress, Proxies};
+use crate::session::reporter::{
+    Counters, FlightRecorder, Live, Looking, Meeting, OpenRecorder, RingCounts,
+};
+use crate::session::stuck::Stuck;
+use crate::session::transports::Transports;
+use crate::session::watchdog::{Bounds, Watchdog, WatchedLinks};
 use crate::topology::Place;
 use crate::transport::{NO_CAPABILITIES, Window};
 use crate::{Error, ErrorKind, Result};

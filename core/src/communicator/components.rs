@@ -4,13 +4,13 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::claims::Claims;
-use super::progress::{Progress, Proxies};
-use super::reporter::Looking;
-use super::stuck::{Kept, Stuck};
-use super::transports::Transports;
-use super::watchdog::Watchdog;
 use crate::abi;
 use crate::host::OpenKernels;
+use crate::session::progress::{Progress, Proxies};
+use crate::session::reporter::Looking;
+use crate::session::stuck::{Kept, Stuck};
+use crate::session::transports::Transports;
+use crate::session::watchdog::Watchdog;
 
 /// A form of calls that not every kernel set takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,12 +8,12 @@ use super::blank::{blank_combine, blank_dispatch};
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
 use super::refusal::RefusedCall;
-use super::reporter::{InCall, Sort};
 use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use crate::abi;
 use crate::host::NO_TENSOR;
 use crate::moe::{Compression, DType, Layout, ScaleLayout};
+use crate::session::reporter::{InCall, Sort};
 use crate::{Error, ErrorKind, Result};
 
 /// A dispatch that was sent. Finish it with [`Communicator::dispatch_recv`]; until then its inputs stay

@@ -3,11 +3,11 @@
 
 use super::Communicator;
 use super::blank::{blank_combine, blank_dispatch};
-use super::reporter::Sort;
 use super::stream::Mode;
 use crate::abi;
 use crate::moe::Layout;
 use crate::refusal::CallRefusal;
+use crate::session::reporter::Sort;
 use crate::{Error, ErrorKind, Result};
 
 /// An operation whose arguments this rank refuses before the call. The layout must be that of the other

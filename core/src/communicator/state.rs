@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::abandoned::Abandoned;
 use super::bring_up::{BringUpReport, CommunicatorOptions};
 use super::components::Components;
-use super::reporter::{OpenRecorder, Reporter};
 use crate::bootstrap::World;
 use crate::config::Config;
 use crate::moe::{Shape, TopkScratch};
+use crate::session::reporter::{OpenRecorder, Reporter};
 use crate::{Error, ErrorKind, Result};
 
 /// A communicator. See the [module](super) for its rules.

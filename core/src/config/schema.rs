@@ -73,8 +73,13 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
     let plugins = errors.note(root.section("plugins"));
     let plugins = plugins.map(|section| read_plugins(section, &mut errors, &mut lines));
     let components = (world, kernels, transports, topology, plugins);
-    let (Some(world), Some(kernels), Some((scale_up, scale_out)), Some(topology), Some(plugins)) =
-        components
+    let (
+        Some((world, reports)),
+        Some(kernels),
+        Some((scale_up, scale_out)),
+        Some(topology),
+        Some(plugins),
+    ) = components
     else {
         return Err(errors.0);
     };
@@ -86,6 +91,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
         name: source.name().to_owned(),
         digest: source.digest(),
         world,
+        reports,
         kernels,
         scale_up,
         scale_out,
@@ -97,16 +103,16 @@ pub(super) fn read(source: &Source<'_>) -> Result<Config, Vec<Error>> {
     })
 }
 
-fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> WorldConfig {
+fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> (WorldConfig, Reports) {
     let mut world = WorldConfig {
         bootstrap: "env".to_owned(),
         interface: None,
         deadline: Duration::from_millis(DEFAULT_DEADLINE_MS),
         late: Duration::from_millis(DEFAULT_LATE_MS),
         on_failure: OnFailure::Stop,
-        reports: Reports::default(),
     };
-    let Some(section) = section else { return world };
+    let mut folder = Reports::default();
+    let Some(section) = section else { return (world, folder) };
     let known = ["bootstrap", "interface", "deadline_ms", "late_ms", "on_failure", "reports"];
     errors.unknown_keys(&section, &known);
     if let Some(spec) = errors.read(&section, "bootstrap", |item| bootstrap(item)) {
@@ -118,7 +124,7 @@ fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> WorldConfig 
         world.on_failure = found;
     }
     if let Some(found) = errors.read(&section, "reports", reports) {
-        world.reports = found;
+        folder = found;
     }
     let unit = "milliseconds";
     let deadline = |item: &Item<'_>| item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, unit);
@@ -137,7 +143,7 @@ fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> WorldConfig 
     let late = errors.read(&section, "late_ms", late).unwrap_or(DEFAULT_LATE_MS);
     // Only a value from the file can be too short; the default follows the deadline.
     world.late = Duration::from_millis(late).max(world.deadline);
-    world
+    (world, folder)
 }
 
 fn on_failure(item: &Item<'_>) -> Result<OnFailure> {

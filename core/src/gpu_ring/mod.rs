@@ -2,7 +2,7 @@
 //!
 //! A kernel set whose kernels use a transport without a device API gives the host a ring of commands in
 //! memory that both sides see ([`abi::TyGpuRing`]; the device's half is
-//! `backends/gpu/device/gpu_ring.cuh`). A thread here takes commands out in order, posts them in batches
+//! `backends/gpu/device/common/gpu_ring.cuh`). A thread here takes commands out in order, posts them in batches
 //! to the transport's host API, and reports finished commands and the totals of signals to the kernels.
 //!
 //! ```text

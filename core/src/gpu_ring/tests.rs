@@ -1,4 +1,4 @@
-//! A model of the kernels' side (`backends/gpu/device/gpu_ring.cuh`) over a fabric in memory.
+//! A model of the kernels' side (`backends/gpu/device/common/gpu_ring.cuh`) over a fabric in memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -15,7 +15,7 @@ pub(crate) mod share;
 
 pub use share::share_nics;
 
-use crate::error::first_names;
+use crate::error::words::first_names;
 use crate::{Error, ErrorKind, Result};
 
 /// The NICs that the topology chose for a rank.

@@ -2,7 +2,7 @@
 //! rail.
 
 use super::refuse_unless;
-use crate::error::first_names;
+use crate::error::words::first_names;
 use crate::topology::Place;
 use crate::{Error, ErrorKind, Result};
 

@@ -1,7 +1,7 @@
 //! Device nodes and rights of the process.
 
+use tokenyard_errors::words::first_names;
 use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
-use tokenyard_reports::explain::words::first_names;
 
 use crate::nics::{function, has_link, rails};
 use crate::{DoctorReport, Facility, Rule, Verdict};

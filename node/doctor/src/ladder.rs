@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use tokenyard_errors::words::first_names;
 use tokenyard_machine::Machine;
-use tokenyard_reports::explain::words::first_names;
 
 use crate::components::Component;
 use crate::{Components, DoctorReport, Facility, Finding, Job, Rule, Tried, Verdict, judge};

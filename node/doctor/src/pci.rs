@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use tokenyard_errors::words::first_names;
 use tokenyard_machine::{Fact, Nic, PciAddress, PciFunction, PcieLink};
-use tokenyard_reports::explain::words::first_names;
 
 use crate::nics::{function, hardware, is_active, model, rails, rate};
 use crate::{DoctorReport, Facility, Rule, Verdict};

@@ -5,7 +5,7 @@ use tokenyard_machine::{
     Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, Port, RailShare,
 };
 
-use tokenyard_reports::explain::words::first_names;
+use tokenyard_errors::words::first_names;
 
 use crate::finding::Judgement;
 use crate::nics::{has_link, is_active, majority, rails};

@@ -6,7 +6,7 @@ pub use idle::IdleNic;
 
 use std::fmt::{self, Display, Formatter};
 
-use tokenyard_reports::explain::words::first_names;
+use tokenyard_errors::words::first_names;
 
 use crate::{Distance, Gpu, Machine, Nic, NicFamily, PciAddress, PciFunction};
 

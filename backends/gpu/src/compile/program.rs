@@ -7,47 +7,47 @@ use tokenyard_core::Result;
 use tokenyard_core::abi;
 
 use super::Compiler;
-use crate::kernels::args;
+use crate::moe::args;
 
 /// The name under which the kernels include the device API of the level inside a domain.
 const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
-    SourceFile { name: "exchange.cu", text: include_str!("../kernels/exchange.cu") };
+    SourceFile { name: "exchange.cu", text: include_str!("../../device/exchange.cu") };
 const HEADERS: [(&str, &str); 33] = [
-    ("arch.cuh", include_str!("../../device/arch.cuh")),
-    ("arch_cuda.cuh", include_str!("../../device/arch_cuda.cuh")),
-    ("arch_amd.cuh", include_str!("../../device/arch_amd.cuh")),
-    ("transport.cuh", include_str!("../../device/transport.cuh")),
-    ("args.cuh", include_str!("../kernels/args.cuh")),
-    ("copies.cuh", include_str!("../kernels/copies.cuh")),
-    ("region.cuh", include_str!("../kernels/region.cuh")),
-    ("types.cuh", include_str!("../kernels/types.cuh")),
-    ("cast.cuh", include_str!("../kernels/cast.cuh")),
-    ("entry.cuh", include_str!("../kernels/entry.cuh")),
-    ("route.cuh", include_str!("../kernels/route.cuh")),
-    ("tables.cuh", include_str!("../kernels/tables.cuh")),
-    ("metadata.cuh", include_str!("../kernels/metadata.cuh")),
-    ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
-    ("pull.cuh", include_str!("../kernels/pull.cuh")),
-    ("rows.cuh", include_str!("../kernels/rows.cuh")),
-    ("dispatch.cuh", include_str!("../kernels/dispatch.cuh")),
-    ("experts.cuh", include_str!("../kernels/experts.cuh")),
-    ("combine.cuh", include_str!("../kernels/combine.cuh")),
-    ("puts.cuh", include_str!("../kernels/puts.cuh")),
-    ("put_rows.cuh", include_str!("../kernels/put_rows.cuh")),
-    ("push_combine.cuh", include_str!("../kernels/push_combine.cuh")),
-    ("fused_plan.cuh", include_str!("../kernels/fused_plan.cuh")),
-    ("fused_combine.cuh", include_str!("../kernels/fused_combine.cuh")),
-    ("put_combine.cuh", include_str!("../kernels/put_combine.cuh")),
-    ("masking.cuh", include_str!("../kernels/masking.cuh")),
-    ("staged_rows.cuh", include_str!("../kernels/staged_rows.cuh")),
-    ("staged_sums.cuh", include_str!("../kernels/staged_sums.cuh")),
-    ("staging.cuh", include_str!("../kernels/staging.cuh")),
-    ("logfmt.cuh", include_str!("../kernels/logfmt.cuh")),
-    ("staged_send.cuh", include_str!("../kernels/staged_send.cuh")),
-    ("staged_dispatch.cuh", include_str!("../kernels/staged_dispatch.cuh")),
-    ("staged_combine.cuh", include_str!("../kernels/staged_combine.cuh")),
+    ("arch.cuh", include_str!("../../device/common/arch.cuh")),
+    ("arch_cuda.cuh", include_str!("../../device/common/arch_cuda.cuh")),
+    ("arch_amd.cuh", include_str!("../../device/common/arch_amd.cuh")),
+    ("transport.cuh", include_str!("../../device/common/transport.cuh")),
+    ("args.cuh", include_str!("../../device/moe/args.cuh")),
+    ("copies.cuh", include_str!("../../device/common/copies.cuh")),
+    ("region.cuh", include_str!("../../device/moe/region.cuh")),
+    ("types.cuh", include_str!("../../device/common/types.cuh")),
+    ("cast.cuh", include_str!("../../device/codec/cast.cuh")),
+    ("entry.cuh", include_str!("../../device/common/entry.cuh")),
+    ("route.cuh", include_str!("../../device/moe/route.cuh")),
+    ("tables.cuh", include_str!("../../device/moe/tables.cuh")),
+    ("metadata.cuh", include_str!("../../device/moe/metadata.cuh")),
+    ("tiles.cuh", include_str!("../../device/moe/tiles.cuh")),
+    ("pull.cuh", include_str!("../../device/moe/pull.cuh")),
+    ("rows.cuh", include_str!("../../device/moe/rows.cuh")),
+    ("dispatch.cuh", include_str!("../../device/moe/dispatch.cuh")),
+    ("experts.cuh", include_str!("../../device/moe/experts.cuh")),
+    ("combine.cuh", include_str!("../../device/moe/combine.cuh")),
+    ("puts.cuh", include_str!("../../device/common/puts.cuh")),
+    ("put_rows.cuh", include_str!("../../device/moe/put_rows.cuh")),
+    ("push_combine.cuh", include_str!("../../device/moe/push_combine.cuh")),
+    ("fused_plan.cuh", include_str!("../../device/moe/fused_plan.cuh")),
+    ("fused_combine.cuh", include_str!("../../device/moe/fused_combine.cuh")),
+    ("put_combine.cuh", include_str!("../../device/moe/put_combine.cuh")),
+    ("masking.cuh", include_str!("../../device/common/masking.cuh")),
+    ("staged_rows.cuh", include_str!("../../device/decode/staged_rows.cuh")),
+    ("staged_sums.cuh", include_str!("../../device/decode/staged_sums.cuh")),
+    ("staging.cuh", include_str!("../../device/decode/staging.cuh")),
+    ("logfmt.cuh", include_str!("../../device/codec/logfmt.cuh")),
+    ("staged_send.cuh", include_str!("../../device/decode/staged_send.cuh")),
+    ("staged_dispatch.cuh", include_str!("../../device/decode/staged_dispatch.cuh")),
+    ("staged_combine.cuh", include_str!("../../device/decode/staged_combine.cuh")),
 ];
 
 /// A GPU architecture that kernels are compiled for.

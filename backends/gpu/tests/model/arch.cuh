@@ -1,4 +1,4 @@
-// The dialect of the model: the words of device/arch.cuh for a host compiler, over fibers (cuda.h). A wait
+// The dialect of the model: the words of device/common/arch.cuh for a host compiler, over fibers (cuda.h). A wait
 // that polls again lets the other fibers of its block continue.
 #pragma once
 #include "cuda.h"

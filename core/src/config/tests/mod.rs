@@ -67,9 +67,9 @@ fn a_full_file_is_read() {
         deadline: Duration::from_secs(5),
         late: Duration::from_secs(60),
         on_failure: OnFailure::Mask,
-        reports: Reports::Temporary,
     };
     assert_eq!(config.world, world);
+    assert_eq!(config.reports, Reports::Temporary);
     assert_eq!((config.kernels.name.as_str(), config.kernels.line), ("cuda", 9));
     assert_eq!(config.scale_up.map(|choice| choice.name).as_deref(), Some("nvlink"));
     let scale_out: Vec<_> = config.scale_out.iter().map(|c| (c.name.as_str(), c.line)).collect();
@@ -98,7 +98,7 @@ fn an_interface_is_read_and_is_not_compared_among_ranks() {
 #[test]
 fn reports_go_to_a_folder_or_nowhere_and_ranks_need_not_agree() {
     let with = |value: &str| minimal("", &format!("[world]\nreports = {value}"));
-    let reports = |value: &str| Config::parse(&with(value), "a.toml").unwrap().world.reports;
+    let reports = |value: &str| Config::parse(&with(value), "a.toml").unwrap().reports;
     assert_eq!(reports("\"/var/reports\""), Reports::Folder("/var/reports".into()));
     assert_eq!(reports("\"none\""), Reports::Nowhere);
     for bad in ["\"reports\"", "\"\"", "7"] {

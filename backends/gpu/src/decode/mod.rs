@@ -1,0 +1,3 @@
+//! Dispatch and combine of few tokens, whose rows leave before anything is counted.
+
+pub(crate) mod staged;

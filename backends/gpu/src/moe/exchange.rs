@@ -1,0 +1,212 @@
+//! One direct exchange: over the only level; or, with several domains, over one of the two.
+
+use tokenyard_core::abi;
+use tokenyard_core::domains::Domains;
+use tokenyard_core::kernels::{KernelShape, LinkNeeds};
+use tokenyard_core::moe::Shape;
+use tokenyard_core::transport::Capabilities;
+
+use crate::compile::Role;
+use crate::engine::path::Path;
+use crate::moe::sizes::Sizes;
+
+/// Commands of kernels, on one queue, that the transport has not ended.
+const QUEUE_DEPTH: u32 = 256;
+
+/// World ranks of a team; neighbours in it have the same distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Team {
+    pub(crate) first: u32,
+    pub(crate) step: u32,
+}
+
+impl Team {
+    /// The world rank of a peer.
+    pub(crate) fn rank(self, peer: u32) -> u32 {
+        self.first + peer * self.step
+    }
+}
+
+/// The part of the work that an exchange does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All of the work: one link reaches all ranks.
+    Flat,
+    /// From rank to rank inside one of several domains, with rows of all domains.
+    IntraDomain,
+    /// From domain to domain, on a rail. The ranks of its shape are domains.
+    InterDomain,
+}
+
+/// See the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exchange {
+    pub(crate) scope: Scope,
+    /// One of `TY_LEVEL_*`.
+    pub(crate) level: u64,
+    /// Ranks of the team, their experts, and the most tokens of one of them.
+    pub(crate) shape: Shape,
+    /// The shape that outputs are laid out for.
+    pub(crate) regions: Shape,
+    /// Groups of a rank's tokens: domains, inside one of several.
+    pub(crate) groups: u32,
+    pub(crate) team: Team,
+    /// This rank in the team.
+    pub(crate) rank: u32,
+    /// How rows leave.
+    pub(crate) path: Path,
+    /// Operations of callers that may be open.
+    pub(crate) in_flight: u32,
+    /// Whether rows of the packed layout are staged without a request: see `staging.rs`.
+    pub(crate) stages: bool,
+}
+
+impl Exchange {
+    /// Everything, over one level.
+    pub(crate) fn whole(shape: &KernelShape, level: u64, path: Path) -> Self {
+        let world = Shape::from(shape);
+        Self {
+            scope: Scope::Flat,
+            level,
+            shape: world,
+            regions: world,
+            groups: 1,
+            team: Team { first: 0, step: 1 },
+            rank: shape.rank,
+            path,
+            in_flight: shape.in_flight,
+            stages: false,
+        }
+    }
+
+    /// Both levels of several domains: inside this domain, and between domains. Ranks are
+    /// domain-major.
+    pub(crate) fn levels(shape: &KernelShape, paths: [Path; 2]) -> [Self; 2] {
+        let world = Shape::from(shape);
+        let domains = Domains::new(shape);
+        let Domains { count, size, mine, index } = domains;
+        let inside = Self {
+            scope: Scope::IntraDomain,
+            level: abi::TY_LEVEL_SCALE_UP,
+            shape: Shape {
+                // A forwarder forwards the rows of one rank of each domain. A count that overflows the
+                // number is refused like any other that is too large.
+                max_tokens: count.saturating_mul(world.max_tokens),
+                ..domains.inside(&world)
+            },
+            regions: world,
+            groups: count,
+            team: Team { first: domains.place(mine, 0), step: 1 },
+            rank: index,
+            path: paths[0],
+            in_flight: shape.in_flight,
+            stages: false,
+        };
+        let rail = domains.rail(&world);
+        let between = Self {
+            scope: Scope::InterDomain,
+            level: abi::TY_LEVEL_SCALE_OUT,
+            shape: rail,
+            regions: rail,
+            groups: 1,
+            team: Team { first: index, step: size },
+            rank: mine,
+            path: paths[1],
+            in_flight: shape.in_flight,
+            stages: false,
+        };
+        [inside, between]
+    }
+
+    pub(crate) fn world_rank(&self) -> u32 {
+        self.team.rank(self.rank)
+    }
+
+    /// World ranks of the team.
+    pub(crate) fn world_ranks(&self) -> Vec<u32> {
+        (0..self.shape.ranks).map(|peer| self.team.rank(peer)).collect()
+    }
+
+    /// The program of the kernels; `is_masked`: some ranks may be masked.
+    pub(crate) fn role(&self, is_masked: bool) -> Role {
+        match self.scope {
+            Scope::IntraDomain => Role::IntraDomain,
+            _ if is_masked => Role::Masked,
+            _ => Role::Direct,
+        }
+    }
+
+    /// Numbers of this exchange that one operation of a caller takes: between domains there is a
+    /// second one, which reports how the operation ended inside them.
+    pub(crate) fn steps(&self) -> u32 {
+        if self.scope == Scope::InterDomain { 2 } else { 1 }
+    }
+
+    /// Operations whose records have places of their own. At least two of callers, because a rank may enter
+    /// the next one while others still read its record of the last. Twice as many as may be open, where
+    /// senders wait for no rank: see `staging.cuh`.
+    pub(crate) fn slots(&self) -> u32 {
+        let open = self.in_flight.max(2) * self.steps();
+        if self.stages { 2 * open } else { open }
+    }
+
+    /// The exchange's use of its level's transport.
+    pub(crate) fn link_needs(&self, sizes: &Sizes, limits: &Capabilities) -> LinkNeeds {
+        let depth = QUEUE_DEPTH.min(limits.max_queue_depth);
+        LinkNeeds {
+            queues: self.path.queues,
+            signals: sizes.signals(),
+            queue_depth: if self.path.puts() { depth } else { 1 },
+            reserved: 0,
+            largest_put: self.path.largest_put,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) const SHAPE: KernelShape = KernelShape {
+        size: size_of::<KernelShape>(),
+        rank: 5,
+        ranks: 6,
+        domains: 3,
+        experts: 24,
+        topk: 2,
+        hidden: 64,
+        max_tokens: 8,
+        in_flight: 2,
+        handles: 1,
+        reserved: 0,
+    };
+
+    #[test]
+    fn both_levels_agree_about_where_an_expert_lives() {
+        for rank in 0..6 {
+            let [inside, between] =
+                Exchange::levels(&KernelShape { rank, ..SHAPE }, [Path::STORE; 2]);
+            assert_eq!((inside.world_rank(), between.world_rank()), (rank, rank));
+            let world = inside.regions;
+            for expert in 0..world.experts {
+                let domain = between.shape.rank_of(expert);
+                let forwarder = between.team.rank(domain);
+                let there =
+                    Exchange::levels(&KernelShape { rank: forwarder, ..SHAPE }, [Path::STORE; 2]);
+                let local = expert - domain * between.shape.local_experts();
+                let owner = there[0].team.rank(there[0].shape.rank_of(local));
+                assert_eq!(owner, world.rank_of(expert));
+            }
+        }
+    }
+
+    #[test]
+    fn a_forwarder_has_room_for_the_rows_of_one_rank_of_each_domain() {
+        let [inside, between] = Exchange::levels(&SHAPE, [Path::STORE; 2]);
+        assert_eq!((inside.shape.ranks, inside.shape.max_tokens, inside.groups), (2, 24, 3));
+        assert_eq!((between.shape.ranks, between.shape.experts, between.groups), (3, 24, 1));
+        assert_eq!((inside.slots(), between.slots()), (2, 4));
+        assert_eq!(between.world_ranks(), [1, 3, 5]);
+        assert_eq!(inside.world_ranks(), [4, 5]);
+    }
+}

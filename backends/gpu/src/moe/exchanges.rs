@@ -1,0 +1,384 @@
+//! The exchanges of a communicator: with the owners of experts, and on the rail where there are several domains.
+//!
+//! The host composes operations of both, see `tokenyard_core::host`. Here rows pass between them. Rows that a
+//! dispatch has received on the rail are dispatched inside, with the source domains as groups. The sums of a
+//! combine inside are the rows of the combine on the rail. The host waits for nothing between the two: see
+//! `step.rs`.
+
+use tokenyard_core::abi;
+use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
+use tokenyard_core::host::NO_TENSOR;
+use tokenyard_core::moe::{Cast, DType, Holder, Layout, REGION_ALIGN};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::driver::RelaxedCapture;
+use crate::engine::Engine;
+use crate::engine::loaded::summable;
+use crate::engine::outcome::Refusal;
+use crate::moe::step::{Grouped, Step, is_refusal};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Exchanges {
+    /// The exchange with the owners of experts: all ranks, or the ranks of this domain.
+    pub(crate) owners: Engine,
+    /// The exchange between several domains.
+    pub(crate) rail: Option<Rail>,
+}
+
+/// The exchange between domains.
+#[derive(Debug)]
+pub(crate) struct Rail {
+    pub(crate) between: Engine,
+    /// By slot of the caller's operations: the rows that an operation holds until it is received.
+    held: Vec<Option<Held>>,
+}
+
+/// Rows in the arena of the rail.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
+enum Held {
+    /// Those that a dispatch receives, with room for the most that may come.
+    Received(abi::TyReceived),
+    /// The sums of a combine inside, and their weights. Until the combine on the rail, the host has not waited for it.
+    Sums { region: u64, x: abi::TyTensor, weights: abi::TyTensor },
+}
+
+// SAFETY: tensors describe memory of the rail's arena, which its engine holds; they are used where the engine is.
+unsafe impl Send for Held {}
+
+impl Rail {
+    pub(crate) fn new(between: Engine) -> Self {
+        let slots = between.exchange.in_flight.max(2) as usize;
+        Self { between, held: vec![None; slots] }
+    }
+
+    fn slot(&mut self, operation: u64) -> &mut Option<Held> {
+        let slots = self.held.len() as u64;
+        &mut self.held[(operation % slots) as usize]
+    }
+
+    fn release(&mut self, operation: u64) {
+        match self.slot(operation).take() {
+            Some(Held::Received(received)) => self.between.release(received.region),
+            Some(Held::Sums { region, .. }) => self.between.release(region),
+            None => {}
+        }
+    }
+
+    /// The exchange's own number of an operation; the operation also takes the next number. A dispatch uses
+    /// the first number for its rows, and the second to agree whether the domains go on. A combine agrees by
+    /// the first and moves its rows by the second.
+    fn number(operation: u64) -> u64 {
+        2 * operation
+    }
+}
+
+fn internal<T>(message: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Internal, "exchange among domains", message))
+}
+
+impl Exchanges {
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(crate) unsafe fn dispatch_send(&mut self, call: &DispatchCall<'_>) -> Result<()> {
+        let Self { owners, rail } = self;
+        // SAFETY: by this function's contract.
+        let sent = unsafe {
+            match (call.exchange, rail) {
+                (ExchangeKind::Owners, None) => {
+                    return owners.dispatch_send(call, &Step::default());
+                }
+                (ExchangeKind::Rail, None) => return internal("there is one domain"),
+                (ExchangeKind::Owners, Some(rail)) => {
+                    let _relaxed = owners.relax(call.order)?;
+                    forward(owners, rail, call)
+                }
+                (ExchangeKind::Rail, Some(rail)) => {
+                    let _relaxed = owners.relax(call.order)?;
+                    cross(rail, call)
+                }
+            }
+        };
+        self.abort_on_fatal(sent)
+    }
+
+    pub(crate) fn dispatch_output(&self, operation: u64) -> Result<abi::TyReceived> {
+        self.owners.dispatch_output(operation)
+    }
+
+    pub(crate) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        let received = self.owners.dispatch_recv(operation);
+        if let Some(rail) = &mut self.rail {
+            // No kernel reads the rows of this rail any more.
+            rail.release(operation);
+        }
+        self.abort_on_fatal(received)
+    }
+
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(crate) unsafe fn combine_send(&mut self, call: &CombineCall<'_>) -> Result<()> {
+        let Self { owners, rail } = self;
+        // SAFETY: by this function's contract.
+        let sent = unsafe {
+            match (call.exchange, rail) {
+                (ExchangeKind::Owners, None) => return owners.combine_send(call, &Step::default()),
+                (ExchangeKind::Rail, None) => return internal("there is one domain"),
+                (ExchangeKind::Owners, Some(rail)) => {
+                    let _relaxed = owners.relax(call.order)?;
+                    sum_inside(owners, rail, call)
+                }
+                (ExchangeKind::Rail, Some(rail)) => {
+                    let _relaxed = owners.relax(call.order)?;
+                    return_sums(owners, rail, call)
+                }
+            }
+        };
+        self.abort_on_fatal(sent)
+    }
+
+    pub(crate) fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        let Some(rail) = &mut self.rail else { return self.owners.combine_recv(operation) };
+        let received = rail.between.combine_recv(Rail::number(operation) + 1);
+        rail.release(operation);
+        self.abort_on_fatal(received)
+    }
+
+    /// A round without rows.
+    pub(crate) fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
+        let Self { owners, rail } = self;
+        let (ExchangeKind::Rail, Some(rail)) = (call.exchange, rail) else {
+            return internal("a round without rows is for the rail");
+        };
+        // The caller's stream may capture a graph, in which case the operation was refused.
+        let _relaxed = RelaxedCapture::enter(rail.between.order.context())?;
+        let number = Rail::number(call.operation) + u64::from(!call.is_combine);
+        let refusal = call.refusal.as_ref().map(Refusal::passed_on);
+        let agreed = follow_sums(owners, rail, call)
+            .and_then(|step| rail.between.agree(number, call.signature(), refusal.as_ref(), &step));
+        self.abort_on_fatal(agreed)
+    }
+
+    pub(crate) fn each(&mut self) -> impl Iterator<Item = &mut Engine> {
+        let between = self.rail.as_mut().map(|rail| &mut rail.between);
+        [&mut self.owners].into_iter().chain(between)
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.each().try_for_each(|engine| {
+            engine.flush().and_then(|()| engine.launcher.flush_puts(&engine.exchange))
+        })
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.owners.order.stream.synchronize()?;
+        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.order.stream.synchronize())
+    }
+
+    /// The times of an operation that has ended.
+    pub(crate) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
+        if self.rail.is_some() {
+            let message =
+                "an operation of several domains is several exchanges, which keep times apart";
+            return Err(Error::new(ErrorKind::Unsupported, "trace operation", message));
+        }
+        self.owners.trace(operation)
+    }
+
+    pub(crate) fn gpu_ring(&mut self, level: u64) -> Option<abi::TyGpuRing> {
+        self.each().find(|engine| engine.exchange.level == level)?.gpu_ring()
+    }
+
+    /// Ends the kernels of both exchanges after an error that closes the communicator.
+    fn abort_on_fatal<T>(&mut self, result: Result<T>) -> Result<T> {
+        self.each().fold(result, |result, engine| engine.abort_on_fatal(result))
+    }
+}
+
+/// Between domains: rows go to their forwarders, in the order of tokens whatever the caller's layout. The exchange is
+/// queued, in regions for the most rows that may come, so that their number decides no place.
+///
+/// # Safety
+/// As [`Exchanges::dispatch_send`].
+unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
+    let operation = Rail::number(call.operation);
+    let order = call.order.waiting();
+    let crossing =
+        DispatchCall { operation, layout: Layout::Flat, worst_case: true, order, ..*call };
+    // SAFETY: by this function's contract.
+    unsafe { rail.between.dispatch_send(&crossing, &Step::DEFERRED)? };
+    let received = rail.between.dispatch_arrives(operation)?;
+    *rail.slot(call.operation) = Some(Held::Received(received));
+    Ok(())
+}
+
+/// Inside a domain: the dispatch of the rows that arrive over the rail. Then the host waits for both.
+///
+/// # Safety
+/// As [`Exchanges::dispatch_send`].
+unsafe fn forward(owners: &mut Engine, rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
+    if call.refusal.is_some() {
+        // SAFETY: by this function's contract.
+        return unsafe { owners.dispatch_send(call, &Step::default()) };
+    }
+    let number = Rail::number(call.operation);
+    let Some(Held::Received(received)) = *rail.slot(call.operation) else {
+        return internal("no rows come over the rail");
+    };
+    let grouped = Grouped {
+        sources: received.source.data as u64,
+        counts: received.source_counts.data as u64,
+    };
+    let forwarded = DispatchCall {
+        cast: Cast::None,
+        x: received.x,
+        scales: received.scales,
+        topk_idx: received.ids,
+        topk_weights: received.weights,
+        // N of the rail is T here. Its high half is zero.
+        tokens: received.totals.data as *const u32,
+        ..*call
+    };
+    let step =
+        Step { former: rail.between.former(number), deferred: false, grouped: Some(grouped) };
+    owners.queue_behind(&rail.between, number)?;
+    // SAFETY: the received rows are held until the operation is received.
+    let launched = unsafe { owners.dispatch_launch(&forwarded, &step) };
+    let came = unless_refused(rail.between.dispatch_concluded(number))?;
+    let sent = launched.and_then(|launched| owners.dispatch_settle(launched));
+    match (came, &sent) {
+        (Some(tokens), Ok(())) if !call.is_replay => {
+            owners.routing.handle(call.handle).tokens = tokens as u32;
+        }
+        (None, Ok(())) => return internal("ranks of a domain went on after a refusal on a rail"),
+        (_, Err(_)) => rail.release(call.operation),
+        _ => {}
+    }
+    sent
+}
+
+/// Inside a domain: the sums for the rows that this forwarder had forwarded. The exchange is queued.
+///
+/// # Safety
+/// As [`Exchanges::combine_send`].
+unsafe fn sum_inside(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
+    if call.refusal.is_some() {
+        // SAFETY: by this function's contract.
+        return unsafe { owners.combine_send(call, &Step::default()) };
+    }
+    let (out, out_weights) = match make_room(rail, call) {
+        Ok(Held::Sums { x, weights, .. }) => (x, weights),
+        Ok(Held::Received(_)) => return internal("sums are no rows that came"),
+        Err(error) => {
+            let refusal = owners.objection(ErrorKind::Full, error.detail());
+            let refused = owners.refuse_combine(call, &refusal);
+            // Its own reason says more than the text that the other ranks receive.
+            return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+        }
+    };
+    let (bias, missing) = ([NO_TENSOR; 2], NO_TENSOR);
+    let inner = CombineCall { bias, out, out_weights, missing, ..*call };
+    // SAFETY: by this function's contract; the sums are held until the operation is received.
+    let sent = unsafe { owners.combine_send(&inner, &Step::DEFERRED) };
+    let summed = sent.and_then(|()| owners.combine_ends(call.operation));
+    if summed.is_err() {
+        rail.release(call.operation);
+    }
+    summed
+}
+
+/// The place of the round between the two exchanges of a combine: behind the sums inside, if they are queued.
+fn follow_sums(owners: &Engine, rail: &mut Rail, call: &AgreeCall<'_>) -> Result<Step> {
+    let sums = matches!(rail.slot(call.operation), Some(Held::Sums { .. }));
+    if !call.is_combine || !sums || call.refusal.is_some() {
+        return Ok(Step::default());
+    }
+    rail.between.queue_behind(owners, call.operation)?;
+    Ok(Step { former: owners.former(call.operation), ..Step::DEFERRED })
+}
+
+/// Between domains: the sums return to the sources of their rows. Then the host waits for both exchanges, and for the
+/// round between them.
+///
+/// # Safety
+/// As [`Exchanges::combine_send`].
+unsafe fn return_sums(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
+    let (x, weights) = match *rail.slot(call.operation) {
+        Some(Held::Sums { x, weights, .. }) => (x, weights),
+        _ => (NO_TENSOR, NO_TENSOR),
+    };
+    let round = Rail::number(call.operation);
+    let outer = CombineCall {
+        operation: round + 1,
+        weighted: false,
+        round_once: false,
+        sum_weights: false,
+        order: call.order.waiting(),
+        x,
+        weights,
+        ..*call
+    };
+    if call.refusal.is_some() {
+        // SAFETY: by this function's contract.
+        return unsafe { rail.between.combine_send(&outer, &Step::default()) };
+    }
+    let step = Step { former: rail.between.former(round), ..Step::DEFERRED };
+    // SAFETY: by this function's contract; the sums are held until the operation is received.
+    let sent = unsafe { rail.between.combine_send(&outer, &step) };
+    let summed = unless_refused(owners.combine_concluded(call.operation))?;
+    let agreed = unless_refused(rail.between.round_agreed(round))?;
+    let returned = sent.and_then(|()| rail.between.combine_agreed(outer.operation));
+    if returned.is_err() {
+        rail.release(call.operation);
+    } else if summed.is_none() || agreed.is_none() {
+        return internal("ranks of a rail went on after a refusal");
+    }
+    returned
+}
+
+/// The result of an exchange, unless it was refused: the next one has passed that on.
+///
+/// # Errors
+/// One that is no refusal.
+fn unless_refused<T>(ended: Result<T>) -> Result<Option<T>> {
+    match ended {
+        Ok(result) => Ok(Some(result)),
+        Err(error) if is_refusal(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reserves memory for the sums of the rows that this forwarder had forwarded, and for the rows that return
+/// to this rank. If there is no room, other ranks learn of it before rows move.
+fn make_room(rail: &mut Rail, call: &CombineCall<'_>) -> Result<Held> {
+    let between = &mut rail.between;
+    let holder = Holder::Combine(call.operation);
+    let rows = between.routing.handles[call.handle as usize].received;
+    let widths = between.combine_widths(call);
+    let bytes = widths.map(|width| (rows * width).next_multiple_of(REGION_ALIGN));
+    let region = between.places.arena.allocate(bytes[0] + bytes[1], holder)?;
+    match between.places.arena.allocate(between.landing(call).iter().sum(), holder) {
+        Ok(landing) => between.places.arena.release(landing.id),
+        Err(error) => {
+            between.places.arena.release(region.id);
+            return Err(error);
+        }
+    }
+    let (_, element) = summable(call.x.dtype);
+    let tensor = |at: u64, dtype: u32, columns: u64| abi::TyTensor {
+        data: (between.places.address(&region) + at) as *mut u8,
+        dtype,
+        reserved: 0,
+        shape: [rows, columns],
+        stride: [columns as i64, 1],
+    };
+    let weights = match widths[1] {
+        0 => NO_TENSOR,
+        width => tensor(bytes[0], DType::F32.code(), width / 4),
+    };
+    let x = tensor(0, call.x.dtype, widths[0] / element);
+    let held = Held::Sums { region: region.id, x, weights };
+    *rail.slot(call.operation) = Some(held);
+    Ok(held)
+}

@@ -1,0 +1,109 @@
+//! How the blocks of a dispatch share its work, and how received rows reach the experts of their tokens.
+
+use tokenyard_core::Result;
+use tokenyard_core::moe::{Cast, Layout, RowFormat, Shape, Span};
+
+use crate::driver::Launch;
+use crate::engine::Engine;
+use crate::engine::launch::Roles;
+use crate::flat_sms::{FlatOp, FlatWork};
+use crate::moe::args::{SpreadArgs, THREADS};
+use crate::moe::operation::DispatchOp;
+use crate::moe::wanted::Wanted;
+
+/// T of a dispatch on this rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tokens {
+    /// T, or the most that it may be.
+    pub(crate) most: u32,
+    /// Whether only the device knows T.
+    pub(crate) on_device: bool,
+}
+
+impl Engine {
+    /// The blocks of a dispatch of this many tokens, and what each of them does.
+    pub(crate) fn roles(&self, wanted: &Wanted, cast: Cast, tokens: Tokens) -> Roles {
+        let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
+        let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
+        match wanted.spec.layout {
+            // Among several domains a block moves its own share of rows; staged rows have other kernels.
+            layout if !self.has_tiles() || self.stages(layout) => blocks.alike(),
+            Layout::Flat if casts => blocks.of_flat_cast(at_once, max_tokens),
+            Layout::Flat => {
+                blocks.of_flat(&self.flat_dispatch(wanted, tokens.most), tokens.on_device)
+            }
+            _ => blocks.of_tiles(at_once, casts, max_tokens),
+        }
+    }
+
+    /// The work of a dispatch of this many tokens to flat rows.
+    fn flat_dispatch(&self, wanted: &Wanted, tokens: u32) -> FlatWork {
+        let Shape { ranks, topk, .. } = self.exchange.shape;
+        let RowFormat { x_bytes, scale_bytes, weights } = wanted.format.row;
+        // An id for each selection, a weight if there are any, and the source.
+        let metadata = 4 * u64::from(topk) * (1 + u64::from(weights)) + 4;
+        FlatWork {
+            op: FlatOp::Dispatch,
+            ranks,
+            topk,
+            tokens,
+            row_bytes: x_bytes.into(),
+            beside_bytes: u64::from(scale_bytes) + metadata,
+        }
+    }
+
+    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source
+    /// consecutively. Rows of several groups have no such numbers.
+    pub(crate) fn has_tiles(&self) -> bool {
+        !self.exchange.path.puts() && self.exchange.groups == 1
+    }
+
+    /// Where there are no tiles: copies rows to the other experts of their tokens. With tiles, the
+    /// dispatch has already done so.
+    pub(crate) fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
+        let zero_padding = match op.arrangement {
+            Layout::Flat => return Ok(()),
+            _ if self.has_tiles() => return Ok(()),
+            Layout::ExpertMajor { zero_padding, .. } => zero_padding,
+            Layout::Packed => false,
+        };
+        let (layout, row) = (&op.output.layout, &op.format.row);
+        let at = |span: Span| op.output.address + span.offset;
+        let packed = op.arrangement == Layout::Packed;
+        let weights = |span: Span| if row.weights { at(span) } else { 0 };
+        let source = |span: Span| if packed { at(span) } else { 0 };
+        // As many warps as have memory for a stage.
+        let dispatch_tiling = self.dispatch_tiling(row, op.arrangement, false);
+        let movers =
+            self.launcher.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
+        let arguments = SpreadArgs {
+            x: at(layout.x),
+            scales: at(layout.scales),
+            weights: weights(layout.weights),
+            source: source(layout.source),
+            slots: at(layout.slots),
+            landed_scales: at(layout.landed_scales),
+            landed_weights: weights(layout.landed_weights),
+            landed_source: source(layout.landed_source),
+            counts: at(layout.expert_counts),
+            starts: at(layout.expert_starts),
+            cell: if op.mode.no_host_sync { self.launcher.cell(slot) } else { 0 },
+            totals: if op.is_open { at(layout.totals) } else { 0 },
+            tokens: op.received,
+            rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
+            row_bytes: row.x_bytes.into(),
+            scale_words: op.format.scale_cols as u32,
+            topk: self.exchange.shape.topk,
+            local_experts: self.exchange.shape.local_experts(),
+            zero_padding: zero_padding.into(),
+            stage_bytes: dispatch_tiling.pitch,
+            movers,
+            stages: 1,
+            reserved: 0,
+        };
+        let blocks = self.launcher.blocks.local;
+        let size = Launch::of_threads(blocks, THREADS, movers * dispatch_tiling.pitch);
+        // SAFETY: the kernel's type; it names a region that is held.
+        unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
+    }
+}

@@ -1,0 +1,168 @@
+//! The open transports of a communicator, their windows, and the threads for the rings of kernels.
+
+use std::sync::Arc;
+
+use super::levels::windows_of;
+use crate::abi;
+use crate::gpu_ring::{Counts, GpuRing, RingToServe};
+use crate::host::{OpenKernels, OpenTransport};
+use crate::kernels::KernelNeeds;
+use crate::link::Link;
+use crate::transport::{MemoryNeeds, Window};
+use crate::{Error, ErrorKind, Result};
+
+/// The open transports of a communicator.
+#[derive(Debug)]
+pub(crate) struct Transports {
+    pub(crate) scale_up: Option<OpenTransport>,
+    pub(crate) scale_out: Option<OpenTransport>,
+    /// The counters of threads that serve rings, the transports' own threads too: dropped after the
+    /// transports.
+    pub(crate) counts: Vec<Arc<Counts>>,
+}
+
+impl Transports {
+    /// The transports of a window's levels, with the window's number in each.
+    fn of_window(
+        &mut self,
+        needs: &KernelNeeds,
+        id: u32,
+    ) -> impl Iterator<Item = (u32, &mut OpenTransport)> {
+        let number = |level| windows_of(needs, level).position(|window| window == id);
+        let numbers = [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].map(number);
+        let transports = [self.scale_up.as_mut(), self.scale_out.as_mut()];
+        let all = numbers.into_iter().zip(transports);
+        all.filter_map(|(number, transport)| Some((number? as u32, transport?)))
+    }
+
+    /// The hot calls: scale-up, scale-out.
+    ///
+    /// # Safety
+    /// The links, and every copy of them, are not used after `self` is dropped.
+    pub(crate) unsafe fn links(&self) -> [Option<Link>; 2] {
+        // SAFETY: by this function's contract.
+        [&self.scale_up, &self.scale_out].map(|t| t.as_ref().map(|t| unsafe { t.link() }))
+    }
+
+    /// The transport of a level, one of `TY_LEVEL_*`.
+    pub(crate) fn of_level(&mut self, level: u64) -> Option<&mut OpenTransport> {
+        match level {
+            abi::TY_LEVEL_SCALE_UP => self.scale_up.as_mut(),
+            _ => self.scale_out.as_mut(),
+        }
+    }
+
+    /// Finds a thread for the ring of kernels on a level: the transport's own, or one of core, which is
+    /// returned with the transport's name.
+    ///
+    /// # Safety
+    /// The contract of [`OpenTransport::serve_ring`], except for the counts, which `self` holds; the thread
+    /// ends before `self`.
+    pub(crate) unsafe fn serve_ring(
+        &mut self,
+        serve: &abi::TyServeRing,
+        counts: Arc<Counts>,
+    ) -> Result<Option<(&'static str, GpuRing)>> {
+        self.counts.push(counts);
+        // SAFETY: the ring lives, by this function's contract.
+        let level = unsafe { (*serve.ring).level };
+        let Some(transport) = self.of_level(level) else { return Ok(None) };
+        // SAFETY: by this function's contract.
+        unsafe {
+            if transport.serve_ring(serve)? {
+                return Ok(None);
+            }
+            let link = transport.link();
+            Ok(Some((link.name(), GpuRing::start(RingToServe::new(serve), link)?)))
+        }
+    }
+
+    /// Allocates every window, in memory that the transports of its levels can register.
+    pub(crate) fn allocate_windows(
+        &mut self,
+        kernels: &mut OpenKernels,
+        needs: &KernelNeeds,
+    ) -> Result<Vec<Window>> {
+        let mut windows = Vec::new();
+        for id in 0..needs.windows {
+            let bytes = needs.window_bytes[id as usize];
+            let memory = self.memory_needs(needs, id)?;
+            let owners = self.of_window(needs, id).filter(|(_, t)| owns_memory(t)).count();
+            if owners > 1 {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "allocate windows",
+                    "the transports of both levels must own window memory; expected at most one",
+                )
+                .with_fix("choose another transport for one of the levels"));
+            }
+            let window = match self.of_window(needs, id).find(|(_, t)| owns_memory(t)) {
+                Some((number, owner)) => Window { id, ..owner.alloc(number, bytes)? },
+                None => kernels.allocate(id, bytes, &memory)?,
+            };
+            windows.push(window);
+        }
+        Ok(windows)
+    }
+
+    /// Registers every window with the transports of its levels.
+    pub(crate) fn register_windows(
+        &mut self,
+        windows: &[Window],
+        needs: &KernelNeeds,
+    ) -> Result<()> {
+        for window in windows {
+            for (number, transport) in self.of_window(needs, window.id) {
+                // SAFETY: window memory belongs to the kernel set or to a transport. `Components` drops the
+                // transports first and the kernel set after them. So does `bring_up` on an error, because
+                // locals are dropped in reverse order of declaration.
+                unsafe { transport.register(&Window { id: number, ..*window })? };
+            }
+        }
+        Ok(())
+    }
+
+    /// The merged needs of a window's levels: kinds are intersected, handles united, the larger
+    /// alignment wins.
+    fn memory_needs(&mut self, needs: &KernelNeeds, id: u32) -> Result<MemoryNeeds> {
+        let mut merged: Option<MemoryNeeds> = None;
+        for (_, transport) in self.of_window(needs, id) {
+            let needs = transport.memory_needs()?;
+            merged = Some(match merged {
+                None => needs,
+                Some(other) => MemoryNeeds {
+                    kinds: other.kinds & needs.kinds,
+                    handles: other.handles | needs.handles,
+                    alignment: other.alignment.max(needs.alignment),
+                    ..needs
+                },
+            });
+        }
+        let needs = merged.ok_or_else(|| {
+            let text = format!("window {id} is for levels that have no transport");
+            Error::new(ErrorKind::Plugin, "merge memory needs", text)
+        })?;
+        if needs.kinds == 0 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "merge memory needs",
+                "the transports of the two levels can register no common kind of memory",
+            )
+            .with_fix("choose another transport for one of the levels"));
+        }
+        Ok(needs)
+    }
+}
+
+impl Drop for Transports {
+    /// The owner of the windows is dropped last: the other transport still has them registered.
+    fn drop(&mut self) {
+        if self.scale_up.as_ref().is_some_and(owns_memory) {
+            self.scale_out = None;
+        }
+    }
+}
+
+fn owns_memory(transport: &OpenTransport) -> bool {
+    transport.capabilities().flags & abi::TY_CAP_OWNS_MEMORY != 0
+}
