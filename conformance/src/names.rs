@@ -33,7 +33,7 @@ pub(crate) struct Watch {
 
 /// The names that a job has left, each with words that say so.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct LeftNames {
     /// Those that are the job's for certain.
     pub(crate) own: Vec<String>,
     /// Those that may be another program's.
@@ -56,7 +56,7 @@ impl Watch {
 
     /// The names that are new and that no process uses. Jobs create and remove names, so this polls until the new
     /// names are gone. `limit` may grow while it waits.
-    pub(crate) fn left(&self, limit: impl Fn() -> Duration) -> Left {
+    pub(crate) fn left(&self, limit: impl Fn() -> Duration) -> LeftNames {
         let start = Instant::now();
         let mut left: BTreeSet<PathBuf> =
             of_this_user().difference(&self.before).cloned().collect();
@@ -72,14 +72,14 @@ impl Watch {
         self.sort(&left)
     }
 
-    fn sort(&self, left: &BTreeSet<PathBuf>) -> Left {
+    fn sort(&self, left: &BTreeSet<PathBuf>) -> LeftNames {
         let made_here = |object: &Object| {
             object.creator.is_some_and(|creator| self.processes.contains(&creator))
         };
         let objects = if left.is_empty() { Vec::new() } else { system_v(user()) };
         let made: BTreeSet<_> =
             objects.into_iter().filter(made_here).map(|object| object.name).collect();
-        let mut sorted = Left::default();
+        let mut sorted = LeftNames::default();
         for name in left {
             let is_own = self.used.contains(name) || made.contains(name);
             let list = if is_own { &mut sorted.own } else { &mut sorted.others };
@@ -225,7 +225,7 @@ fn used_by(process: u32) -> BTreeSet<PathBuf> {
     in_queues(used)
 }
 
-/// What a process, a folder of `/proc`, maps and has open.
+/// The files that a process, a folder of `/proc`, maps and has open.
 fn open_in(process: &Path) -> BTreeSet<PathBuf> {
     let mut used: BTreeSet<_> = text_of(process.join("maps")).lines().filter_map(path_in).collect();
     let open = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
@@ -263,7 +263,7 @@ mod tests {
         Path::new(SHARED_MEMORY).join(format!("left-{word}-{}", std::process::id()))
     }
 
-    fn is_left(left: &Left, name: &Path) -> bool {
+    fn is_left(left: &LeftNames, name: &Path) -> bool {
         // Other tests of this machine may leave names for some time as well.
         left.own.iter().chain(&left.others).any(|text| text.contains(&*name.to_string_lossy()))
     }

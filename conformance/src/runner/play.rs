@@ -14,7 +14,7 @@ use super::load::LoadWatch;
 use super::order::{Answer, Work};
 use super::watch::{Finished, RunEvent, Verdict, Watched, with_tail};
 use crate::faults::{self, CutLink, Fault, Kind};
-use crate::names::{Left, Watch};
+use crate::names::{LeftNames, Watch};
 use crate::pace::Pace;
 
 /// The longest that a fault is watched, on a machine that is not busy.
@@ -87,7 +87,7 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
 }
 
 /// Runs one fault once. Returns what was wrong, and the names that are left.
-fn play(program: &Program, config: &Path, fault: &Fault) -> Result<(Vec<String>, Left)> {
+fn play(program: &Program, config: &Path, fault: &Fault) -> Result<(Vec<String>, LeftNames)> {
     let start = Instant::now();
     let names = Watch::start();
     let work = Work::Fault { name: fault.name.clone(), ranks: fault.ranks };
@@ -224,7 +224,7 @@ impl<'a> Play<'a> {
     }
 
     /// Ends the processes that still run, and lists the processes, files and names that are left behind.
-    fn clean_up(self) -> (Vec<String>, Left) {
+    fn clean_up(self) -> (Vec<String>, LeftNames) {
         let Self { world, load, hosts, meeting, link, names, .. } = self;
         drop(link);
         let Watched { running, ranks, pace, folder, .. } = world;

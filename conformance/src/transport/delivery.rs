@@ -56,7 +56,7 @@ fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
     let start = Instant::now();
     for first in (1..=ROUNDS).step_by(STRETCH as usize) {
         payloads_before_signals(rig, first..first + STRETCH)?;
-        // The ranks meet before they ask, because nobody drives the transport while they do.
+        // The ranks meet before they ask, because no rank drives the transport in that call.
         rig.barrier("a stretch is over")?;
         if rig::of_any(rig.world, start.elapsed() > ENOUGH)? {
             break;

@@ -11,7 +11,7 @@ use super::limits::LARGE;
 use super::lost_peer::{PART, PUTS, puts_fail};
 use super::rig::{self, Needs, Rig};
 use super::{Body, TransportCase};
-use crate::names::{Left, Watch};
+use crate::names::{LeftNames, Watch};
 use crate::suite::{Outcome, Rank};
 
 pub(super) const CASES: &[TransportCase] = &[
@@ -165,7 +165,7 @@ fn settles(rank: &Rank<'_>) -> Duration {
 fn what_was_opened_is_given_back(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     let mut names = Vec::new();
     for _ in 0..2 {
-        let Left { own, others } = open_and_close(rank, needs)?;
+        let LeftNames { own, others } = open_and_close(rank, needs)?;
         ensure!(own.is_empty(), "after close: {}; expected no new name", own.join(", "));
         // Another program may have made these. Those of the transport come again.
         if !rig::of_any(rank.world, !others.is_empty())? {
@@ -178,7 +178,7 @@ fn what_was_opened_is_given_back(rank: &Rank<'_>, needs: &Needs) -> Result<Outco
 }
 
 /// Calls all slots that may hold something. Returns the names that are left.
-fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<Left> {
+fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
     let (mut names, settles) = (Watch::start(), settles(rank));
     let (component, choice) = rig::choose(rank.config)?;
     keeps_nothing(settles, "probe", || {

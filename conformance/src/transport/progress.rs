@@ -205,7 +205,7 @@ const SLOW_PUTS: u64 = 32;
 /// A part of the deadline, which a turn takes. Rank 0 drives as often for each time that rank 1 does.
 const TURN: u32 = 16;
 const MOST_TURNS: u32 = 160 * TURN;
-/// Turns in which rank 1 is slow: three deadlines. A fabric that has moved little by then moves the rest at its own pace.
+/// Turns in which rank 1 is slow: three deadlines. After them it takes the rest at the fabric's own pace.
 const SLOW_TURNS: u32 = 3 * TURN;
 
 fn a_slow_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<()> {

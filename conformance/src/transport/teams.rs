@@ -65,7 +65,7 @@ impl Exchange for Among<'_> {
 /// Bytes of each put.
 const BYTES: usize = 96;
 
-/// Every rank puts to every peer, itself included, by its index. What arrives says which world rank it is for.
+/// Every rank puts to every peer, itself included, by its index. The bytes say which world ranks they are from and for.
 fn teams_in_any_order_reach_their_peers(rig: &mut Rig<'_>) -> Result<()> {
     let seed = |rig: &Rig<'_>, writer: u32, reader: u32| {
         u64::from(rig.world_rank(writer)) << 16 | u64::from(rig.world_rank(reader))

@@ -146,7 +146,7 @@ impl Transport for BufferedPuts {
 
     fn health(&self) -> Result<()> {
         let mut held = self.held.lock().unwrap();
-        // What is about no peer comes first.
+        // An error about no peer comes first.
         self.shm.health()?;
         let Some(peer) = held.failed.pop_front() else { return Ok(()) };
         held.failed.push_back(peer);

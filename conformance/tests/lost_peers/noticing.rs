@@ -230,7 +230,7 @@ impl<R: Reaction> Transport for Noticing<R> {
 
     fn health(&self) -> Result<()> {
         let mut losses = self.losses.lock().unwrap();
-        // What is about no peer comes first.
+        // An error about no peer comes first.
         self.shm.health()?;
         let Some(peer) = losses.failed.pop_front() else { return Ok(()) };
         losses.failed.push_back(peer);

@@ -1,4 +1,4 @@
-//! What transports see of the header, `abi/include/tokenyard_plugin.h`: its constants, structures and fields.
+//! The items of the header, `abi/include/tokenyard_plugin.h`, that transports see: constants, structures and fields.
 //!
 //! Transports see the structures that are reached from `TyTransportExport`, by the types of fields and of slots. They
 //! see all constants but those of other components. A constant is of others if it has their name (`TY_KERNELS_`,
