@@ -1,6 +1,10 @@
 //! Names that outlive a process: files in shared memory and huge pages, queues of messages, sockets and pipes in
 //! folders for temporary files, and System V's objects. Names that a job leaves behind are those which are new,
 //! belong to this user, and no process uses.
+//!
+//! Other programs of this user make names as well. So a name is the job's for certain if one of its ranks was seen to
+//! use it, or has made it, which the system says of System V's shared memory. Any other one counts only if a new name
+//! is left again when the job runs again.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -18,16 +22,91 @@ const QUEUES: &str = "mqueue";
 /// object's number.
 const SYSTEM_V: [&str; 3] = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"];
 
+/// A look at the names of this user while a job runs.
+pub(crate) struct Watch {
+    before: BTreeSet<PathBuf>,
+    /// The processes of the job.
+    processes: BTreeSet<u32>,
+    /// The names that they were seen to use.
+    used: BTreeSet<PathBuf>,
+}
+
+/// The names that a job has left, each with words that say so.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeftNames {
+    /// Those that are the job's for certain.
+    pub(crate) own: Vec<String>,
+    /// Those that may be another program's.
+    pub(crate) others: Vec<String>,
+}
+
+impl Watch {
+    /// Starts before the job does.
+    pub(crate) fn start() -> Self {
+        Self { before: of_this_user(), processes: BTreeSet::new(), used: BTreeSet::new() }
+    }
+
+    /// Notes the names that these processes of the job use now.
+    pub(crate) fn note(&mut self, processes: impl IntoIterator<Item = u32>) {
+        for process in processes {
+            self.processes.insert(process);
+            self.used.extend(used_by(process));
+        }
+    }
+
+    /// The names that are new and that no process uses. Jobs create and remove names, so this polls until the new
+    /// names are gone. `limit` may grow while it waits.
+    pub(crate) fn left(&self, limit: impl Fn() -> Duration) -> LeftNames {
+        let start = Instant::now();
+        let mut left: BTreeSet<PathBuf> =
+            of_this_user().difference(&self.before).cloned().collect();
+        loop {
+            let used = if left.is_empty() { BTreeSet::new() } else { used_names() };
+            left.retain(|name| !used.contains(name));
+            if left.is_empty() || start.elapsed() >= limit() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            left = left.intersection(&of_this_user()).cloned().collect();
+        }
+        self.sort(&left)
+    }
+
+    fn sort(&self, left: &BTreeSet<PathBuf>) -> LeftNames {
+        let made_here = |object: &Object| {
+            object.creator.is_some_and(|creator| self.processes.contains(&creator))
+        };
+        let objects = if left.is_empty() { Vec::new() } else { system_v(user()) };
+        let made: BTreeSet<_> =
+            objects.into_iter().filter(made_here).map(|object| object.name).collect();
+        let mut sorted = LeftNames::default();
+        for name in left {
+            let is_own = self.used.contains(name) || made.contains(name);
+            let list = if is_own { &mut sorted.own } else { &mut sorted.others };
+            list.push(format!("{} is left behind", name.display()));
+        }
+        sorted
+    }
+}
+
 /// The names of this user, now.
-pub(crate) fn of_this_user() -> BTreeSet<PathBuf> {
+fn of_this_user() -> BTreeSet<PathBuf> {
     let user = user();
     let socket = |kind: FileType| kind.is_socket() || kind.is_fifo();
-    let mut names = in_folder(Path::new(SHARED_MEMORY), |_| true);
-    names.extend(mounts(&FILE_SYSTEMS).iter().flat_map(|folder| in_folder(folder, |_| true)));
-    names.extend(temporary(user).iter().flat_map(|folder| in_folder(folder, socket)));
+    let mut names = BTreeSet::new();
+    for folder in mounts(&FILE_SYSTEMS).iter().map(PathBuf::as_path).chain([SHARED_MEMORY.as_ref()])
+    {
+        in_folder(folder, &|_| true, DEEPEST, &mut names);
+    }
+    for folder in temporary(user) {
+        in_folder(&folder, &socket, DEEPEST, &mut names);
+    }
     names.extend(system_v(user).into_iter().map(|object| object.name));
     names
 }
+
+/// Folders below those that are named here: programs make one for a job, and seldom one in that.
+const DEEPEST: u32 = 3;
 
 fn user() -> u32 {
     rustix::process::geteuid().as_raw()
@@ -58,6 +137,8 @@ struct Object {
     name: PathBuf,
     /// Whether a process has it attached. Only shared memory says so.
     used: bool,
+    /// The process that has made it. Only shared memory says so.
+    creator: Option<u32>,
 }
 
 fn system_v(user: u32) -> Vec<Object> {
@@ -73,66 +154,97 @@ fn objects(list: &str, text: &str, user: u32) -> Vec<Object> {
     let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let head = lines.next().unwrap_or_default();
     let column = |name: &str| head.iter().position(|head| *head == name);
-    let (owner, attached) = (column("uid"), column("nattch"));
+    let (owner, attached, maker) = (column("uid"), column("nattch"), column("cpid"));
     let own = lines.filter(|line| {
         owner.and_then(|at| line.get(at)).and_then(|owner| owner.parse().ok()) == Some(user)
     });
     own.filter_map(|line| {
         let name = Path::new(list).join(line.get(1)?);
         let used = attached.and_then(|at| line.get(at)).is_some_and(|count| *count != "0");
-        Some(Object { name, used })
+        let creator = maker.and_then(|at| line.get(at)?.parse().ok());
+        Some(Object { name, used, creator })
     })
     .collect()
 }
 
-fn in_folder(folder: &Path, counts: impl Fn(FileType) -> bool) -> BTreeSet<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return BTreeSet::new() };
+/// Adds the names in a folder that are this user's and of such a kind. Folders of this user in it are looked into as
+/// well, if they are of the same file system.
+fn in_folder(
+    folder: &Path,
+    counts: &dyn Fn(FileType) -> bool,
+    depth: u32,
+    names: &mut BTreeSet<PathBuf>,
+) {
+    let (Ok(entries), Ok(own)) = (std::fs::read_dir(folder), std::fs::metadata(folder)) else {
+        return;
+    };
     let user = user();
-    let own = entries.flatten().filter(|entry| {
-        // The metadata are those of the name itself, not of a link's target.
-        entry.metadata().is_ok_and(|meta| meta.uid() == user && counts(meta.file_type()))
-    });
-    own.map(|entry| entry.path()).collect()
-}
-
-/// The names that are new since `before` and that no process uses, each with words that say so. Jobs of this
-/// machine create and remove names, so this polls until the new names are gone. `limit` may grow while it waits.
-pub(crate) fn left(before: &BTreeSet<PathBuf>, limit: impl Fn() -> Duration) -> Vec<String> {
-    let start = Instant::now();
-    let mut left: BTreeSet<PathBuf> = of_this_user().difference(before).cloned().collect();
-    loop {
-        let used = if left.is_empty() { BTreeSet::new() } else { used_names() };
-        left.retain(|name| !used.contains(name));
-        if left.is_empty() || start.elapsed() >= limit() {
-            break;
+    for entry in entries.flatten() {
+        let Ok(kind) = entry.file_type() else { continue };
+        if !counts(kind) && !kind.is_dir() {
+            continue;
         }
-        std::thread::sleep(Duration::from_millis(50));
-        left = left.intersection(&of_this_user()).cloned().collect();
+        // The metadata are those of the name itself, not of a link's target.
+        let Ok(meta) = entry.metadata() else { continue };
+        if meta.uid() != user {
+            continue;
+        }
+        if counts(kind) {
+            names.insert(entry.path());
+        }
+        if kind.is_dir() && depth > 0 && meta.dev() == own.dev() {
+            in_folder(&entry.path(), counts, depth - 1, names);
+        }
     }
-    left.into_iter().map(|name| format!("{} is left behind", name.display())).collect()
 }
 
-/// The names that a process maps, has open or listens on.
+/// The names that any process maps, has open or listens on.
 fn used_names() -> BTreeSet<PathBuf> {
     let mut used = BTreeSet::new();
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let text = std::fs::read_to_string(process.path().join("maps")).unwrap_or_default();
-        used.extend(text.lines().filter_map(path_in));
-        let open = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        used.extend(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()));
+        used.extend(open_in(&process.path()));
     }
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    used.extend(sockets.lines().filter_map(path_in));
-    // The kernel names an open queue without the place where queues are mounted.
+    used.extend(text_of("/proc/net/unix").lines().filter_map(path_in));
+    used.extend(
+        system_v(user()).into_iter().filter(|object| object.used).map(|object| object.name),
+    );
+    in_queues(used)
+}
+
+/// The names that one process maps, has open or listens on.
+fn used_by(process: u32) -> BTreeSet<PathBuf> {
+    let mut used = open_in(Path::new(&format!("/proc/{process}")));
+    let sockets = text_of("/proc/net/unix");
+    // The seventh column is the number by which a descriptor names its socket.
+    let is_own = |line: &&str| {
+        let number = line.split_whitespace().nth(6).unwrap_or_default();
+        used.contains(Path::new(&format!("socket:[{number}]")))
+    };
+    let listens: Vec<_> = sockets.lines().filter(is_own).filter_map(path_in).collect();
+    used.extend(listens);
+    in_queues(used)
+}
+
+/// The files that a process, a folder of `/proc`, maps and has open.
+fn open_in(process: &Path) -> BTreeSet<PathBuf> {
+    let mut used: BTreeSet<_> = text_of(process.join("maps")).lines().filter_map(path_in).collect();
+    let open = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    used.extend(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()));
+    used
+}
+
+/// Adds the places of queues: the kernel names an open one without the place where queues are mounted.
+fn in_queues(mut used: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
     let queues = mounts(&[QUEUES]);
     let at_root = used.iter().filter(|path| path.parent() == Some(Path::new("/")));
     let names = at_root.filter_map(|path| path.file_name().map(OsStr::to_owned));
     let names: Vec<OsString> = names.collect();
     used.extend(names.iter().flat_map(|name| queues.iter().map(move |place| place.join(name))));
-    used.extend(
-        system_v(user()).into_iter().filter(|object| object.used).map(|object| object.name),
-    );
     used
+}
+
+fn text_of(file: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(file).unwrap_or_default()
 }
 
 /// The path at the end of a line of the kernel.
@@ -151,19 +263,19 @@ mod tests {
         Path::new(SHARED_MEMORY).join(format!("left-{word}-{}", std::process::id()))
     }
 
-    fn is_left(left: &[String], name: &Path) -> bool {
+    fn is_left(left: &LeftNames, name: &Path) -> bool {
         // Other tests of this machine may leave names for some time as well.
-        left.iter().any(|text| text.contains(&*name.to_string_lossy()))
+        left.own.iter().chain(&left.others).any(|text| text.contains(&*name.to_string_lossy()))
     }
 
     #[test]
     fn a_limit_that_grows_while_names_are_left_is_honoured() {
-        let before = of_this_user();
+        let before = Watch::start();
         let name = own_name("limit");
         std::fs::write(&name, "").unwrap();
-        assert!(is_left(&left(&before, || Duration::ZERO), &name));
+        assert!(is_left(&before.left(|| Duration::ZERO), &name));
         let looks = Cell::new(0);
-        let after = left(&before, || {
+        let after = before.left(|| {
             looks.set(looks.get() + 1);
             if looks.get() == 3 {
                 std::fs::remove_file(&name).unwrap();
@@ -175,29 +287,29 @@ mod tests {
 
     #[test]
     fn a_name_that_a_process_has_open_is_not_left() {
-        let before = of_this_user();
+        let before = Watch::start();
         let name = own_name("used");
         let file = std::fs::File::create(&name).unwrap();
-        let used = left(&before, || Duration::ZERO);
+        let used = before.left(|| Duration::ZERO);
         drop(file);
-        let unused = left(&before, || Duration::ZERO);
+        let unused = before.left(|| Duration::ZERO);
         std::fs::remove_file(&name).unwrap();
         assert!(!is_left(&used, &name) && is_left(&unused, &name), "{used:?} {unused:?}");
     }
 
     #[test]
     fn shared_memory_of_system_v_is_left_once_no_process_has_it_attached() {
-        let before = of_this_user();
+        let before = Watch::start();
         // SAFETY: a new segment, which this test alone knows; it is attached, and removed, once.
         let (id, place) = unsafe {
             let id = libc::shmget(libc::IPC_PRIVATE, 4096, 0o600);
             (id, libc::shmat(id, std::ptr::null(), 0))
         };
         assert!(id >= 0 && place as isize != -1, "{}", std::io::Error::last_os_error());
-        let used = left(&before, || Duration::ZERO);
+        let used = before.left(|| Duration::ZERO);
         // SAFETY: attached above.
         let detached = unsafe { libc::shmdt(place) };
-        let unused = left(&before, || Duration::ZERO);
+        let unused = before.left(|| Duration::ZERO);
         // SAFETY: made above.
         let removed = unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
         assert_eq!((detached, removed), (0, 0));
@@ -211,8 +323,38 @@ mod tests {
                     \x20        0          7   600          1  1000  1000  1000  1000          0 1700000000\n\
                     \x20        0          8   600          1     5  1000  1000  1000          0 1700000000\n";
         let name = Path::new(SYSTEM_V[1]).join("7");
-        assert_eq!(objects(SYSTEM_V[1], text, 1000), [Object { name, used: false }]);
+        assert_eq!(objects(SYSTEM_V[1], text, 1000), [Object { name, used: false, creator: None }]);
         assert_eq!(objects(SYSTEM_V[2], "", 1000), []);
+    }
+
+    #[test]
+    fn shared_memory_of_system_v_is_that_of_the_job_whose_process_has_made_it() {
+        let text = "       key      shmid perms                  size  cpid  lpid nattch   uid\n\
+                    \x20        0          7   600                  4096    41    42      0  1000\n";
+        let name = Path::new(SYSTEM_V[0]).join("7");
+        assert_eq!(
+            objects(SYSTEM_V[0], text, 1000),
+            [Object { name, used: false, creator: Some(41) }]
+        );
+    }
+
+    #[test]
+    fn names_in_folders_count_and_are_the_jobs_where_its_processes_used_them() {
+        let before = Watch::start();
+        let folder = own_name("folder");
+        std::fs::create_dir(&folder).unwrap();
+        let (used, unused) = (folder.join("used"), folder.join("unused"));
+        std::fs::write(&unused, "").unwrap();
+        let file = std::fs::File::create(&used).unwrap();
+        let mut noted = Watch { before: before.before.clone(), ..Watch::start() };
+        noted.note([std::process::id()]);
+        drop(file);
+        let (found, without) = (noted.left(|| Duration::ZERO), before.left(|| Duration::ZERO));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let says = |name: &Path| format!("{} is left behind", name.display());
+        assert!(found.own.contains(&says(&used)) && !found.own.contains(&says(&unused)));
+        assert!(found.others.contains(&says(&unused)), "{found:?}");
+        assert!(without.others.contains(&says(&used)), "{without:?}");
     }
 
     #[test]
@@ -225,14 +367,14 @@ mod tests {
 
     #[test]
     fn a_socket_without_a_listener_is_left_and_a_file_beside_it_is_none_of_ours() {
-        let before = of_this_user();
+        let before = Watch::start();
         let folder = Path::new("/tmp");
         let name = |end: &str| folder.join(format!("left-{}-{end}", std::process::id()));
         let listener = std::os::unix::net::UnixListener::bind(name("socket")).unwrap();
         std::fs::write(name("file"), "").unwrap();
-        let used = left(&before, || Duration::ZERO);
+        let used = before.left(|| Duration::ZERO);
         drop(listener);
-        let unused = left(&before, || Duration::ZERO);
+        let unused = before.left(|| Duration::ZERO);
         std::fs::remove_file(name("socket")).unwrap();
         std::fs::remove_file(name("file")).unwrap();
         assert!(!is_left(&used, &name("socket")) && is_left(&unused, &name("socket")));

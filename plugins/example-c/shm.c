@@ -428,7 +428,7 @@ static int32_t example_peer_address(void *instance, uint32_t window, uint32_t pe
 
 /* Stores the first failure for `health` (INV-7). Queues of several threads may fail at once. */
 static int32_t break_health(struct transport *t, const TyCommand *c) {
-    uint64_t healthy = 0, what = (uint64_t)c->peer << 16 | 0x100u | c->op;
+    uint64_t healthy = 0, what = 0x100u | c->op;
     __atomic_compare_exchange_n(&t->first_error, &healthy, what, false, __ATOMIC_RELAXED,
                                 __ATOMIC_RELAXED);
     return TY_UNSUPPORTED;
@@ -517,7 +517,7 @@ static int32_t example_health(void *instance, TyError *error) {
     struct transport *t = (struct transport *)instance;
     uint64_t what = __atomic_load_n(&t->first_error, __ATOMIC_RELAXED);
     if (what == 0) return TY_OK;
-    return fail(error, TY_TRANSPORT, "health", 0, t->peers[what >> 16].world_rank,
+    return fail(error, TY_TRANSPORT, "health", 0, -1, /* about no peer: the host made a mistake */
                 "a command had the unknown op %u; expected %d to %d", (unsigned)(what & 0xff),
                 TY_OP_PUT, TY_OP_GET);
 }

@@ -179,14 +179,29 @@ static const char *problem_of(const struct transport *t, uint32_t peer, const st
     return from->port == 0 || from->port > 65535 ? "the endpoint has no port" : NULL;
 }
 
+/* The longest wait, rounded up: a limit of zero would be none. */
+static struct timeval limit_of(const struct transport *t) {
+    uint64_t micros = t->needs.deadline_ns / 1000u + 1u;
+    struct timeval limit = {(time_t)(micros / 1000000u), (suseconds_t)(micros % 1000000u)};
+    return limit;
+}
+
+static int32_t not_connected(struct peer *p, int os_errno, TyError *error) {
+    close_fd(&p->out);
+    if (is_shortage(os_errno))
+        return fail(error, TY_SYSTEM, "connect", os_errno, -1,
+                    "no socket for a peer. Fix: raise the limit on open files (ulimit -n)");
+    return fail(error, TY_PEER_LOST, "connect", os_errno, p->world_rank,
+                "the peer cannot be reached. Fix: see whether it still runs");
+}
+
 /* The peer need not answer: its kernel takes the connection, and it learns whose that is when it
  * drives. */
 static int32_t sockets_connect(void *instance, uint32_t peer, const uint8_t *data, size_t bytes,
                                TyError *error) {
     struct transport *t = (struct transport *)instance;
     struct peer *p = &t->peers[peer];
-    struct timeval limit = {(time_t)(t->needs.deadline_ns / 1000000000u),
-                            (suseconds_t)(t->needs.deadline_ns % 1000000000u / 1000u)};
+    struct timeval limit = limit_of(t);
     struct sockaddr_in address = {0};
     struct endpoint from;
     struct hello hello = {{0, 0}, t->me, 0};
@@ -207,12 +222,8 @@ static int32_t sockets_connect(void *instance, uint32_t peer, const uint8_t *dat
         setsockopt(p->out, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
     }
     if (p->out < 0 || connect(p->out, (struct sockaddr *)&address, sizeof address) != 0 ||
-        send(p->out, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello) {
-        int32_t status = fail(error, TY_PEER_LOST, "connect", errno, p->world_rank,
-                              "the peer cannot be reached. Fix: see whether it still runs");
-        close_fd(&p->out);
-        return status;
-    }
+        send(p->out, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello)
+        return not_connected(p, errno, error);
     return TY_OK;
 }
 
@@ -222,15 +233,20 @@ static int32_t sockets_commit(void *instance, TyError *error) {
     struct transport *t = (struct transport *)instance;
     uint64_t until = now() + t->needs.deadline_ns;
     uint32_t missing;
+    int shortage;
     for (;;) {
         pthread_mutex_lock(&t->lock);
         accept_all(t);
         for (missing = 0; missing < t->count && t->peers[missing].in >= 0;) missing++;
+        shortage = t->shortage;
         pthread_mutex_unlock(&t->lock);
         if (missing == t->count) return TY_OK;
         if (now() > until) break;
         nanosleep(&nap, NULL);
     }
+    if (shortage != 0)
+        return fail(error, TY_SYSTEM, "commit", shortage, -1,
+                    "a peer's connection was not accepted. Fix: raise the limit on open files (ulimit -n)");
     return fail(error, TY_DEADLINE, "commit", 0, t->peers[missing].world_rank,
                 "the peer has not connected in time. Fix: see whether it still runs");
 }

@@ -91,6 +91,7 @@ struct transport {
     uint64_t callers;     /* connections that were accepted */
     uint64_t token[2];
     int listener;
+    int shortage; /* `errno` of the last accept if this process had no descriptor or memory for it, else 0 */
     uint32_t port;
     TyWindow windows[TY_MAX_WINDOWS];
     struct peer *peers;
@@ -103,6 +104,9 @@ struct transport {
 /* In nanoseconds. */
 uint64_t now(void);
 void close_fd(int *fd);
+/* Whether a call failed because this process, or the system, has none left: descriptors, ports, buffers, memory. No
+ * peer is to blame, and it may be better later. */
+bool is_shortage(int os_errno);
 /* Ends a command: with an event if the caller asked for one, or if it failed (INV-7). */
 void end_command(struct transport *t, struct waiting *w, int32_t status);
 /* A peer that cannot be reached: all of its commands end, those of others go on. */

@@ -19,6 +19,16 @@ void close_fd(int *fd) {
     *fd = -1;
 }
 
+bool is_shortage(int os_errno) {
+    return os_errno == EMFILE || os_errno == ENFILE || os_errno == ENOBUFS || os_errno == ENOMEM ||
+           os_errno == EADDRNOTAVAIL;
+}
+
+/* Whether a call on a connection may be made again: the peer is not lost. */
+static bool is_passing(int os_errno) {
+    return os_errno == EAGAIN || os_errno == EINTR || is_shortage(os_errno);
+}
+
 /* === sending === */
 
 void end_command(struct transport *t, struct waiting *w, int32_t status) {
@@ -72,7 +82,7 @@ bool send_to(struct transport *t, struct peer *p, size_t *turn) {
         header.msg_iov = parts;
         header.msg_iovlen = m.bytes == 0 ? 1 : 2;
         sent = sendmsg(p->out, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+        if (sent < 0 && !is_passing(errno)) {
             fail_peer(t, p, TY_PEER_LOST);
             return moved;
         }
@@ -136,7 +146,7 @@ static bool receive_from(struct transport *t, struct peer *p, size_t *turn) {
             room = m->bytes - (p->got - sizeof *m);
         }
         got = recv(p->in, to, room < *turn ? room : *turn, MSG_DONTWAIT);
-        if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
+        if (got < 0 && is_passing(errno)) break;
         if (got <= 0) {
             part_from(t, p);
             break;
@@ -159,7 +169,7 @@ static bool receive_from(struct transport *t, struct peer *p, size_t *turn) {
 static void greet(struct transport *t, struct joining *j) {
     uint8_t *to = (uint8_t *)&j->hello + j->got;
     ssize_t got = recv(j->fd, to, sizeof j->hello - j->got, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got < 0 && is_passing(errno)) return;
     if (got > 0) j->got += (size_t)got;
     if (got > 0 && j->got < sizeof j->hello) return;
     if (got > 0 && memcmp(j->hello.token, t->token, sizeof t->token) == 0 &&
@@ -194,6 +204,7 @@ void accept_all(struct transport *t) {
     for (i = 0; i < t->count + STRANGERS && t->joined < t->count; i++) {
         struct joining *j;
         int fd = accept4(t->listener, NULL, NULL, SOCK_CLOEXEC);
+        t->shortage = fd < 0 && is_shortage(errno) ? errno : 0;
         if (fd < 0) break;
         j = place(t);
         close_fd(&j->fd);

@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Team, Transport, TransportOpen,
-    Window,
+    Capabilities, Command, Event, MemoryNeeds, NO_CAPABILITIES, Transport, TransportOpen, Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -162,7 +161,7 @@ impl Transport for Shm {
     fn health(&self) -> Result<()> {
         match self.failure.get() {
             None => Ok(()),
-            Some(failure) => Err(failure.to_error(&self.links.offer.team)),
+            Some(failure) => Err(failure.to_error()),
         }
     }
 }
@@ -182,20 +181,17 @@ impl Shm {
 }
 
 impl Failure {
-    fn to_error(self, team: &Team) -> Error {
+    /// About no peer: whoever posted the command is to blame.
+    fn to_error(self) -> Error {
         let Self { fault, command } = self;
-        let error = Error::new(ErrorKind::Transport, "execute command", format!("{fault}"))
+        Error::new(ErrorKind::Transport, "execute command", format!("{fault}"))
             .with_context("op", command.op)
             .with_context("queue", command.queue)
             .with_context("peer", command.peer)
             .with_context("window", command.dst_window)
             .with_context("signal", command.signal)
             .with_context("tag", command.tag)
-            .with_fix("report this: whoever posted the command broke the transport contract");
-        match team.world_ranks.get(command.peer as usize) {
-            Some(rank) => error.with_rank(*rank),
-            None => error,
-        }
+            .with_fix("report this: whoever posted the command broke the transport contract")
     }
 }
 

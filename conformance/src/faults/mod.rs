@@ -92,6 +92,8 @@ pub enum Kind {
     DataCut,
     /// The link of its RDMA device is down; the network where ranks meet works.
     LinkDown,
+    /// All ranks are killed at once, while the others work or wait: only the launcher remains, and nothing is left.
+    AllKilled,
 }
 
 /// One fault.
@@ -154,6 +156,7 @@ impl Fault {
                 let first = self.host() * self.ranks_per_host();
                 first..first + self.ranks_per_host()
             }
+            Kind::AllKilled => 0..self.ranks,
             _ => self.victim..self.victim + 1,
         }
     }
@@ -203,6 +206,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
             }
         }
     }
+    list.push(all_killed(1));
     for (name, lie) in LIES {
         list.push(Fault {
             name: format!("l3/misled/{name}"),
@@ -248,7 +252,23 @@ fn among_domains(domains: u32) -> Vec<Fault> {
         domains,
         pace: Pace::USUAL,
     });
-    lost.chain(misled).collect()
+    lost.chain([all_killed(domains)]).chain(misled).collect()
+}
+
+/// All ranks have all of their memory and connections in use when they end.
+fn all_killed(domains: u32) -> Fault {
+    let suffix = if domains > 1 { format!("/d{domains}") } else { String::new() };
+    Fault {
+        name: format!("l3/all_killed/{}{suffix}", Phase::CombineSend.name()),
+        about: "all ranks are killed at once: nothing is left behind".to_owned(),
+        ranks: if domains > 1 { 2 * domains } else { 3 },
+        victim: 1,
+        phase: Phase::CombineSend,
+        kind: Kind::AllKilled,
+        hosts: None,
+        domains,
+        pace: Pace::USUAL,
+    }
 }
 
 #[cfg(test)]

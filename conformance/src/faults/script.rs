@@ -214,9 +214,12 @@ impl Player<'_> {
             Kind::Lies(_) => return (self.tell)(Word::Faulty),
             Kind::Killed => Signal::KILL,
             // The launcher does the rest, and resumes a rank that it has cut off.
-            Kind::Stopped | Kind::Frozen | Kind::Cut | Kind::DataCut | Kind::LinkDown => {
-                Signal::STOP
-            }
+            Kind::Stopped
+            | Kind::Frozen
+            | Kind::Cut
+            | Kind::DataCut
+            | Kind::LinkDown
+            | Kind::AllKilled => Signal::STOP,
             Kind::Leaves => return Err(Left.into()),
         };
         (self.tell)(Word::Faulty)?;

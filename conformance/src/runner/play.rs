@@ -14,7 +14,7 @@ use super::load::LoadWatch;
 use super::order::{Answer, Work};
 use super::watch::{Finished, RunEvent, Verdict, Watched, with_tail};
 use crate::faults::{self, CutLink, Fault, Kind};
-use crate::names;
+use crate::names::{LeftNames, Watch};
 use crate::pace::Pace;
 
 /// The longest that a fault is watched, on a machine that is not busy.
@@ -70,18 +70,36 @@ pub fn run_faults(
 pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Finished> {
     let fault = &fault.clone().at(program.pace);
     let start = Instant::now();
-    let names_before = names::of_this_user();
-    let work = Work::Fault { name: fault.name.clone(), ranks: fault.ranks };
-    let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
-    let world = Watched::start(program, config, work, fault.ranks, hosts.as_ref())?;
-    let mut play = Play::new(fault, world, hosts);
-    play.watch(start)?;
-    let limit = play.load.stretch(fault.deadline() + fault.grace());
-    let mut failures = faults::judge(fault, &play.seen(), limit);
-    failures.extend(play.clean_up(&names_before));
+    let (mut failures, left) = play(program, config, fault)?;
+    failures.extend(left.own);
+    if !left.others.is_empty() {
+        let (failures_again, again) = play(program, config, fault)?;
+        failures.extend(failures_again);
+        failures.extend(again.own);
+        // A job that leaves nothing the second time has not left the first ones.
+        if !again.others.is_empty() {
+            failures.extend(left.others.into_iter().chain(again.others));
+        }
+    }
     let verdict =
         if failures.is_empty() { Verdict::Pass } else { Verdict::Fail(failures.join("\n")) };
     Ok(Finished { name: fault.name.clone(), verdict, took: start.elapsed() })
+}
+
+/// Runs one fault once. Returns what was wrong, and the names that are left.
+fn play(program: &Program, config: &Path, fault: &Fault) -> Result<(Vec<String>, LeftNames)> {
+    let start = Instant::now();
+    let names = Watch::start();
+    let work = Work::Fault { name: fault.name.clone(), ranks: fault.ranks };
+    let hosts = fault.hosts.map(|hosts| Hosts::new(hosts as usize)).transpose()?;
+    let world = Watched::start(program, config, work, fault.ranks, hosts.as_ref())?;
+    let mut play = Play::new(fault, world, hosts, names);
+    play.watch(start)?;
+    let limit = play.load.stretch(fault.deadline() + fault.grace());
+    let mut failures = faults::judge(fault, &play.seen(), limit);
+    let (processes, names) = play.clean_up();
+    failures.extend(processes);
+    Ok((failures, names))
 }
 
 /// A fault while it runs.
@@ -95,13 +113,14 @@ struct Play<'a> {
     /// Per rank: error, the rank it is about, and when.
     ended: BTreeMap<u32, (String, Option<u32>, Instant)>,
     meeting: BTreeSet<PathBuf>,
+    names: Watch,
 }
 
 impl<'a> Play<'a> {
-    fn new(fault: &'a Fault, world: Watched, hosts: Option<Hosts>) -> Self {
+    fn new(fault: &'a Fault, world: Watched, hosts: Option<Hosts>, names: Watch) -> Self {
         let (ended, meeting) = (BTreeMap::new(), BTreeSet::new());
         let load = LoadWatch::start();
-        Self { fault, world, load, hosts, link: None, began: None, ended, meeting }
+        Self { fault, world, load, hosts, link: None, began: None, ended, meeting, names }
     }
 
     /// The longest that the fault is watched, given how busy the machine is.
@@ -143,6 +162,7 @@ impl<'a> Play<'a> {
     fn befall(&mut self) -> Result<()> {
         let (hosts, host) = (self.hosts.as_ref(), self.fault.host() as usize);
         let (victim, limit) = (self.fault.victim, self.limit());
+        self.names.note((0..self.fault.ranks).filter_map(|rank| self.world.running.pid(rank)));
         match (self.fault.kind, hosts) {
             (Kind::Frozen, Some(hosts)) => return hosts.freeze(host),
             (Kind::Cut, Some(hosts)) => {
@@ -152,6 +172,12 @@ impl<'a> Play<'a> {
             (Kind::DataCut, Some(hosts)) => {
                 self.world.running.await_stop(victim, limit)?;
                 hosts.swallow(host, &[Net::Data])?;
+            }
+            (Kind::AllKilled, _) => {
+                // Stopped first, so that none notices the loss of another one.
+                let (running, ranks) = (&self.world.running, 0..self.fault.ranks);
+                ranks.clone().try_for_each(|rank| running.stop(rank))?;
+                return ranks.clone().try_for_each(|rank| running.kill(rank));
             }
             (Kind::LinkDown, _) => {
                 self.world.running.await_stop(victim, limit)?;
@@ -197,9 +223,9 @@ impl<'a> Play<'a> {
             .collect()
     }
 
-    /// Ends the processes that still run, and lists the files that are left behind.
-    fn clean_up(self, names_before: &BTreeSet<PathBuf>) -> Vec<String> {
-        let Self { world, load, hosts, meeting, link, .. } = self;
+    /// Ends the processes that still run, and lists the processes, files and names that are left behind.
+    fn clean_up(self) -> (Vec<String>, LeftNames) {
+        let Self { world, load, hosts, meeting, link, names, .. } = self;
         drop(link);
         let Watched { running, ranks, pace, folder, .. } = world;
         let pids: Vec<u32> = (0..ranks).filter_map(|rank| running.pid(rank)).collect();
@@ -230,8 +256,7 @@ impl<'a> Play<'a> {
                 .map(|name| format!("the temporary file {name} is left behind")),
         );
         let limit = || load.stretch(pace.stretch(CLEAN_UP));
-        left.extend(names::left(names_before, limit));
-        left
+        (left, names.left(limit))
     }
 }
 

@@ -7,9 +7,10 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 use tokenyard_core::{Error, ErrorKind, abi};
 
 use super::ending::exchange;
-use super::errors::has_status;
+use super::errors::{has_status, is_about};
 use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{self, Needs, Rig};
+use super::teams::Teams;
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 
@@ -20,7 +21,7 @@ pub(super) const CASES: &[TransportCase] = &[
                 another length",
         invariants: "INV-6",
         ranks: &[2],
-        needs: Needs::SMALL,
+        needs: Needs { teams: Teams::Backwards(1), ..Needs::SMALL },
         body: Body::Alone(bring_up_refuses_damaged_endpoints),
         ..TransportCase::BARE
     },
@@ -56,7 +57,7 @@ pub(super) const CASES: &[TransportCase] = &[
         about: "connect and commit end within the deadline where a peer never connects, or never commits",
         invariants: "INV-6",
         ranks: &[2],
-        needs: Needs::SMALL,
+        needs: Needs { teams: Teams::Backwards(1), ..Needs::SMALL },
         body: Body::Alone(connecting_ends_without_the_peer),
         ..TransportCase::BARE
     },
@@ -88,11 +89,12 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
                 longest(rank, 1)
             );
             // All ranks open equally often: that may be collective.
-            if !of_any(rank, is_late)? {
+            if !rig::of_any(rank.world, is_late)? {
                 break refused;
             }
         };
         refused.as_ref().map_or(Ok(()), has_status)?;
+        refused.as_ref().map_or(Ok(()), |error| is_about(error, alive.world_rank(peer)))?;
         let kind = refused.as_ref().map(Error::kind);
         ensure!(
             data.len() == good.len() || kind.is_none_or(|kind| kind == ErrorKind::Protocol),
@@ -108,12 +110,6 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
     rank.world.barrier("all damages were tried")?;
     drop(alive);
     good_endpoints_still_work(rank, needs)
-}
-
-/// Whether `what` holds on any rank. Collective.
-fn of_any(rank: &Rank<'_>, what: bool) -> Result<bool> {
-    let all = rank.world.all_gather("a try", &[u8::from(what)])?;
-    Ok(all.iter().any(|what| what == &[1]))
 }
 
 /// Connects to `peer` by these bytes. Returns the error, and the time that it took.
@@ -313,10 +309,10 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
             let longest = longest(rank, 3);
             ensure!(
                 took < longest || tries_left > 0,
-                "connect and commit took {took:?} while rank 1 never {}; expected at most {longest:?} (INV-6)",
+                "connect and commit took {took:?} while peer 1 never {}; expected at most {longest:?} (INV-6)",
                 if connects { "commits" } else { "connects" }
             );
-            if !of_any(rank, took >= longest)? {
+            if !rig::of_any(rank.world, took >= longest)? {
                 break;
             }
         }
@@ -324,7 +320,7 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
     Ok(())
 }
 
-/// Rank 0 connects and commits; rank 1 connects, or not even that. Returns the time that it took.
+/// Peer 0 connects and commits; peer 1 connects, or not even that. Returns the time that it took.
 fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> Result<Duration> {
     let mut rig = Rig::open(rank, needs, PATIENCE)?;
     let endpoints = rig.exchange_endpoints()?;
@@ -332,13 +328,16 @@ fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> R
     // Success is right as well: a transport need not wait for its peers.
     if rig.me() == 0 {
         let failed = rig.connect_to(&endpoints).err();
-        failed.as_ref().and_then(|error| error.downcast_ref()).map_or(Ok(()), has_status)?;
+        if let Some(error) = failed.as_ref().and_then(|error| error.downcast_ref()) {
+            has_status(error)?;
+            is_about(error, rig.world_rank(1))?;
+        }
     } else if connects {
         let _ = (0..).zip(&endpoints).try_for_each(|(peer, end)| rig.transport.connect(peer, end));
     }
     let took = start.elapsed();
     rank.world.barrier("a peer was missing")?;
-    // Rank 1 closes first: no rank is left that could still look at what rank 0 sent.
+    // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.
     let last = (rig.me() == 0).then_some(rig);
     rank.world.barrier("the missing peer has closed")?;
     drop(last);

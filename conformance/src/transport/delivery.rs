@@ -1,13 +1,14 @@
 //! Payloads: they arrive whole, at the right place, before their signal.
 
-use std::time::Instant;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{UNTOUCHED, compare, pattern};
-use super::rig::{Needs, Rig};
+use super::rig::{self, Needs, Rig};
 use super::{Body, TransportCase};
 
 const MIB: u64 = 1 << 20;
@@ -44,13 +45,30 @@ pub(super) const CASES: &[TransportCase] = &[
 
 /// Rounds of one put each, around a ring.
 const ROUNDS: u64 = 300;
+/// Rounds between two looks at the time: each size is there ten times.
+const STRETCH: u64 = 60;
+/// The time after which slow fabrics have had enough of them.
+const ENOUGH: Duration = Duration::from_secs(4);
 /// Small puts race for the head of a payload, large ones for its tail.
 const SIZES: [usize; 6] = [8, 200, 4096, 30_000, 1 << 16, 1 << 20];
 
 fn payload_before_signal(rig: &mut Rig<'_>) -> Result<()> {
+    let start = Instant::now();
+    for first in (1..=ROUNDS).step_by(STRETCH as usize) {
+        payloads_before_signals(rig, first..first + STRETCH)?;
+        // The ranks meet before they ask, because no rank drives the transport in that call.
+        rig.barrier("a stretch is over")?;
+        if rig::of_any(rig.world, start.elapsed() > ENOUGH)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn payloads_before_signals(rig: &mut Rig<'_>, rounds: Range<u64>) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
     let seed = |writer: u32, round: u64| u64::from(writer) << 32 | round;
-    for round in 1..=ROUNDS {
+    for round in rounds {
         let bytes = rig.put_bytes(SIZES[round as usize % SIZES.len()]);
         rig.windows[0].write(0, &pattern(seed(me, round), bytes));
         let expected = pattern(seed(previous, round), bytes);

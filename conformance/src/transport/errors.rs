@@ -20,7 +20,7 @@ pub(super) const CASES: &[TransportCase] = &[TransportCase {
 
 /// An op that no version of the ABI has. New ops are new numbers, and an unknown op is an error by
 /// contract, so every transport can be made to fail in this way.
-const UNKNOWN_OP: u8 = 0xee;
+pub(super) const UNKNOWN_OP: u8 = 0xee;
 
 /// Rank 0 fails; the others are its peers.
 fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
@@ -60,6 +60,16 @@ pub(super) fn stays_bad(rig: &Rig<'_>) -> Result<()> {
         })?;
         has_status(&error)?;
     }
+    Ok(())
+}
+
+/// Checks that an error names no other rank than the one that it is about.
+pub(super) fn is_about(error: &Error, rank: u32) -> Result<()> {
+    ensure!(
+        error.rank().is_none_or(|named| named == rank),
+        "an error is about rank {:?}; expected world rank {rank}, or none: `{error}`",
+        error.rank()
+    );
     Ok(())
 }
 

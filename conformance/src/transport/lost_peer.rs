@@ -1,6 +1,6 @@
 //! A peer whose process is killed, or stopped, under an open transport.
 //!
-//! The last ranks of the team are the victims. Their processes are really lost, once all ranks have reached each
+//! The last ranks of the world are the victims. Their processes are really lost, once all ranks have reached each
 //! other. The others watch these processes, so that they go on only when all are gone. The ranks' own world knows
 //! of the loss as well, so no rank waits in a barrier.
 
@@ -14,6 +14,7 @@ use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 use super::errors::stays_bad;
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig, Total};
+use super::teams::Teams;
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 
@@ -26,7 +27,7 @@ pub(super) const CASES: &[TransportCase] = &[
         invariants: "INV-6, INV-7",
         ranks: &[2],
         flags: abi::TY_CAP_BOUNDED_PUT,
-        needs: PUTS,
+        needs: Needs { teams: Teams::Backwards(1), ..PUTS },
         body: Body::Losing(Loss::Killed, 1, puts_end),
         ..TransportCase::BARE
     },
@@ -54,21 +55,23 @@ pub(super) fn play(
     survive: fn(&mut Rig<'_>, &[u32]) -> Result<()>,
 ) -> Result<Outcome> {
     let (mut rig, pids) = bring_up(rank, needs)?;
-    let victims: Vec<u32> = (rig.ranks() - victims..rig.ranks()).collect();
+    let first_victim = rank.world.ranks() - victims;
+    let victims: Vec<u32> =
+        (0..rig.ranks()).filter(|peer| rig.world_rank(*peer) >= first_victim).collect();
     if victims.contains(&rig.me()) {
         // Its transport stays open: it sends no goodbye to the others.
         std::mem::forget(rig);
         return Ok(Outcome::IsLost(loss));
     }
     for victim in &victims {
-        await_loss(&rig, rank, pids[*victim as usize], loss)?;
+        await_loss(&rig, rank, pids[rig.world_rank(*victim) as usize], loss)?;
     }
     rig.expect_errors();
     survive(&mut rig, &victims)?;
     Ok(Outcome::Pass)
 }
 
-/// Connects all ranks, which then have reached each other. Returns their processes.
+/// Connects all ranks, which then have reached each other. Returns their processes, by world rank.
 fn bring_up<'a>(rank: &Rank<'a>, needs: &Needs) -> Result<(Rig<'a>, Vec<u32>)> {
     let mut rig = Rig::bring_up_within(rank, needs, rank.config.world.deadline / PART)?;
     meet(&mut rig)?;
@@ -199,7 +202,7 @@ fn get_back(rig: &mut Rig<'_>, put: &Command, data: &[u8]) -> Result<GetEnd> {
 }
 
 /// Posts a command to the lost peer and waits for its end, at most twice the deadline.
-fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result<Event> {
+pub(super) fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result<Event> {
     let limit = 2 * rig.needs.deadline;
     let until = Instant::now() + limit;
     let peer = command.peer;
@@ -242,6 +245,7 @@ fn is_error(event: Event, victim: u32) -> Result<bool> {
 fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
     stays_bad(rig)?;
     let error = rig.transport.health().err().context("health is good")?;
+    let victim = rig.world_rank(victim);
     ensure!(
         error.rank() == Some(victim),
         "health is about {:?}: `{error}`; expected it to name rank {victim} (INV-7)",

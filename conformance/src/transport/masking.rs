@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
-use super::errors::stays_bad;
+use super::errors::{UNKNOWN_OP, stays_bad};
+use super::lost_peer::{PUTS, end_of, puts_fail};
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
@@ -44,7 +45,37 @@ pub(super) const CASES: &[TransportCase] = &[
         body: Body::Losing(Loss::Killed, 2, others_go_on),
         ..MASKS
     },
+    TransportCase {
+        name: "an_error_about_no_peer_comes_first",
+        about: "health reports the failure of an unknown op before those of peers, and as about none",
+        ranks: &[2],
+        flags: abi::TY_CAP_MASKING | abi::TY_CAP_BOUNDED_PUT,
+        needs: PUTS,
+        body: Body::Losing(Loss::Killed, 1, own_error_comes_first),
+        ..MASKS
+    },
 ];
+
+/// The host goes on without a peer that an error is about. One that is about no peer must end the communicator.
+fn own_error_comes_first(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
+    puts_fail(rig, victims[0], "which is lost")?;
+    let bad = Command { op: UNKNOWN_OP, peer: rig.me(), tag: u64::MAX, ..NO_COMMAND };
+    let event = end_of(rig, "a command with an unknown op", &bad)?;
+    ensure!(
+        event.kind == abi::TY_EVENT_ERROR,
+        "a command with an unknown op ended as {event:?}; expected an error event"
+    );
+    for look in 1..=2 * rig.ranks() {
+        let error = rig.transport.health().err().context("health is good after an unknown op")?;
+        ensure!(
+            error.rank().is_none(),
+            "health at look {look} is about rank {:?}: `{error}`; expected the error about no peer first (INV-7, \
+             TY_CAP_MASKING)",
+            error.rank()
+        );
+    }
+    Ok(())
+}
 
 /// Exchanges of the surviving ranks.
 const ROUNDS: u64 = 20;

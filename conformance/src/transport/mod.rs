@@ -20,9 +20,11 @@ mod memory;
 mod places;
 mod progress;
 mod rig;
+mod shortage;
 mod signals;
 mod slots;
 mod structures;
+mod teams;
 
 use anyhow::Result;
 use tokenyard_core::abi;
@@ -82,6 +84,7 @@ enum Body {
 const CASES: &[&[TransportCase]] = &[
     delivery::CASES,
     places::CASES,
+    teams::CASES,
     signals::CASES,
     completion::CASES,
     errors::CASES,
@@ -91,6 +94,7 @@ const CASES: &[&[TransportCase]] = &[
     bring_up::CASES,
     slots::CASES,
     structures::CASES,
+    shortage::CASES,
     ending::CASES,
     lost_peer::CASES,
     masking::CASES,

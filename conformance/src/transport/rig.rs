@@ -17,6 +17,7 @@ use tokenyard_core::transport::{
 };
 
 use super::memory::{Area, UNTOUCHED};
+use super::teams::{Among, Teams, of_team};
 use crate::device::DeviceMemory;
 use crate::suite::Rank;
 
@@ -36,12 +37,20 @@ pub(super) struct Needs {
     pub(super) kinds: u32,
     /// Smaller if the transport's limit is smaller.
     pub(super) queue_depth: u32,
+    /// The teams that the ranks make; each rank opens the transport for its own.
+    pub(super) teams: Teams,
 }
 
 impl Needs {
     /// One window of 64 KiB, one queue, two signals per writer.
-    pub(super) const SMALL: Self =
-        Self { windows: &[1 << 16], fewer: false, queues: 1, kinds: 2, queue_depth: 64 };
+    pub(super) const SMALL: Self = Self {
+        windows: &[1 << 16],
+        fewer: false,
+        queues: 1,
+        kinds: 2,
+        queue_depth: 64,
+        teams: Teams::World,
+    };
 
     fn signals(&self, ranks: u32, capabilities: &Capabilities) -> u32 {
         match self.kinds {
@@ -247,6 +256,7 @@ pub(super) struct Rig<'a> {
     pub(super) queues: Vec<Queue>,
     pub(super) world: &'a Arc<World>,
     pub(super) needs: TransportNeeds,
+    team: Team,
     /// The declarations of the transport: bits `TY_CAP_*`.
     flags: u64,
     liveness: Arc<Liveness>,
@@ -259,11 +269,19 @@ pub(super) fn open_transport(
     deadline: Duration,
 ) -> Result<(OpenTransport, TransportNeeds)> {
     let (component, choice) = choose(rank.config)?;
-    let (me, ranks) = (rank.world.rank(), rank.world.ranks());
+    let team = needs.teams.of(rank.world.rank(), rank.world.ranks());
+    let ranks = team.world_ranks.len() as u32;
     let opened = needs.of_transport(ranks, rank.capabilities, deadline);
-    let team = Team::world(me, ranks);
-    let open = TransportOpen::new(&team, &opened).among(&**rank.world);
-    Ok((component.open(&choice.table, &open)?, opened))
+    let exchange = Among { world: rank.world, team: &team };
+    let open = TransportOpen::new(&team, &opened).among(&exchange);
+    let transport = component.open(&choice.table, &open).context("open; expected it to succeed")?;
+    Ok((transport, opened))
+}
+
+/// Whether `what` holds on any rank. Collective.
+pub(super) fn of_any(world: &World, what: bool) -> Result<bool> {
+    let all = world.all_gather("of any", &[u8::from(what)])?;
+    Ok(all.iter().any(|what| what == &[1]))
 }
 
 impl<'a> Rig<'a> {
@@ -278,6 +296,7 @@ impl<'a> Rig<'a> {
             queues: (0..opened.queues).map(Queue::new).collect(),
             world: rank.world,
             needs: opened,
+            team: needs.teams.of(rank.world.rank(), rank.world.ranks()),
             flags: rank.capabilities.flags,
             liveness: rank.world.liveness(),
         };
@@ -354,13 +373,15 @@ impl<'a> Rig<'a> {
     /// Connects to all peers, by the endpoints that they wrote for this rank.
     pub(super) fn connect_to(&mut self, endpoints: &[Vec<u8>]) -> Result<()> {
         for (peer, endpoint) in (0..).zip(endpoints) {
-            self.transport.connect(peer, endpoint)?;
+            self.transport
+                .connect(peer, endpoint)
+                .with_context(|| format!("connect to peer {peer}; expected it to succeed"))?;
         }
-        Ok(self.transport.commit()?)
+        self.transport.commit().context("commit; expected it to succeed")
     }
 
-    /// Connects to `peer` alone, by any bytes. `peer` is rank 0, or rank 1 for rank 0: this rank is the only one that
-    /// the order of calls may put before it.
+    /// Connects to `peer` alone, by any bytes. `peer` is number 0 of the team, or 1 for number 0: this rank is the only
+    /// one that the order of calls may put before it.
     pub(super) fn connect_first(
         &mut self,
         peer: u32,
@@ -384,17 +405,26 @@ impl<'a> Rig<'a> {
     pub(super) fn exchange_endpoints(&mut self) -> Result<Vec<Vec<u8>>> {
         let mine: Result<Vec<_>, _> =
             (0..self.ranks()).map(|peer| self.transport.endpoint(peer)).collect();
-        Ok(self.world.exchange("conformance endpoints", mine?)?)
+        let mut outgoing = vec![Vec::new(); self.world.ranks() as usize];
+        for (rank, endpoint) in self.team.world_ranks.iter().zip(mine?) {
+            outgoing[*rank as usize] = endpoint;
+        }
+        Ok(of_team(&self.team, self.world.exchange("conformance endpoints", outgoing)?))
     }
 
-    /// This rank.
+    /// This rank, as an index into its team.
     pub(super) fn me(&self) -> u32 {
-        self.world.rank()
+        self.team.me
     }
 
     /// Ranks of the team.
     pub(super) fn ranks(&self) -> u32 {
-        self.world.ranks()
+        self.team.world_ranks.len() as u32
+    }
+
+    /// The world rank of a peer, by which errors name it.
+    pub(super) fn world_rank(&self, peer: u32) -> u32 {
+        self.team.world_ranks[peer as usize]
     }
 
     /// Whether `TY_OP_GET` works.

@@ -9,6 +9,7 @@ use tokenyard_core::transport::{MemoryNeeds, Window};
 
 use super::memory::pattern;
 use super::rig::{self, Needs, Rig, STATUSES};
+use super::teams::Teams;
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 
@@ -34,10 +35,10 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "errors_fit_their_room",
-        about: "the error of a refused connect is text within its arrays, and about a rank of the team or none",
+        about: "the error of a refused connect is text within its arrays, and about the peer's world rank or none",
         invariants: "errors",
         ranks: &[2],
-        needs: Needs::SMALL,
+        needs: Needs { teams: Teams::Backwards(1), ..Needs::SMALL },
         body: Body::Alone(errors_fit_their_room),
         ..TransportCase::BARE
     },
@@ -164,10 +165,10 @@ fn errors_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     );
     let (operation, message) = (text(&error.operation)?, text(&error.message)?);
     ensure!(!message.is_empty(), "connect failed in {operation:?} without a message");
-    let of_team = -1..i32::try_from(rig.ranks())?;
+    let of_peer = i32::try_from(rig.world_rank(peer))?;
     ensure!(
-        of_team.contains(&error.rank) && error.os_errno >= 0,
-        "found an error about rank {} with errno {}; expected a rank of the world, or -1, and 0 or more",
+        [-1, of_peer].contains(&error.rank) && error.os_errno >= 0,
+        "found an error about rank {} with errno {}; expected world rank {of_peer}, or -1, and 0 or more",
         error.rank,
         error.os_errno
     );

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Transport, TransportOpen,
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportOpen,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_cpu::Shm;
@@ -31,7 +31,7 @@ struct Held {
 pub(crate) struct BufferedPuts {
     shm: Shm,
     processes: Vec<u32>,
-    me: u32,
+    team: Team,
     held: Mutex<Held>,
 }
 
@@ -76,7 +76,7 @@ impl Transport for BufferedPuts {
         Ok(Self {
             shm: Shm::open(shm_config(), &TransportOpen::new(open.team, open.needs))?,
             processes: vec![0; open.team.world_ranks.len()],
-            me: open.team.me,
+            team: open.team.clone(),
             held: Mutex::default(),
         })
     }
@@ -105,7 +105,7 @@ impl Transport for BufferedPuts {
             let Command { peer, tag, .. } = *command;
             let paused = self.is_paused(peer);
             if paused && command.op == abi::TY_OP_PUT_SIGNAL {
-                let window = self.shm.peer_address(command.src_window.into(), self.me);
+                let window = self.shm.peer_address(command.src_window.into(), self.team.me);
                 let window = window.map_err(|_| abi::TY_INTERNAL)?;
                 let from = window.wrapping_add(command.src_offset as usize);
                 // SAFETY: a posted put, whose source is inside its window.
@@ -146,10 +146,13 @@ impl Transport for BufferedPuts {
 
     fn health(&self) -> Result<()> {
         let mut held = self.held.lock().unwrap();
-        let Some(peer) = held.failed.pop_front() else { return self.shm.health() };
+        // An error about no peer comes first.
+        self.shm.health()?;
+        let Some(peer) = held.failed.pop_front() else { return Ok(()) };
         held.failed.push_back(peer);
         let what = "a command failed: its peer is gone";
-        Err(Error::new(ErrorKind::PeerLost, "post", what).with_rank(peer))
+        let rank = self.team.world_ranks[peer as usize];
+        Err(Error::new(ErrorKind::PeerLost, "post", what).with_rank(rank))
     }
 
     tokenyard_testkit::pass_on!(shm: register, read_signal);

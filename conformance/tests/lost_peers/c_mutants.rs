@@ -34,7 +34,7 @@ struct Mutant {
     case: String,
     /// Words of its failure.
     says: String,
-    /// The start of the names that it leaves in shared memory, which no other mutant uses.
+    /// The start of the names that it leaves in shared memory, which no other mutant uses, or [`SEMAPHORES`].
     leaves: Option<String>,
     edits: Vec<Edit>,
 }
@@ -135,11 +135,28 @@ fn caught(program: &Program, example: Example, mutant: &Mutant) -> Result<(), Fa
     Err(Failed::from(format!("expected a failure that says {says:?}: {found:?}")))
 }
 
+/// The mark of a mutant that leaves sets of as many semaphores, which no other program makes.
+const SEMAPHORES: &str = "37 semaphores";
+
 /// Removes the names that a mutant left: it alone uses this prefix.
 fn remove_left_names(prefix: &str) {
+    if prefix == SEMAPHORES {
+        return remove_semaphores();
+    }
     for entry in std::fs::read_dir("/dev/shm").unwrap().flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
             std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
+fn remove_semaphores() {
+    let sets = std::fs::read_to_string("/proc/sysvipc/sem").unwrap();
+    for set in sets.lines().skip(1) {
+        let columns: Vec<_> = set.split_whitespace().collect();
+        if columns[3] == "37" && columns[4] == rustix::process::geteuid().as_raw().to_string() {
+            // SAFETY: a set of a mutant, whose processes have ended; no command of this call takes an argument.
+            unsafe { libc::semctl(columns[1].parse().unwrap(), 0, libc::IPC_RMID) };
         }
     }
 }

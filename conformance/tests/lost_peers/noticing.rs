@@ -28,9 +28,9 @@ pub(crate) trait Reaction: Send + Sync + 'static {
     /// How the command ends: by this event, or not at all.
     fn end(command: &Command) -> Option<Event>;
 
-    /// The error, and the peer that it names.
-    fn names(error: Error, peer: u32) -> Error {
-        error.with_rank(peer)
+    /// The error, and the rank that it names.
+    fn names(error: Error, rank: u32) -> Error {
+        error.with_rank(rank)
     }
 
     /// Whether commands to other peers wait for one to a lost peer.
@@ -129,6 +129,8 @@ pub(crate) struct Noticing<R> {
     shm: Shm,
     /// The process of each peer.
     processes: Vec<u32>,
+    /// By which errors name them.
+    world_ranks: Vec<u32>,
     losses: Mutex<Losses>,
     reaction: PhantomData<R>,
 }
@@ -163,6 +165,7 @@ impl<R: Reaction> Transport for Noticing<R> {
         Ok(Self {
             shm: Shm::open(shm_config(), &TransportOpen::new(open.team, open.needs))?,
             processes: vec![0; open.team.world_ranks.len()],
+            world_ranks: open.team.world_ranks.clone(),
             losses: Mutex::default(),
             reaction: PhantomData,
         })
@@ -227,10 +230,12 @@ impl<R: Reaction> Transport for Noticing<R> {
 
     fn health(&self) -> Result<()> {
         let mut losses = self.losses.lock().unwrap();
-        let Some(peer) = losses.failed.pop_front() else { return self.shm.health() };
+        // An error about no peer comes first.
+        self.shm.health()?;
+        let Some(peer) = losses.failed.pop_front() else { return Ok(()) };
         losses.failed.push_back(peer);
         let error = Error::new(ErrorKind::PeerLost, "post", "a command failed: its peer is gone");
-        Err(R::names(error, peer))
+        Err(R::names(error, self.world_ranks[peer as usize]))
     }
 
     tokenyard_testkit::pass_on!(shm: register, read_signal);

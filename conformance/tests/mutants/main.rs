@@ -11,6 +11,7 @@ mod completion_mutants;
 mod contract;
 mod domain_mutants;
 mod faulty_shm;
+mod header;
 mod kernel_mutants;
 mod l0;
 mod payload_mutants;

@@ -2,17 +2,17 @@
 
 use std::io::Write as _;
 use std::mem::ManuallyDrop;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{FromRawFd as _, RawFd};
 use std::path::Path;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokenyard_core::abi;
 use tokenyard_core::host::{OpenTransport, TransportRef};
 use tokenyard_core::transport::{
     Command, Event, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, TransportNeeds, TransportOpen, Window,
 };
+use tokenyard_core::{ErrorKind, abi};
 
 use super::plugins::{Library, compile, repository};
 use super::{component, no_config};
@@ -194,9 +194,33 @@ fn one_post_and_one_poll_send_a_turn_each() {
     assert_eq!(arrived(), 64);
 }
 
-fn call(endpoint: &[u8]) -> TcpStream {
+/// A limit of zero would be none: the system tries for two minutes to reach a listener that is full.
+#[test]
+fn a_deadline_below_a_microsecond_ends_a_connect() {
+    let (_library, component) = sockets();
+    let (bytes, deadline) = (64, Duration::from_nanos(500));
+    let mut one = Socket::open(component, 0, bytes, deadline);
+    let mut two = Socket::open(component, 1, bytes, deadline);
+    let endpoint = two.transport.endpoint(0).unwrap();
+    let address = address(&endpoint);
+    let callers = std::iter::from_fn(|| {
+        TcpStream::connect_timeout(&address, Duration::from_millis(100)).ok()
+    });
+    let callers: Vec<_> = callers.collect();
+    let start = Instant::now();
+    let error = one.transport.connect(1, &endpoint).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(60), "{error} after {:?}", start.elapsed());
+    assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(1)));
+    drop(callers);
+}
+
+fn address(endpoint: &[u8]) -> SocketAddr {
     let port: [u8; 4] = endpoint[PORT..].try_into().unwrap();
-    TcpStream::connect(("127.0.0.1", u32::from_ne_bytes(port) as u16)).unwrap()
+    SocketAddr::from(([127, 0, 0, 1], u32::from_ne_bytes(port) as u16))
+}
+
+fn call(endpoint: &[u8]) -> TcpStream {
+    TcpStream::connect(address(endpoint)).unwrap()
 }
 
 #[test]

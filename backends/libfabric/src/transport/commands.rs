@@ -293,7 +293,8 @@ impl Engine {
             other => other.to_string(),
         };
         self.shared.fail(Failure {
-            peer: (fault != Fault::Peer).then_some(command.peer),
+            // Of the others, the caller is to blame.
+            peer: matches!(fault, Fault::GivenUp | Fault::Fabric(_)).then_some(command.peer),
             message: format!(
                 "{why} (op {}, queue {}, peer {}, window {}, signal {}, tag {:#x})",
                 command.op,

@@ -74,8 +74,18 @@ fn layer_fix(error: i32) -> &'static str {
 
 /// Makes an error of a call that failed.
 pub(super) fn failed(library: &Library, operation: &'static str, error: i32) -> Error {
-    Error::new(ErrorKind::System, operation, library.strerror(error)).with_context("error", error)
+    let words = library.strerror(error);
+    match error {
+        1..FI_ERRNO_OFFSET => {
+            let system = std::io::Error::from_raw_os_error(error);
+            Error::new(ErrorKind::System, operation, words).with_source(system)
+        }
+        _ => Error::new(ErrorKind::Transport, operation, words).with_context("error", error),
+    }
 }
+
+/// Numbers of errors below this one are those of the system, except 0: a provider that does not say why.
+const FI_ERRNO_OFFSET: i32 = 256;
 
 /// A rail's objects, in the order in which they are closed.
 #[derive(Debug)]
