@@ -78,7 +78,9 @@ impl Model {
         let folder = tempfile::tempdir().expect("a folder");
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let gpu = root.join("../gpu");
-        copy_sources(&gpu.join("device/common"), folder.path());
+        for from in ["", "common", "codec", "moe", "decode"] {
+            copy_sources(&gpu.join("device").join(from), folder.path());
+        }
         let arch = ["arch.cuh", "shared.h"].map(|name| read(&gpu.join("tests/model").join(name)));
         std::fs::write(folder.path().join("arch.cuh"), arch.concat()).expect("written");
         std::fs::write(folder.path().join("up_device_api.cuh"), with_switches(SOURCE))
