@@ -193,7 +193,7 @@ const UNKNOWN_NEEDS: &str = "unknown_needs";
 fn needs_that_this_core_does_not_know_are_refused() {
     let error = open_kernels(UNKNOWN_NEEDS).unwrap().needs(&sized()).unwrap_err();
     assert_eq!(error.kind(), tokenyard_core::ErrorKind::Plugin);
-    assert!(error.to_string().contains("the flags 0x8"), "{error}");
+    assert!(error.to_string().contains("the capabilities 0x8"), "{error}");
 }
 
 const WITH_STREAMS: &str = "with_streams";
