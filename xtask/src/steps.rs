@@ -166,7 +166,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "xtask",
-        about: "tests of this tool, and the rules of the repository: its words, names, widths and folders",
+        about: "tests of this tool",
         after: &[],
         needs: &[],
         lane: Lane::Tests,

@@ -158,7 +158,7 @@ fn technical_things_are_not_spoken_of_as_people() {
 }
 
 /// This file, which names the words.
-const THIS: &str = "xtask/tests/lints/prose.rs";
+const THIS: &str = "lints/src/prose.rs";
 /// The key of a finished command's last line in `--json`, which readers of older reports know.
 const KEPT_KEY: &str = "#[serde(rename = \"said\")]";
 

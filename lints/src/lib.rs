@@ -1,0 +1,16 @@
+//! The rules of this repository that no compiler knows, as tests: its words, its names, the widths of its lines, its
+//! folders. `cargo test -p tokenyard-lints` checks all.
+#![cfg(test)]
+
+mod engines;
+mod environment;
+mod module_circles;
+mod named;
+mod names;
+mod paragraphs;
+mod product;
+mod prose;
+mod signatures;
+mod sources;
+mod texts;
+mod widths;
