@@ -180,6 +180,10 @@ static int32_t open_object(struct peer *p, const struct endpoint *from, unsigned
     int32_t status;
     int fd = shm_open(name.text, O_RDWR, 0);
     memset(&about, 0, sizeof about);
+    if (fd < 0 && errno != ENOENT && errno != EACCES)
+        return fail(error, TY_SYSTEM, "shm_open", errno, -1,
+                    "cannot open %s. Fix: see what this process lacks, such as descriptors (ulimit -n)",
+                    name.text);
     if (fd < 0)
         return fail(error, TY_PEER_LOST, "shm_open", errno, p->world_rank,
                     "cannot open the peer's %s: it ended, or sees another /dev/shm. Fix: if both "

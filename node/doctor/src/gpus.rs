@@ -25,8 +25,8 @@ static UNUSED: Rule = Rule {
     title: "GPUs that no rank drives",
     expected: "a config that uses them, and a rank for each",
     why: "The kernel set `cpu` moves rows of host memory by processors, on a node with GPUs too. And a launcher may \
-          start fewer ranks than there are GPUs. Both work, and leave GPUs and NVLink or xGMI idle. A number of \
-          ranks that --ranks gives is meant so. So is the kernel set `cpu`, where it tries the network alone.",
+          start fewer ranks than there are GPUs. Both work, and leave GPUs and NVLink or xGMI idle. With --ranks, \
+          fewer ranks than GPUs count as intended. A config with `cpu` may be intended, too: to try the network alone.",
     impact: "rows cross host memory and the processors: many times slower than between the GPUs",
     fix: "take a config for these GPUs, such as configs/nvlink.toml or configs/nvlink-verbs.toml \
           (docs/which-config.md has all)",
