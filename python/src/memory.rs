@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokenyard_core::config::Config as CoreConfig;
 use tokenyard_core::host::Registry;
-use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::kernels::kernel_shape;
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
@@ -113,22 +113,7 @@ fn of_gpu(
     let between = config.scale_out.first().map_or(LinkPath::PutByHost, |choice| link(&choice.name));
     let inside = config.scale_up.as_ref().map_or(between, |choice| link(&choice.name));
     let table: GpuConfig = config.kernels.table.parse(&config.kernels.name)?;
-    let Shape { ranks, experts, topk, hidden, max_tokens } = *shape;
-    let size = size_of::<KernelShape>();
-    let (rank, reserved) = (0, 0);
-    let shape = KernelShape {
-        size,
-        rank,
-        ranks,
-        domains,
-        experts,
-        topk,
-        hidden,
-        max_tokens,
-        in_flight,
-        handles,
-        reserved,
-    };
+    let shape = kernel_shape(shape, domains, in_flight, handles);
     let windows = Foreseen { config: &table, shape: &shape, inside, between, block }.windows()?;
     let sum = |part: fn(&LevelBytes) -> u64| windows.iter().map(part).sum();
     Ok([

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use tokenyard_core::abi;
-use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::kernels::kernel_shape;
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes};
@@ -98,20 +98,7 @@ pub(super) fn of_gpu(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     if args.low_latency {
         config.decode = Decode::LowLatency;
     }
-    let Shape { ranks, experts, topk, hidden, max_tokens } = *shape;
-    let shape = KernelShape {
-        size: size_of::<KernelShape>(),
-        rank: 0,
-        ranks,
-        domains: args.domains,
-        experts,
-        topk,
-        hidden,
-        max_tokens,
-        in_flight: args.in_flight,
-        handles: args.handles,
-        reserved: 0,
-    };
+    let shape = kernel_shape(shape, args.domains, args.in_flight, args.handles);
     let windows = Foreseen { config: &config, shape: &shape, inside, between, block }.windows()?;
     let mut list = Vec::new();
     for (level, windows) in windows.iter().enumerate() {

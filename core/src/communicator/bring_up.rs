@@ -15,7 +15,7 @@ use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
 use crate::gpu_ring::Counts;
 use crate::host::{OpenKernels, Registry};
-use crate::kernels::{KernelNeeds, KernelShape};
+use crate::kernels::{KernelNeeds, KernelShape, kernel_shape};
 use crate::link::Link;
 use crate::moe::{Shape, TopkScratch};
 use crate::nics::{Nics, rails, share_nics};
@@ -220,7 +220,8 @@ fn bring_up(
     let stuck = Stuck::default();
     let watchdog = Watchdog::start(world, headway, bounds, members.membership().clone())?;
     let mut watchdog = stuck.keep(watchdog);
-    let kernel_shape = kernel_shape(world, &shape, &options, levels.domains);
+    let of_rank_0 = kernel_shape(&shape, levels.domains, options.in_flight, options.handles);
+    let kernel_shape = KernelShape { rank: world.rank(), ..of_rank_0 };
     let mut kernels = stuck.keep(kernels_component.open(&config.kernels.table, &kernel_shape)?);
     let needs = kernels.needs(&levels.limits())?;
     check_masking(&levels, &kernels, world.on_failure(), &needs)?;
@@ -448,27 +449,6 @@ fn job_name() -> Result<String> {
         Error::new(ErrorKind::System, "name job", format!("no random bytes: {error}"))
     })?;
     Ok(if name.is_empty() { format!("{digits:08x}") } else { format!("{name}-{digits:08x}") })
-}
-
-fn kernel_shape(
-    world: &World,
-    shape: &Shape,
-    options: &CommunicatorOptions,
-    domains: u32,
-) -> KernelShape {
-    KernelShape {
-        size: size_of::<KernelShape>(),
-        rank: world.rank(),
-        ranks: shape.ranks,
-        domains,
-        experts: shape.experts,
-        topk: shape.topk,
-        hidden: shape.hidden,
-        max_tokens: shape.max_tokens,
-        in_flight: options.in_flight,
-        handles: options.handles,
-        reserved: 0,
-    }
 }
 
 fn plan(
