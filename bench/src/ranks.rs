@@ -1,6 +1,5 @@
 //! Runs ranks as processes: sends them jobs and collects their figures.
 
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -224,25 +223,14 @@ fn group(
             None => {}
         }
     }
-    pass_on_warnings(ranks, |rank| running.stderr_tail(rank));
+    // No rank's standard error is shown.
+    for (rank, text) in running.warnings() {
+        tracing::warn!("rank {rank}: {text}");
+    }
     (0..)
         .zip(outputs)
         .map(|(rank, output)| output.context(format!("rank {rank} printed nothing")))
         .collect()
-}
-
-/// Logs the warnings in the logs of the ranks, each text once: no rank's standard error is shown.
-fn pass_on_warnings(ranks: u32, log_of: impl Fn(u32) -> String) {
-    let mut logged = HashSet::new();
-    for rank in 0..ranks {
-        for line in log_of(rank).lines() {
-            if let Some((_, text)) = line.split_once(" WARN ")
-                && logged.insert(text.to_owned())
-            {
-                tracing::warn!("rank {rank}: {text}");
-            }
-        }
-    }
 }
 
 /// The work of a process that was started as a rank: it joins the world, measures, and prints its

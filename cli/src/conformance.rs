@@ -185,6 +185,9 @@ impl SuitePlan {
                 bar.inc(1);
                 finished.push(done);
             }
+            RunEvent::Warned { rank, text } => {
+                bar.suspend(|| tracing::warn!("rank {rank}: {text}"));
+            }
         };
         runner::run_in_processes(&program, config, &self.tests, &mut each)?;
         runner::run_faults(&program, config, &self.faults, &mut each)?;

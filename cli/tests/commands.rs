@@ -473,16 +473,21 @@ fn a_run_shows_each_warning_of_its_ranks_once_without_a_wish_for_their_log() {
 }
 
 #[test]
-fn a_benchmark_shows_each_warning_of_its_ranks_once() {
+fn a_benchmark_and_the_suite_show_each_warning_of_their_ranks_once() {
     let config = Config::with("[kernels.cpuu]\nthreads = 1");
     let path = config.path().to_str().unwrap().to_owned();
-    let words = ["bench", &path, "--scenario", "steady", "--ranks", "2", "--samples", "1"];
-    let output = tokenyard().env_remove("TOKENYARD_LOG").args(words).output().unwrap();
-    expect_code(&output, 0);
-    let text = stderr(&output);
-    let is_of_a_rank = |line: &&str| line.contains("no component is called `cpuu` here");
-    let is_of_a_rank = |line: &&str| is_of_a_rank(line) && line.contains(": rank ");
-    assert_eq!(text.lines().filter(is_of_a_rank).count(), 1, "{text}");
+    let bench = ["bench", &path, "--scenario", "steady", "--ranks", "2", "--samples", "1"];
+    // Two tests, in worlds of two sizes.
+    let suite =
+        ["conformance", &path, "--filter", "l1/worlds/flat.bf16.r1-*,l1/worlds/flat.bf16.r2-*"];
+    for words in [&bench[..], &suite] {
+        let output = tokenyard().env_remove("TOKENYARD_LOG").args(words).output().unwrap();
+        expect_code(&output, 0);
+        let text = stderr(&output);
+        let is_of_a_rank = |line: &&str| line.contains("no component is called `cpuu` here");
+        let is_of_a_rank = |line: &&str| is_of_a_rank(line) && line.contains(": rank ");
+        assert_eq!(text.lines().filter(is_of_a_rank).count(), 1, "{text}");
+    }
 }
 
 #[test]

@@ -48,6 +48,7 @@ fn run(names: &[&str]) -> Vec<Finished> {
             assert_eq!(started.last(), Some(&one.name), "it is named before it runs");
             finished.push(one);
         }
+        RunEvent::Warned { rank, text } => panic!("rank {rank} warns: {text}"),
     };
     run_in_processes(&program, Path::new("none.toml"), &tests, &mut each).expect("the ranks start");
     finished

@@ -87,6 +87,21 @@ impl Running {
         self.ranks.get(rank as usize).map(|handle| lock(&handle.tail).text()).unwrap_or_default()
     }
 
+    /// The warnings in what the ranks wrote to stderr so far, each text once, with the first rank that has it.
+    pub fn warnings(&self) -> Vec<(u32, String)> {
+        let mut found: Vec<(u32, String)> = Vec::new();
+        for rank in 0..self.ranks.len() as u32 {
+            for line in self.stderr_tail(rank).lines() {
+                if let Some((_, text)) = line.split_once(" WARN ")
+                    && found.iter().all(|(_, known)| known != text)
+                {
+                    found.push((rank, text.to_owned()));
+                }
+            }
+        }
+        found
+    }
+
     /// Kills a rank with SIGKILL; its `Exited` event follows.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The launcher's side of L0 to L2.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,13 @@ pub enum RunEvent<'a> {
     Starts(&'a str),
     /// A test has ended.
     Ended(Finished),
+    /// The log of a rank has a warning; each text comes once.
+    Warned {
+        /// The rank.
+        rank: u32,
+        /// The warning.
+        text: String,
+    },
 }
 
 /// Runs tests, those of the smallest worlds first, and passes each start and result to `each` at once.
@@ -63,6 +70,7 @@ pub fn run_in_processes(
     for test in tests {
         by_ranks.entry(test.ranks).or_default().push(test.name.clone());
     }
+    let mut warned = BTreeSet::new();
     for (ranks, names) in by_ranks {
         let mut rest = names.as_slice();
         while !rest.is_empty() {
@@ -70,6 +78,11 @@ pub fn run_in_processes(
                 Watched::start(program, config, Work::Tests(rest.to_vec()), ranks, None)?;
             // At least one test ends: a world that ends at once fails its first test.
             let done = world.watch_tests(rest, each)?;
+            for (rank, text) in world.running.warnings() {
+                if warned.insert(text.clone()) {
+                    each(RunEvent::Warned { rank, text });
+                }
+            }
             rest = &rest[done..];
         }
     }
