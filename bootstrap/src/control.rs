@@ -16,6 +16,7 @@ use super::message::{
 };
 use super::text::clean;
 use super::waiting::Join;
+use super::warnings::Waiting;
 use crate::config::OnFailure;
 use tokenyard_errors::{Error, ErrorKind, Result};
 
@@ -144,6 +145,8 @@ pub(super) struct Member {
     pub(super) on_failure: OnFailure,
     pub(super) liveness: Arc<Liveness>,
     pub(super) waiting: Arc<Join>,
+    /// Warnings of this process for rank 0.
+    pub(super) warnings: Arc<Waiting>,
 }
 
 impl Member {
@@ -154,7 +157,8 @@ impl Member {
         on_failure: OnFailure,
         liveness: Arc<Liveness>,
     ) -> Self {
-        Self { place, timing, on_failure, liveness, waiting: Join::begin(place) }
+        let waiting = Join::begin(place);
+        Self { place, timing, on_failure, liveness, waiting, warnings: Arc::default() }
     }
 }
 

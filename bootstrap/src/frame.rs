@@ -56,11 +56,13 @@ pub enum FrameKind {
     GaveUp,
     /// From rank 0: the ranks that have not joined.
     Missing,
+    /// To rank 0: a warning, which rank 0 shows.
+    Warning,
 }
 
 impl FrameKind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Confirm,
         Self::Welcome,
         Self::Refused,
@@ -75,6 +77,7 @@ impl FrameKind {
         Self::Returning,
         Self::GaveUp,
         Self::Missing,
+        Self::Warning,
     ];
 
     /// The most payload bytes of this kind.
@@ -82,7 +85,7 @@ impl FrameKind {
         match self {
             Self::Confirm | Self::Welcome | Self::Goodbye => 0,
             Self::Returning => 8,
-            Self::Missing => 2048,
+            Self::Missing | Self::Warning => 2048,
             Self::Start => 16 + 5 * MAX_RANKS as usize,
             Self::Refused | Self::Departure | Self::Failed | Self::GaveUp => 1024,
             Self::Heartbeat | Self::Verdict => 8192,

@@ -22,12 +22,13 @@ use super::headway::{Begun, least};
 use super::link::{ControlLink, Event, What};
 use super::liveness::PeerState;
 use super::message::{
-    Ask, Beat, Contribution, End, Missing, Op, Refusal, Start, decode, decode_reason, encode,
-    encode_reason,
+    Ask, Beat, Contribution, End, Missing, Op, Refusal, Start, Warning, decode, decode_reason,
+    encode, encode_reason,
 };
 use super::rendezvous::Notice;
 use super::rounds::{Delivery, Rounds};
 use super::text::name_ranks;
+use super::warnings;
 use crate::config::OnFailure;
 use tokenyard_errors::{Error, ErrorKind, Result};
 
@@ -283,6 +284,10 @@ impl Hub {
                 if let Some(Some(peer)) = self.peers.get_mut(peer as usize) {
                     peer.begun = beat.begun;
                 }
+            }
+            FrameKind::Warning => {
+                let Warning(text) = decode(&payload)?;
+                warnings::show(peer, &text);
             }
             _ => {}
         }

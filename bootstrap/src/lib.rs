@@ -31,7 +31,7 @@
 //! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `exchange`, `roster`, `files`, `door`, `handshake`:
 //! joining ·
 //! `link`: one connection · `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` ·
-//! `members`: the present ranks · `waiting`: reports of waits · `control`, `world`: the thread and its
+//! `members`: the present ranks · `waiting`: reports of waits · `warnings` · `control`, `world`: the thread and its
 //! interface.
 
 mod agreement;
@@ -62,6 +62,7 @@ mod sparse_log;
 mod spoke;
 mod text;
 mod waiting;
+mod warnings;
 mod world;
 
 #[cfg(test)]
@@ -84,4 +85,5 @@ pub use secret::{
 };
 pub use sparse_log::SparseLog;
 pub use waiting::joins_under_way;
+pub use warnings::{OF_RANK, ToRankZero};
 pub use world::{CallUnderWay, Collective, MAX_WAIT, MIN_DEADLINE, Witness, World, WorldOptions};

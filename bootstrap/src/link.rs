@@ -46,6 +46,7 @@ const TO_HUB: &[FrameKind] = &[
     FrameKind::Goodbye,
     FrameKind::Failed,
     FrameKind::GaveUp,
+    FrameKind::Warning,
 ];
 
 struct Outgoing {

@@ -18,6 +18,8 @@ use tokenyard_errors::{Error, ErrorKind, Result};
 
 /// The most bytes of a reason that crosses the wire.
 pub const MAX_REASON: usize = 512;
+/// The most bytes of a warning that crosses the wire.
+pub(super) const MAX_WARNING: usize = 2000;
 /// The most bytes of a verdict that crosses the wire, and of a refusal, which becomes one.
 pub(super) const MAX_VERDICT: usize = 4096;
 /// The most bytes of a collective's topic.
@@ -101,6 +103,7 @@ pub fn check(kind: FrameKind, payload: &[u8]) -> Result<()> {
         FrameKind::Failed | FrameKind::GaveUp => decode_reason(payload).map(drop),
         FrameKind::Returning => decode::<(u32, bool)>(payload).map(drop),
         FrameKind::Missing => decode::<Missing>(payload).map(drop),
+        FrameKind::Warning => decode::<Warning>(payload).map(drop),
     }
 }
 
@@ -321,6 +324,10 @@ pub(super) fn decode_reason(payload: &[u8]) -> Result<String> {
     decode(payload).map(|Reason(why)| why)
 }
 
+/// A warning of a rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Warning(#[serde(with = "Text::<MAX_WARNING>")] pub(super) String);
+
 fn unreadable(error: postcard::Error) -> Error {
     malformed("found bytes that are no such message".into()).with_source(error)
 }
@@ -426,6 +433,7 @@ mod tests {
             (FrameKind::Start, encode(&Start { round: most.0, absent: all.clone() })),
             (FrameKind::Missing, Missing::new(&all).encode()),
             (FrameKind::Returning, encode(&(most.1, true))),
+            (FrameKind::Warning, encode(&Warning(long.clone()))),
         ] {
             assert!(payload.len() <= kind.payload_limit(), "{kind:?}: {}", payload.len());
         }

@@ -14,7 +14,7 @@ use super::secret::Secret;
 use tokenyard_errors::{Error, ErrorKind, Result};
 
 /// The version of the protocol of control connections. Another version is refused.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Bytes of the id of a job.
 pub const JOB_BYTES: usize = 16;
 /// The most bytes of a message before the session has its keys.

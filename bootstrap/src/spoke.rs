@@ -19,13 +19,14 @@ use super::interface::Local;
 use super::link::{ControlLink, Event, Inbox, Secured, What};
 use super::liveness::PeerState;
 use super::message::{
-    Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, decode, decode_reason, encode,
-    encode_reason,
+    Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, Warning, decode, decode_reason,
+    encode, encode_reason,
 };
 use super::rendezvous::{
     Address, Target, check_secret, is_loopback_name, only_loopback, read_notice, unresolved,
 };
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
+use super::warnings;
 use crate::config::OnFailure;
 use crate::machine::host_name;
 use tokenyard_errors::{Error, ErrorKind, Result};
@@ -214,7 +215,20 @@ impl Spoke {
         self.member.liveness.end(rank, end);
     }
 
+    /// Sends the warnings that wait; shows them here where rank 0 has ended.
+    fn pass_warnings(&self) {
+        let is_over = self.has_ended(0) || self.is_given_up();
+        for text in self.member.warnings.take() {
+            if is_over {
+                warnings::show(self.member.place.rank, &text);
+            } else {
+                self.link.send(FrameKind::Warning, Arc::new(encode(&Warning(text))));
+            }
+        }
+    }
+
     fn on_look(&mut self, Look { may_judge, is_beat }: Look) {
+        self.pass_warnings();
         if self.has_ended(0) || self.is_given_up() {
             return;
         }
@@ -250,8 +264,8 @@ impl Bootstrap for Spoke {
         let part = Contribution { round: self.begun, op, topic, data };
         self.begun += 1;
         self.link.send(FrameKind::Contribution, Arc::new(encode(&part)));
-        // Rank 0 fails the round first, and names the missing ranks; this limit is for a rank 0 that
-        // does not.
+        // Rank 0 fails the round first, and names the missing ranks. A rank 0 that does not is as lost as one that is
+        // silent: all ranks then know that the collective failed, and a later result is not taken for that of another.
         let limit = Instant::now() + self.member.timing.late + 2 * self.member.timing.deadline;
         loop {
             if let Some(ReceivedFrame { kind, payload }) = self.answer.take() {
@@ -266,8 +280,8 @@ impl Bootstrap for Spoke {
                 return Err(error);
             }
             if Instant::now() > limit {
-                let message = format!("{:?}: rank 0 gave no result, expected one", part.topic);
-                return Err(Error::new(ErrorKind::Deadline, operation, message));
+                self.lose_hub(format!("sends heartbeats and gave no result of {:?}", part.topic));
+                continue;
             }
             self.step().await;
         }
@@ -284,6 +298,7 @@ impl Bootstrap for Spoke {
     }
 
     async fn leave(&mut self, farewell: Farewell) {
+        self.pass_warnings();
         let (kind, payload) = farewell.frame();
         self.link.send(kind, payload);
         // The reader may not wait for this task any more.
@@ -483,3 +498,6 @@ fn no_answer(limit: Duration) -> Error {
     let message = format!("found no answer within {:.1} s, expected one", limit.as_secs_f64());
     Error::new(ErrorKind::Deadline, OPERATION, message)
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,6 +22,7 @@ use super::message::{
 use super::rendezvous::{Entry, NextStep, enter};
 use super::secret::{Secret, environment};
 use super::spoke::{Route, Spoke};
+use super::warnings::{ToRankZero, Waiting};
 use crate::config::{OnFailure, WorldConfig};
 use tokenyard_errors::{Error, ErrorKind, Result};
 
@@ -130,6 +131,7 @@ pub struct World {
     under_way: Arc<CallUnderWay>,
     requests: UnboundedSender<Request>,
     farewells: UnboundedSender<Farewell>,
+    warnings: Arc<Waiting>,
     control: Mutex<Option<Control>>,
 }
 
@@ -245,6 +247,7 @@ impl World {
         let liveness = Liveness::new(place.rank, place.ranks, on_failure).with_roster(roster);
         let liveness = Arc::new(liveness);
         let member = Member::new(place, timing, on_failure, Arc::clone(&liveness));
+        let warnings = Arc::clone(&member.warnings);
         let (requests, request_queue) = unbounded_channel();
         let (farewells, farewell_queue) = unbounded_channel();
         let (joined, when_joined) = sync_channel(1);
@@ -269,6 +272,7 @@ impl World {
             under_way: Arc::default(),
             requests,
             farewells,
+            warnings,
             control: Mutex::new(Some(Control { thread, ended })),
         };
         // The control thread enforces the limit; this one is for a control thread that broke.
@@ -314,6 +318,11 @@ impl World {
     /// The state of all ranks. May be read from any thread at any time, also after the world has ended.
     pub fn liveness(&self) -> Arc<Liveness> {
         Arc::clone(&self.liveness)
+    }
+
+    /// The way of this rank's warnings to rank 0.
+    pub fn warnings(&self) -> ToRankZero {
+        ToRankZero::new(self.rank(), &self.warnings, self.liveness())
     }
 
     /// Sends `mine` to all ranks and returns the items of all, by rank. Items may differ in length;

@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use tokenyard_core::bootstrap::{OF_RANK, ToRankZero, World};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -19,14 +20,42 @@ use crate::{exit, owned};
 
 /// Texts that are remembered, so that each is logged once.
 const KNOWN: usize = 1024;
+/// The method of a logger for warnings.
+const WARNING: &str = "warning";
 /// How long the end of the interpreter waits for what is in the queue.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 enum Item {
-    /// The method of a logger, and the text.
-    Line(&'static str, String),
+    Text(Warned),
     /// Answered once everything before it is logged.
     Flush(SyncSender<()>),
+}
+
+struct Warned {
+    /// The method of a logger.
+    method: &'static str,
+    text: String,
+    /// The rank that passed it on to this one.
+    of: Option<u64>,
+}
+
+/// The ways to rank 0 of the worlds of a process.
+static WORLDS: Mutex<Vec<(u32, ToRankZero)>> = Mutex::new(Vec::new());
+
+/// Has rank 0 of this world show the warnings of this process, too, as long as it has not ended.
+pub(crate) fn add_world(world: &World) {
+    if let Some(mut worlds) = lock(&WORLDS) {
+        worlds.retain(|(_, known)| known.is_open());
+        worlds.push((owned::process(), world.warnings()));
+    }
+}
+
+/// Passes a warning on to rank 0. False where this process is to show it.
+fn pass(text: &str) -> bool {
+    let Some(worlds) = lock(&WORLDS) else { return false };
+    let is_open = |(of, world): &&(u32, ToRankZero)| *of == owned::process() && world.is_open();
+    let mut open = worlds.iter().filter(is_open).map(|(_, world)| world).peekable();
+    !open.clone().any(ToRankZero::is_rank_zero) && open.any(|world| world.pass(text))
 }
 
 /// The queue, and the process whose thread reads it: a forked child has none.
@@ -51,11 +80,11 @@ pub(crate) fn flush(py: Python<'_>) {
 
 type Queue = Option<(u32, Sender<Item>)>;
 
-/// The queue; none in a forked child where another thread of the parent held the lock, which is held for no time else.
-fn lock() -> Option<MutexGuard<'static, Queue>> {
+/// The value behind a lock; none in a forked child where a thread of the parent held it, which is for a moment only.
+fn lock<T>(lock: &'static Mutex<T>) -> Option<MutexGuard<'static, T>> {
     for _ in 0..10_000 {
-        match QUEUE.try_lock() {
-            Ok(queue) => return Some(queue),
+        match lock.try_lock() {
+            Ok(value) => return Some(value),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => std::thread::yield_now(),
         }
@@ -65,7 +94,7 @@ fn lock() -> Option<MutexGuard<'static, Queue>> {
 
 /// Queues an item; starts the thread if it `may_start`. False where no thread reads it.
 fn send(item: Item, may_start: bool) -> bool {
-    let Some(mut queue) = lock() else { return false };
+    let Some(mut queue) = lock(&QUEUE) else { return false };
     let process = owned::process();
     let is_mine = queue.as_ref().is_some_and(|(of, _)| *of == process);
     if !is_mine && may_start {
@@ -85,20 +114,35 @@ fn send(item: Item, may_start: bool) -> bool {
 
 /// The thread.
 fn write(items: &Receiver<Item>) {
-    let mut known = HashSet::new();
+    let (mut known, mut shown) = (Texts::default(), Texts::default());
     for item in items {
         match item {
             Item::Flush(done) => drop(done.send(())),
-            Item::Line(method, text) => {
-                if known.len() >= KNOWN {
-                    known.clear();
-                }
-                if known.insert(text.clone()) && !exit::is_near() {
+            Item::Text(Warned { method, text, of }) => {
+                let is_warning = method == WARNING;
+                let is_new = of.is_some() || known.insert(&text);
+                let is_mine = of.is_some() || !is_warning;
+                if is_new && (is_mine || !pass(&text)) && shown.insert(&text) && !exit::is_near() {
+                    let text = of.map_or(text.clone(), |rank| format!("rank {rank}: {text}"));
                     // A handler's error has no caller that it could reach.
                     let _ = Python::try_attach(|py| log(py, method, &text));
                 }
             }
         }
+    }
+}
+
+/// The last texts.
+#[derive(Default)]
+struct Texts(HashSet<String>);
+
+impl Texts {
+    /// False for one that it has.
+    fn insert(&mut self, text: &str) -> bool {
+        if self.0.len() >= KNOWN {
+            self.0.clear();
+        }
+        self.0.insert(text.to_owned())
     }
 }
 
@@ -128,10 +172,11 @@ impl tracing::Subscriber for Forward {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let is_error = *event.metadata().level() == Level::ERROR;
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        send(Item::Line(if is_error { "error" } else { "warning" }, text.0), true);
+        let metadata = event.metadata();
+        let method = if *metadata.level() == Level::ERROR { "error" } else { WARNING };
+        let mut fields = Fields { is_of_rank: metadata.target() == OF_RANK, ..Fields::default() };
+        event.record(&mut fields);
+        send(Item::Text(Warned { method, text: fields.text, of: fields.rank }), true);
     }
 
     fn enter(&self, _: &Id) {}
@@ -140,14 +185,28 @@ impl tracing::Subscriber for Forward {
 }
 
 /// The message of an event, and its other fields behind it.
-struct Text(String);
+#[derive(Default)]
+struct Fields {
+    text: String,
+    /// Whether another rank has passed it on.
+    is_of_rank: bool,
+    rank: Option<u64>,
+}
 
-impl Visit for Text {
+impl Visit for Fields {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if self.is_of_rank && field.name() == "rank" {
+            self.rank = Some(value);
+        } else {
+            self.record_debug(field, &value);
+        }
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         // A write to memory does not fail.
         let _ = match field.name() {
-            "message" => write!(self.0, "{value:?}"),
-            name => write!(self.0, " {name}={value:?}"),
+            "message" => write!(self.text, "{value:?}"),
+            name => write!(self.text, " {name}={value:?}"),
         };
     }
 }

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::errors::raise;
 use crate::gather::{Failure, Gather, gpu_of_torch};
 use crate::integer::Integer;
+use crate::log;
 use crate::owned::Owned;
 
 /// The world's settings where no config has them.
@@ -79,6 +80,7 @@ impl Joiner {
 impl World {
     fn new(core: CoreWorld) -> Self {
         let (rank, ranks, local_rank) = (core.rank(), core.ranks(), core.local_rank());
+        log::add_world(&core);
         let core = Arc::new(Owned::new(Arc::new(core)));
         Self { core: Mutex::new(Some(core)), place: RankId { rank, ranks, local_rank } }
     }
@@ -271,6 +273,7 @@ impl World {
 
     /// Leaves the world. Communicators that are open keep it until they are closed. Not collective; again is no error.
     fn close(&self, py: Python<'_>) {
+        log::flush(py);
         let world = self.take();
         py.detach(|| drop(world));
     }
@@ -288,6 +291,7 @@ impl World {
         traceback: Option<&Bound<'_, PyAny>>,
     ) {
         let _ = (kind, traceback);
+        log::flush(py);
         let world = self.take();
         let why = value.map(|value| value.to_string());
         py.detach(|| {

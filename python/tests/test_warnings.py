@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from pool import free_port
+
 SCRIPT = """
 import logging, sys
 import tokenyard
@@ -42,3 +44,44 @@ def test_a_warning_goes_to_the_logger_of_the_package_with_its_level():
 
 def test_a_caller_may_silence_the_warnings():
     assert WARNING not in run("logging.getLogger('tokenyard').setLevel(logging.ERROR)")
+
+
+JOB = """
+import os, time
+import tokenyard
+text = '[kernels]\\nuse = "cpu"\\n[transport.scale_up]\\nuse = "shm"\\n[kernels.acme]\\nspeed = 1\\n'
+with tokenyard.World.from_env() as world:
+    for each in range(2):
+        if each and world.rank == 1:
+            text += '[kernels.only_here]\\nspeed = 1\\n'
+        config = tokenyard.Config.parse(text, "fabric.toml")
+        tokenyard.Communicator(world, config, experts=2, topk=1, hidden=8, max_tokens=2).close()
+    # Rank 1 passes its warnings on before it leaves.
+    if world.rank == 1:
+        world.close()
+        open(os.environ["LEFT"], "w").close()
+    else:
+        while not os.path.exists(os.environ["LEFT"]):
+            time.sleep(0.01)
+"""
+
+
+def test_the_ranks_of_a_world_show_each_warning_once_and_rank_0_shows_those_of_others(tmp_path):
+    port = str(free_port())
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOB],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | environment
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LEFT": str(tmp_path / "left")},
+        )
+        for rank in range(2)
+    ]
+    texts = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], texts
+    assert "".join(texts).count(WARNING) == 1, texts
+    other = WARNING.replace(":5", ":7").replace("acme", "only_here")
+    assert (texts[0].count(f"rank 1: {other}"), texts[1].count(other)) == (1, 0), texts

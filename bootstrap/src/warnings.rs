@@ -1,0 +1,73 @@
+//! Warnings that ranks pass to rank 0, so that a world shows each once.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::liveness::Liveness;
+use super::message::MAX_WARNING;
+use super::text::clean;
+
+/// The target of warnings that another rank has passed on: the field `rank` names that rank.
+pub const OF_RANK: &str = "tokenyard_bootstrap::of_rank";
+
+/// The most warnings that wait for the next look of the control thread.
+const MOST: usize = 64;
+
+/// The warnings that wait to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Mutex<Vec<String>>);
+
+impl Waiting {
+    fn push(&self, text: &str) -> bool {
+        let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_room = texts.len() < MOST;
+        if has_room {
+            texts.push(clean(text, MAX_WARNING));
+        }
+        has_room
+    }
+
+    pub(super) fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Shows a warning of `rank` in this process.
+pub(super) fn show(rank: u32, text: &str) {
+    tracing::warn!(target: OF_RANK, rank, "{text}");
+}
+
+/// The way of one rank's warnings to rank 0. It does not hold the world.
+#[derive(Clone)]
+pub struct ToRankZero {
+    rank: u32,
+    waiting: Arc<Waiting>,
+    liveness: Arc<Liveness>,
+}
+
+impl ToRankZero {
+    pub(super) fn new(rank: u32, waiting: &Arc<Waiting>, liveness: Arc<Liveness>) -> Self {
+        Self { rank, waiting: Arc::clone(waiting), liveness }
+    }
+
+    /// Whether this rank can still pass warnings on, or is rank 0.
+    pub fn is_open(&self) -> bool {
+        self.liveness.gone("pass warning").is_none()
+    }
+
+    /// Whether this is rank 0, which gets the warnings of the others, with the target [`OF_RANK`].
+    pub fn is_rank_zero(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// Passes a warning on to rank 0. False where it cannot: the caller shows it.
+    pub fn pass(&self, text: &str) -> bool {
+        !self.is_rank_zero() && self.is_open() && self.waiting.push(text)
+    }
+}
+
+impl fmt::Debug for ToRankZero {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToRankZero").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
