@@ -166,3 +166,16 @@ def test_calls_in_compiled_functions_give_what_they_give_outside_and_are_not_tra
         run(pool.run, "compiled")
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("first", ["tokenyard.deep_ep", "torch"])
+def test_an_operator_takes_a_handle_in_a_graph_whichever_was_imported_first(first):
+    # In a process of its own, which has imported neither. The package imports torch before it makes the type.
+    script = (
+        "import importlib, sys\n"
+        "importlib.import_module(sys.argv[1])\n"
+        "import gpu_compile, tokenyard\n"
+        "with tokenyard.World(0, 1, exchange=lambda mine: [mine]) as world:\n"
+        "    gpu_compile.handle_in_a_graph(world)\n"
+    )
+    test_package.run("-c", script, first, PYTHONPATH=str(pathlib.Path(__file__).parent))
