@@ -37,6 +37,10 @@ pub(super) trait Bootstrap: Send {
     /// Sends heartbeats and receives those of others, for ever. May be dropped at any `await`.
     async fn watch(&mut self);
 
+    /// Tells the other ranks of a call that this rank is about to make. Waits until it has left this process, for
+    /// [`LINGER`] at most.
+    async fn announce(&mut self, call: &str);
+
     /// Reports to the other ranks that this rank ends, and waits for [`LINGER`] at most.
     async fn leave(&mut self, farewell: Farewell);
 }
@@ -108,10 +112,17 @@ impl Farewell {
     }
 }
 
-/// A call, and the channel for its result.
-pub(super) struct Request {
-    pub(super) call: Call,
-    pub(super) reply: SyncSender<Result<Outcome>>,
+/// A wish of a caller, and the channel for its answer.
+pub(super) enum Request {
+    Collective {
+        call: Call,
+        reply: SyncSender<Result<Outcome>>,
+    },
+    /// The call of a component that this rank is about to make.
+    Announce {
+        call: String,
+        sent: SyncSender<()>,
+    },
 }
 
 /// Serves one world until it is requested to end, or until no caller is left.
@@ -121,10 +132,18 @@ pub(super) async fn serve(
     mut farewells: UnboundedReceiver<Farewell>,
 ) {
     let farewell = loop {
-        let Request { call, reply } = tokio::select! {
+        let request = tokio::select! {
             farewell = farewells.recv() => break farewell,
             Some(request) = requests.recv() => request,
             () = bootstrap.watch() => continue,
+        };
+        let (call, reply) = match request {
+            Request::Collective { call, reply } => (call, reply),
+            Request::Announce { call, sent } => {
+                bootstrap.announce(&call).await;
+                let _ = sent.send(());
+                continue;
+            }
         };
         // A farewell interrupts a collective; its caller then finds the reply's sender dropped.
         tokio::select! {

@@ -58,11 +58,13 @@ pub enum FrameKind {
     Missing,
     /// To rank 0: a warning, which rank 0 shows.
     Warning,
+    /// Both ways: the call of a component that the sender is about to make, or none.
+    Calling,
 }
 
 impl FrameKind {
     /// All kinds.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Confirm,
         Self::Welcome,
         Self::Refused,
@@ -78,6 +80,7 @@ impl FrameKind {
         Self::GaveUp,
         Self::Missing,
         Self::Warning,
+        Self::Calling,
     ];
 
     /// The most payload bytes of this kind.
@@ -87,7 +90,7 @@ impl FrameKind {
             Self::Returning => 8,
             Self::Missing | Self::Warning => 2048,
             Self::Start => 16 + 5 * MAX_RANKS as usize,
-            Self::Refused | Self::Departure | Self::Failed | Self::GaveUp => 1024,
+            Self::Refused | Self::Departure | Self::Failed | Self::GaveUp | Self::Calling => 1024,
             Self::Heartbeat | Self::Verdict => 8192,
             Self::Contribution | Self::Outcome => MAX_PAYLOAD,
         }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
+use super::announcer::with_call;
 use super::control::{
     Bootstrap, Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
 };
@@ -78,6 +79,8 @@ struct JoinedRank {
     name: String,
     /// The operations that it has begun.
     begun: Begun,
+    /// The call that it has announced.
+    call: String,
 }
 
 impl Hub {
@@ -254,6 +257,8 @@ impl Hub {
         let result = match what {
             What::Frame(received) => self.on_frame(peer, received),
             What::Closed(why) => {
+                let joined = self.peers.get(peer as usize).and_then(Option::as_ref);
+                let why = with_call(why, joined.map_or("", |joined| &joined.call));
                 self.depart(peer, End::Lost(why));
                 Ok(())
             }
@@ -283,6 +288,11 @@ impl Hub {
                 let beat = Beat::decode(&payload)?;
                 if let Some(Some(peer)) = self.peers.get_mut(peer as usize) {
                     peer.begun = beat.begun;
+                }
+            }
+            FrameKind::Calling => {
+                if let Some(Some(joined)) = self.peers.get_mut(peer as usize) {
+                    joined.call = decode_reason(&payload)?;
                 }
             }
             FrameKind::Warning => {
@@ -490,6 +500,20 @@ impl Bootstrap for Hub {
         loop {
             self.step().await;
         }
+    }
+
+    async fn announce(&mut self, call: &str) {
+        let payload = Arc::new(encode_reason(call));
+        let links = self.peers.iter().flatten().map(|peer| &peer.link);
+        let sent: Vec<_> =
+            links.map(|link| link.hand_over(FrameKind::Calling, Arc::clone(&payload))).collect();
+        let all = async {
+            for one in sent {
+                // Fails where the rank has gone.
+                let _ = one.await;
+            }
+        };
+        let _ = tokio::time::timeout(LINGER, all).await;
     }
 
     async fn leave(&mut self, farewell: Farewell) {

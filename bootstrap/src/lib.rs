@@ -31,10 +31,11 @@
 //! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `exchange`, `roster`, `files`, `door`, `handshake`:
 //! joining ·
 //! `link`: one connection · `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` ·
-//! `members`: the present ranks · `waiting`: reports of waits · `warnings` · `control`, `world`: the thread and its
-//! interface.
+//! `members`: the present ranks · `waiting`: reports of waits · `warnings` · `announcer` · `control`, `world`:
+//! the thread and its interface.
 
 mod agreement;
+mod announcer;
 mod config;
 mod control;
 mod door;
@@ -68,6 +69,7 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub use announcer::Announcer;
 pub use config::{OnFailure, WorldConfig};
 pub use control::beat;
 pub use headway::Headway;

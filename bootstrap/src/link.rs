@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::frame::{FrameKind, ReadError, ReceivedFrame, read_frame, write_frame};
@@ -39,6 +39,7 @@ const FROM_HUB: &[FrameKind] = &[
     FrameKind::Failed,
     FrameKind::Returning,
     FrameKind::Missing,
+    FrameKind::Calling,
 ];
 const TO_HUB: &[FrameKind] = &[
     FrameKind::Heartbeat,
@@ -47,11 +48,14 @@ const TO_HUB: &[FrameKind] = &[
     FrameKind::Failed,
     FrameKind::GaveUp,
     FrameKind::Warning,
+    FrameKind::Calling,
 ];
 
 struct Outgoing {
     kind: FrameKind,
     payload: Arc<Vec<u8>>,
+    /// Answered once the system has it.
+    sent: Option<oneshot::Sender<()>>,
 }
 
 /// The receiver of all frames of a connection.
@@ -97,8 +101,21 @@ impl ControlLink {
     pub(super) fn send(&self, kind: FrameKind, payload: Arc<Vec<u8>>) {
         if let Some(outbox) = &self.outbox {
             // Fails only when the writer met an error; the reader reports the end of the link.
-            let _ = outbox.send(Outgoing { kind, payload });
+            let _ = outbox.send(Outgoing { kind, payload, sent: None });
         }
+    }
+
+    /// Queues a frame. The answer comes once the system has it, which sends it whatever becomes of this process.
+    pub(super) fn hand_over(
+        &self,
+        kind: FrameKind,
+        payload: Arc<Vec<u8>>,
+    ) -> oneshot::Receiver<()> {
+        let (sent, is_sent) = oneshot::channel();
+        if let Some(outbox) = &self.outbox {
+            let _ = outbox.send(Outgoing { kind, payload, sent: Some(sent) });
+        }
+        is_sent
     }
 
     /// Sends the queued frames, then closes this direction. The other direction stays open.
@@ -137,9 +154,12 @@ async fn write_all(
     mut sealer: Sealer,
     mut queue: mpsc::UnboundedReceiver<Outgoing>,
 ) {
-    while let Some(Outgoing { kind, payload }) = queue.recv().await {
+    while let Some(Outgoing { kind, payload, sent }) = queue.recv().await {
         if write_frame(&mut stream, &mut sealer, kind, &payload).await.is_err() {
             return;
+        }
+        if let Some(sent) = sent {
+            let _ = sent.send(());
         }
     }
     let _ = stream.shutdown().await;

@@ -100,7 +100,9 @@ pub fn check(kind: FrameKind, payload: &[u8]) -> Result<()> {
         FrameKind::Outcome => decode_outcome(payload, 3).map(drop),
         FrameKind::Verdict => decode::<(u64, CollectiveFailure)>(payload).map(drop),
         FrameKind::Departure => decode::<(u32, End)>(payload).map(drop),
-        FrameKind::Failed | FrameKind::GaveUp => decode_reason(payload).map(drop),
+        FrameKind::Failed | FrameKind::GaveUp | FrameKind::Calling => {
+            decode_reason(payload).map(drop)
+        }
         FrameKind::Returning => decode::<(u32, bool)>(payload).map(drop),
         FrameKind::Missing => decode::<Missing>(payload).map(drop),
         FrameKind::Warning => decode::<Warning>(payload).map(drop),

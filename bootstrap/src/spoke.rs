@@ -10,6 +10,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::announcer::with_call;
 use super::control::{
     Bootstrap, Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
 };
@@ -56,6 +57,8 @@ pub(super) struct Spoke {
     /// Collectives that this rank has begun.
     begun: u64,
     answer: Option<ReceivedFrame>,
+    /// The call that rank 0 has announced.
+    call_of_hub: String,
 }
 
 impl Spoke {
@@ -111,6 +114,7 @@ impl Spoke {
             refusal: None,
             begun: 0,
             answer: None,
+            call_of_hub: String::new(),
             member,
         }
     }
@@ -130,7 +134,7 @@ impl Spoke {
         let result = match what {
             What::Frame(received) => self.on_frame(received),
             What::Closed(why) => {
-                self.lose_hub(why);
+                self.lose_hub(with_call(why, &self.call_of_hub));
                 Ok(())
             }
         };
@@ -178,6 +182,7 @@ impl Spoke {
                 let (rank, waits) = decode(payload)?;
                 liveness.set_waiting(rank, waits);
             }
+            FrameKind::Calling => self.call_of_hub = decode_reason(payload)?,
             FrameKind::Goodbye => {
                 liveness.end(0, End::Left);
                 self.link.close();
@@ -295,6 +300,11 @@ impl Bootstrap for Spoke {
         loop {
             self.step().await;
         }
+    }
+
+    async fn announce(&mut self, call: &str) {
+        let sent = self.link.hand_over(FrameKind::Calling, Arc::new(encode_reason(call)));
+        let _ = timeout(LINGER, sent).await;
     }
 
     async fn leave(&mut self, farewell: Farewell) {

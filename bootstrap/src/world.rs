@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::announcer::Announcer;
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request, Timing, serve};
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
@@ -320,6 +321,11 @@ impl World {
         Arc::clone(&self.liveness)
     }
 
+    /// Tells the other ranks what this one calls.
+    pub fn announcer(&self) -> Announcer {
+        Announcer::new(&self.requests)
+    }
+
     /// The way of this rank's warnings to rank 0.
     pub fn warnings(&self) -> ToRankZero {
         ToRankZero::new(self.rank(), &self.warnings, self.liveness())
@@ -431,7 +437,7 @@ impl World {
     fn collect(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Outcome> {
         let call = Call { op, topic: topic.to_owned(), data };
         let (reply, result) = sync_channel(1);
-        if self.requests.send(Request { call, reply }).is_err() {
+        if self.requests.send(Request::Collective { call, reply }).is_err() {
             return Err(self.broken(op.name()));
         }
         // The control thread enforces the limit; this one is for a control thread that broke.

@@ -545,3 +545,39 @@ def test_the_environment_names_the_interface_where_no_config_does(monkeypatch):
     named = tokenyard.Config.parse(text, "named.toml")
     monkeypatch.setenv("TOKENYARD_INTERFACE", "nowhere0")
     tokenyard.World(0, 1, exchange=lambda mine: [mine], config=named).close()
+
+
+ENDS_EARLY = """
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((constructor)) static void early(void) {
+    ENDS;
+}
+"""
+LOADS = """
+import os, tokenyard
+plugins = os.environ.get("PLUGINS_OF_RANK_" + os.environ["TOKENYARD_RANK"], "")
+config = tokenyard.Config.parse({config!r} + plugins, "test.toml")
+world = tokenyard.World.from_env(config)
+try:
+    tokenyard.Communicator(world, config, 4, 2, 64, 8)
+except tokenyard.errors.PeerLostError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "ends"),
+    [(1, "_exit(0)"), (1, "abort()"), (1, "*(volatile int *)8 = 1"), (0, "_exit(0)")],
+)
+def test_a_plugin_that_ends_its_process_while_it_loads_is_named_on_the_others(
+    programs, tmp_path, monkeypatch, victim, ends
+):
+    source, plugin = tmp_path / "early.c", tmp_path / "libearly.so"
+    source.write_text(ENDS_EARLY.replace("ENDS", ends))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", plugin, source], check=True)
+    monkeypatch.setenv(f"PLUGINS_OF_RANK_{victim}", f'[plugins]\npaths = ["{plugin}"]\n')
+    ended = programs("", "", head=LOADS)
+    (words, error, _), says = ended[1 - victim], f"announced is `dlopen` of plugin `{plugin}`"
+    assert f"rank {victim}" in " ".join(words), (words, error)
+    assert says in " ".join(words), (words, error)

@@ -47,7 +47,8 @@ impl Hub {
         };
         let link = ControlLink::start(claim.secured, inbox);
         link.send(FrameKind::Welcome, Arc::default());
-        let peer = JoinedRank { link, id: self.links, name, begun: Begun::new() };
+        let peer =
+            JoinedRank { link, id: self.links, name, begun: Begun::new(), call: String::new() };
         if self.started {
             tracing::info!("rank {rank} ({}) waits to come back", peer.name);
             self.returning.insert(rank, peer);

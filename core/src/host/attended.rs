@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::bootstrap::Announcer;
+
 /// A call of a component that has not returned.
 #[derive(Clone, Debug)]
 pub(crate) struct ColdCall {
@@ -22,9 +24,22 @@ impl fmt::Display for ColdCall {
     }
 }
 
-/// The innermost call that a thread is in, for another thread.
+impl ColdCall {
+    /// The call, for the other ranks.
+    fn name(&self) -> String {
+        let Self { kind, component, slot, .. } = self;
+        format!("`{slot}` of {kind} `{component}`")
+    }
+}
+
+/// The innermost call that a thread is in, for another thread, and for the other ranks.
 #[derive(Debug, Default)]
-pub(crate) struct Attended(Mutex<Option<ColdCall>>);
+pub(crate) struct Attended {
+    call: Mutex<Option<ColdCall>>,
+    announcer: Option<Announcer>,
+    /// The call that the other ranks know of. It stays between calls of one slot, of which there are as many as peers.
+    announced: Mutex<String>,
+}
 
 thread_local! {
     /// Set while this thread is attended.
@@ -34,18 +49,33 @@ thread_local! {
 impl Attended {
     /// Runs `work` on this thread, whose calls [`now`](Self::now) gives.
     pub(crate) fn attend(self: Arc<Self>, work: impl FnOnce()) {
-        MINE.set(Some(self));
+        MINE.set(Some(Arc::clone(&self)));
         work();
         MINE.set(None);
+        self.announce(String::new());
+    }
+
+    /// Calls that the other ranks learn of before they are made.
+    pub(crate) fn announced_by(announcer: Announcer) -> Self {
+        Self { announcer: Some(announcer), ..Self::default() }
+    }
+
+    fn announce(&self, call: String) {
+        let Some(announcer) = &self.announcer else { return };
+        let mut announced = self.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        if *announced != call {
+            announcer.announce(&call);
+            *announced = call;
+        }
     }
 
     /// The call under way.
     pub(crate) fn now(&self) -> Option<ColdCall> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.call.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn swap(&self, call: Option<ColdCall>) -> Option<ColdCall> {
-        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), call)
+        std::mem::replace(&mut *self.call.lock().unwrap_or_else(PoisonError::into_inner), call)
     }
 }
 
@@ -59,7 +89,9 @@ pub(crate) fn attended<T>(
     let Some(mine) = MINE.with_borrow(Clone::clone) else { return call() };
     // A component may call another one.
     let component = component.into();
-    let outer = mine.swap(Some(ColdCall { kind, component, slot, since: Instant::now() }));
+    let cold = ColdCall { kind, component, slot, since: Instant::now() };
+    mine.announce(cold.name());
+    let outer = mine.swap(Some(cold));
     let result = call();
     mine.swap(outer);
     result

@@ -27,7 +27,7 @@ pub(crate) fn run<T: Send + 'static>(
 ) -> Result<T> {
     let deadline = config.world.deadline;
     let patience = patience(deadline, config.world.late);
-    let calls = Arc::<Attended>::default();
+    let calls = Arc::new(Attended::announced_by(world.announcer()));
     let (done, result) = sync_channel(1);
     let context = ThreadContext::of_this_thread(&config.kernels.name);
     let thread = start(&calls, context, move || drop(done.send(work())))

@@ -1,0 +1,42 @@
+//! The call of a component that a rank is about to make, for those who may find its connection closed.
+
+use std::fmt;
+use std::sync::mpsc::sync_channel;
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::control::{LINGER, Request};
+
+/// Tells the other ranks of a world what this one calls. It does not hold the world.
+#[derive(Clone)]
+pub struct Announcer(UnboundedSender<Request>);
+
+impl Announcer {
+    pub(super) fn new(requests: &UnboundedSender<Request>) -> Self {
+        Self(requests.clone())
+    }
+
+    /// Tells the other ranks of a call that may end this process, such as the load of a library: they name it then.
+    /// Returns once the news has left this process, or after half a second. An empty text: there is none any more.
+    pub fn announce(&self, call: &str) {
+        let (sent, is_sent) = sync_channel(1);
+        if self.0.send(Request::Announce { call: call.to_owned(), sent }).is_ok() {
+            // The call goes ahead in any case.
+            let _ = is_sent.recv_timeout(LINGER);
+        }
+    }
+}
+
+impl fmt::Debug for Announcer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Announcer")
+    }
+}
+
+/// The end of a connection, with the last call that its rank has announced.
+pub(super) fn with_call(why: String, call: &str) -> String {
+    match call {
+        "" => why,
+        call => format!("{why}; the last call of a component that it announced is {call}"),
+    }
+}
