@@ -101,7 +101,7 @@ def main() -> None:
             buffer.destroy()
             cpu = tokenyard.Config.built_in("cpu")
             needed = tokenyard.memory_needed(
-                cpu, ranks, EXPERTS, TOPK, HIDDEN, tokens, in_flight=IN_FLIGHT
+                cpu, ranks, EXPERTS, TOPK, HIDDEN, tokens, in_flight=IN_FLIGHT + 1
             )
             windows = needed["control"] + needed["arena"]
             columns = (hint, windows, found)

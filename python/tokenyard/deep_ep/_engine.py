@@ -8,6 +8,7 @@ costs no message.
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,22 @@ IN_FLIGHT = 4
 REFUSALS = (errors.InvalidInputError, errors.RefusedError, errors.FullError)
 
 
+class Hook:
+    """The first call does it, later ones nothing."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._left = [call]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was not called."""
+        return bool(self._left)
+
+    def __call__(self) -> None:
+        if self._left:
+            self._left.pop()()
+
+
 @dataclass(eq=False)
 class Opened:
     """A communicator, and what it was opened for. Buffers and handles share it; behind the last it is parked."""
@@ -51,8 +68,29 @@ class Opened:
     captured_streams: set[int] = field(default_factory=set)
     # Whether callers have got outputs that lie in the arena.
     lends: bool = False
+    # The hooks of the last low latency operations on the CPU; none for the one with a combine's weights.
+    hooks: deque["weakref.ref[Hook] | None"] = field(
+        default_factory=lambda: deque(maxlen=IN_FLIGHT)
+    )
     # Rows of the last low latency dispatch, if they lie in the arena: the next one goes elsewhere.
     last_rows: Any = None
+
+    def expect_room(self, operations: int) -> None:
+        """Refuses a call of low latency where one waits in its place. A dispatch is one operation, a combine two."""
+        for place in range(len(self.hooks) + operations - IN_FLIGHT):
+            reference = self.hooks[place]
+            hook = reference and reference()
+            if hook is not None and hook.waits:
+                raise Refusal(
+                    f"return_recv_hook: found a call whose hook waits, {len(self.hooks) - place} operations before "
+                    f"this one; expected at most {IN_FLIGHT} from a call to its hook, this call included (on the CPU "
+                    "a combine counts as two): call the hook that the earlier call returned first"
+                )
+
+    def waits_for(self, hook: Hook, operations: int) -> Hook:
+        """Notes the hook of a call."""
+        self.hooks.extend([None] * (operations - 1) + [weakref.ref(hook)])
+        return hook
 
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""
@@ -410,7 +448,8 @@ class Engine:
                 topk=sizes.topk,
                 hidden=sizes.hidden,
                 max_tokens=sizes.tokens,
-                in_flight=IN_FLIGHT,
+                # On the CPU one more: with it the operation beyond the bound is refused on all ranks.
+                in_flight=IN_FLIGHT if self.on_device else IN_FLIGHT + 1,
                 handles=handles,
             )
         arena = max(communicator.report()["window_bytes"])

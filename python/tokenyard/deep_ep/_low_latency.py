@@ -11,21 +11,10 @@ from tokenyard import errors
 
 from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Opened, way_of
+from ._engine import Engine, Hook, Opened, way_of
 from ._sizes import Sizes
 
 T = TypeVar("T")
-
-
-class Hook:
-    """The first call does it, later ones nothing."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._left = [call]
-
-    def __call__(self) -> None:
-        if self._left:
-            self._left.pop()()
 
 
 @dataclass
@@ -158,6 +147,8 @@ def dispatch(
 
     def read_once() -> tuple[Sizes, tuple[Array, Array]]:
         sizes, (x, ids) = _read_dispatch(engine, call)
+        if engine.current is not None:
+            engine.current.expect_room(1)
         blocks = Blocks(call, engine.ranks, x)
         made.append((blocks, Record(call, ids, blocks.x.shape, blocks.counts.copy())))
         return sizes, (x, ids)
@@ -192,7 +183,10 @@ def dispatch(
     packed = x if blocks.scales is None else (x, like(reference, blocks.scales))
     ranges = like(reference, blocks.ranges)
     handle = (source, ranges, call.tokens, blocks.x.shape[2], call.experts)
-    return packed, like(reference, blocks.counts), handle, Hook(receive)
+    hook = Hook(receive)
+    if engine.current is not None:
+        engine.current.waits_for(hook, 1)
+    return packed, like(reference, blocks.counts), handle, hook
 
 
 @dataclass
@@ -281,6 +275,7 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
         record, of_handle, native = _arrived(call.handle)
         engine.expect_own(of_handle)
         opened = of_handle
+        opened.expect_room(2)
         terms = _read_combine(call, record)
         _read_wait_stats(COMBINE_WAITS, call.wait_stats, engine.ranks)
     except Exception as error:
@@ -307,7 +302,7 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
         engine.gaps.add_experts(missing)
 
     result = like(call.x, terms.out) if call.out is None else call.out
-    return result, Hook(receive)
+    return result, opened.waits_for(Hook(receive), 2)
 
 
 def combine_buffer(handle: Any) -> Tensor:
