@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 
 /// How a caller's library gathers.
 pub(crate) enum Gather {
@@ -17,6 +18,8 @@ pub(crate) enum Gather {
     Mpi(Py<PyAny>),
 }
 
+/// The bytes of a rank in a gather of MPI: those of the rank, about a hundred and some names, behind their number.
+const MPI_PART: usize = 8192;
 /// The interval at which ranks look whether all have come to a gather of MPI.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -47,11 +50,7 @@ impl Gather {
     ) -> Result<Vec<Vec<u8>>, Failure> {
         match self {
             Self::Function(function) => gather_by(function, mine),
-            Self::Mpi(comm) => {
-                let all = |name| Python::attach(|py| comm.getattr(py, name));
-                meet(&all("Ibarrier").map_err(Failure::Raised)?, late)?;
-                gather_by(&all("allgather").map_err(Failure::Raised)?, mine)
-            }
+            Self::Mpi(comm) => gather_by_mpi(comm, mine, ranks, late),
             Self::Torch { group, gpu } => {
                 let (group, gpu) = (Python::attach(|py| group.clone_ref(py)), *gpu);
                 let mine = mine.to_vec();
@@ -70,19 +69,55 @@ fn gather_by(function: &Py<PyAny>, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure>
     })
 }
 
-/// Waits until all ranks have called `barrier`, which returns a request of MPI. MPI's collectives have no limit of
-/// their own, and a thread for them needs an MPI that was started for threads.
-fn meet(barrier: &Py<PyAny>, late: Duration) -> Result<(), Failure> {
-    let request = Python::attach(|py| barrier.call0(py)).map_err(Failure::Raised)?;
+/// MPI's collectives have no limit of their own, and a thread for them needs an MPI that was started for threads. So one
+/// `Iallgather` is all: a second call would wait for a rank that has given up behind the first. Its parts are equal, so
+/// that the calls of ranks that try again match, too.
+fn gather_by_mpi(
+    comm: &Py<PyAny>,
+    mine: &[u8],
+    ranks: u32,
+    late: Duration,
+) -> Result<Vec<Vec<u8>>, Failure> {
+    let mut part = (mine.len() as u32).to_le_bytes().to_vec();
+    part.extend_from_slice(mine);
+    if part.len() > MPI_PART {
+        let text = format!("found {} bytes to gather; expected at most {MPI_PART}", part.len());
+        return Err(Failure::Raised(PyValueError::new_err(text)));
+    }
+    part.resize(MPI_PART, 0);
+    let own = |part: &[u8]| {
+        let (length, bytes) = part.split_first_chunk()?;
+        bytes.get(..u32::from_le_bytes(*length) as usize).map(<[u8]>::to_vec)
+    };
+    let all = all_gather(comm, &part, ranks, late)?;
+    Ok(all.chunks_exact(MPI_PART).map(|part| own(part).unwrap_or_default()).collect())
+}
+
+/// `Iallgather` of equal parts, for `late` at most.
+fn all_gather(
+    comm: &Py<PyAny>,
+    mine: &[u8],
+    ranks: u32,
+    late: Duration,
+) -> Result<Vec<u8>, Failure> {
+    let begun = Python::attach(|py| {
+        let own = PyByteArray::new(py, mine).unbind();
+        let all = PyByteArray::new(py, &vec![0; mine.len() * ranks as usize]).unbind();
+        let request = comm.call_method1(py, "Iallgather", (&own, &all))?;
+        PyResult::Ok((own, all, request))
+    });
+    let (own, all, request) = begun.map_err(Failure::Raised)?;
     let start = Instant::now();
     loop {
         let tested = Python::attach(|py| request.call_method0(py, "Test")?.extract::<bool>(py));
         if tested.map_err(Failure::Raised)? {
-            return Ok(());
+            return Ok(Python::attach(|py| all.bind(py).to_vec()));
         }
         if start.elapsed() > late {
+            // MPI may still write here.
+            std::mem::forget((own, all, request));
             return Err(Failure::Late(format!(
-                "MPI's Ibarrier did not end within {:.1} s (late_ms): a member of the communicator did not come to it",
+                "MPI's Iallgather did not end within {:.1} s (late_ms): a member of the communicator did not come to it",
                 late.as_secs_f64()
             )));
         }

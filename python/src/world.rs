@@ -218,7 +218,7 @@ impl World {
         Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }
 
-    /// Joins the ranks of a communicator of mpi4py. It uses `comm.Ibarrier` and `comm.allgather` once: a member that
+    /// Joins the ranks of a communicator of mpi4py. It uses `comm.Iallgather` once: a member that
     /// does not come is a DeadlineError after `late_ms`.
     #[staticmethod]
     #[pyo3(signature = (comm, *, config=None))]
