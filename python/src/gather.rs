@@ -69,9 +69,9 @@ fn gather_by(function: &Py<PyAny>, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure>
     })
 }
 
-/// MPI's collectives have no limit of their own, and a thread for them needs an MPI that was started for threads. So one
-/// `Iallgather` is all: a second call would wait for a rank that has given up behind the first. Its parts are equal, so
-/// that the calls of ranks that try again match, too.
+/// MPI's collectives have no limit of their own, and a thread for them needs an MPI that was started for threads. So
+/// one `Iallgather` is all: a second call would wait for a rank that has given up behind the first. Its parts are
+/// equal, so that the calls of ranks that try again match, too.
 fn gather_by_mpi(
     comm: &Py<PyAny>,
     mine: &[u8],
@@ -117,7 +117,8 @@ fn all_gather(
             // MPI may still write here.
             std::mem::forget((own, all, request));
             return Err(Failure::Late(format!(
-                "MPI's Iallgather did not end within {:.1} s (late_ms): a member of the communicator did not come to it",
+                "MPI's Iallgather did not end within {:.1} s (late_ms): a member of the communicator did not \
+                 come to it",
                 late.as_secs_f64()
             )));
         }
