@@ -44,6 +44,7 @@ mod state;
 mod stream;
 mod tensor;
 mod tool_stream;
+mod watched_kernels;
 
 pub use crate::moe::Cast;
 pub use crate::session::{LevelReport, REPORTS_VARIABLE, Reporter, write_reports};
