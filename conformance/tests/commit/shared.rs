@@ -11,6 +11,7 @@ use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, CommunicatorOptions, Dispatch};
 use tokenyard_core::config::Config;
+use tokenyard_libfabric::Libfabric;
 
 use super::COMMITS;
 
@@ -24,11 +25,12 @@ const DRIVEN: &str = "[transport.scale_up]\nuse = \"libfabric\"\n\
 const TWO_LEVELS: &str = "[transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"shm\"\n\
                           [transport.scale_out.shm]\nload_store = false\n[topology]\ndomains = 2\n";
 
+tokenyard_testkit::built_in_transport!(Libfabric);
+
 fn config(transports: &str) -> Config {
     tokenyard_cpu::link();
     tokenyard_topology::link();
     tokenyard_faulty::link();
-    tokenyard_libfabric::link();
     let text = format!("[world]\ndeadline_ms = 10000\n[kernels]\nuse = \"cpu\"\n{transports}");
     Config::parse(&text, "shared").unwrap()
 }

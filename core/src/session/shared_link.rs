@@ -29,10 +29,9 @@ impl SharedLink {
     /// A view of `link` in which numbers begin at `base`. Kernels of a device compile the transport in, and would
     /// not go through the view: it has no device API.
     pub(crate) fn new(link: &Link, base: Base) -> Box<Self> {
-        let mut link = link.without(abi::TY_CAP_DEVICE_API).as_abi();
+        let link = link.without(abi::TY_CAP_DEVICE_API).as_abi();
         // SAFETY: a link points to a table that is never freed.
         let table = unsafe { *link.table };
-        link.capabilities.max_windows -= base.window.min(link.capabilities.max_windows);
         let table = abi::TyTransportTable {
             post: Some(post),
             poll: Some(poll),
