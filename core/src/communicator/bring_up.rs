@@ -138,7 +138,7 @@ impl Communicator {
         })
     }
 
-    /// Opens communicators that share one session: one set of transports and connections, brought up once. They
+    /// Opens communicators that share one session: one set of transports and connections. They
     /// come in the order of `all`. Each has its own kernel set, windows, queues and signals, so each may have
     /// another M, hidden size, top-k or number of experts. Collective, as [`open`](Self::open).
     ///

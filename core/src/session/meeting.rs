@@ -1,4 +1,4 @@
-//! What ranks exchange about themselves at the start, for reports.
+//! Names of job, hosts and processes, which ranks exchange at the start, for reports.
 
 use super::reporter::Meeting;
 use crate::bootstrap::Members;

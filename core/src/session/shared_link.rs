@@ -14,7 +14,7 @@ const BATCH: usize = 16;
 /// A view of a link. The user's plan points to it, so it stays where it is and outlives the user.
 #[derive(Debug)]
 pub(crate) struct SharedLink {
-    /// That of the transport, with the slots of this module.
+    /// The table of the transport, with the slots of this module.
     table: abi::TyTransportTable,
     link: abi::TyLink,
     base: Base,
@@ -111,7 +111,7 @@ unsafe extern "C" fn post(
                 &raw mut taken,
             )
         };
-        // What was accepted before counts; a failure shows again at the next call.
+        // Commands that were accepted before count; a failure shows again at the next call.
         if status != abi::TY_OK && done == 0 {
             return status;
         }
