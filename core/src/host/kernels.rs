@@ -369,7 +369,7 @@ impl OpenKernels {
             raised: std::ptr::null(),
         };
         // SAFETY: as in `allocate`.
-        self.call("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
+        self.cold("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
         if counters.peers.is_null() {
             return Ok(None);
         }
@@ -393,7 +393,7 @@ impl OpenKernels {
 impl Drop for OpenKernels {
     fn drop(&mut self) {
         // SAFETY: the instance is open and no code can use it after this.
-        unsafe { (self.close)(self.instance) }
+        attended(KIND, self.name(), "close", || unsafe { (self.close)(self.instance) });
     }
 }
 
