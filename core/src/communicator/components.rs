@@ -1,15 +1,14 @@
 //! The components of a communicator, and the order in which they end.
 
-use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use super::claims::Claims;
+use super::watched_kernels::WatchedKernels;
 use crate::abi;
 use crate::host::OpenKernels;
-use crate::session::progress::{Progress, Proxies};
+use crate::session::Session;
 use crate::session::reporter::Looking;
-use crate::session::stuck::{Kept, Stuck};
-use crate::session::transports::Transports;
+use crate::session::stuck::Kept;
 use crate::session::watchdog::Watchdog;
 
 /// A form of calls that not every kernel set takes.
@@ -63,44 +62,13 @@ impl CallForm {
 }
 
 /// The components of a communicator. Outputs and handles hold them alive, because they point into
-/// windows.
+/// windows. The fields are dropped in this order.
 pub(super) struct Components {
     /// Ends before everything else: reports read all components.
     pub(super) looking: Looking,
-    pub(super) stuck: Stuck,
-    pub(super) open: OpenComponents,
-}
-
-impl Drop for Components {
-    fn drop(&mut self) {
-        if !self.looking.end() {
-            self.stuck.set("a transport has not answered a report");
-        }
-    }
-}
-
-impl Deref for Components {
-    type Target = OpenComponents;
-
-    fn deref(&self) -> &OpenComponents {
-        &self.open
-    }
-}
-
-/// The components while open, in the order in which they are dropped.
-pub(super) struct OpenComponents {
-    /// Uses the transports, so it is dropped before them.
-    pub(super) _progress: Option<Progress>,
-    /// Uses the transports and the rings of the kernel set.
-    pub(super) _proxies: Proxies,
-    /// After its drop, no transport accesses windows.
-    pub(super) _transports: Kept<Transports>,
-    /// Its drop frees the windows. Behind a lock so that outputs may hold the components from any
-    /// thread. The communicator takes the lock, and so does a copy from device memory or its release:
-    /// those wait for a running operation.
-    pub(super) kernels: Mutex<Kept<OpenKernels>>,
-    /// Watches this communicator's waits; the kernel set points to its board, so it is dropped last.
-    pub(super) watchdog: Kept<Watchdog>,
+    /// The last communicator of a session closes the transports, while the memory of all windows is there.
+    pub(super) session: Arc<Session>,
+    pub(super) user: Arc<WatchedKernels>,
     pub(super) claims: Claims,
     /// The device whose memory the kernel set works on; none where it works on host memory.
     pub(super) device: Option<i32>,
@@ -108,21 +76,34 @@ pub(super) struct OpenComponents {
     pub(super) forms: u32,
 }
 
-impl OpenComponents {
+impl Drop for Components {
+    fn drop(&mut self) {
+        if !self.looking.end() {
+            self.session.stuck.set("a transport has not answered a report");
+        }
+    }
+}
+
+impl Components {
     /// True if the kernel set takes a form of calls, one of `TY_KERNELS_CAP_*`.
     pub(super) fn takes(&self, form: u32) -> bool {
         self.forms & form != 0
     }
 
+    /// The kernel set. The communicator takes the lock, and so does a copy from device memory or its release: those
+    /// wait for a running operation.
     pub(super) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
-        // A poisoned lock means a panic between two calls of the component; the component itself reports
-        // its own panics.
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+        self.user.kernels()
+    }
+
+    /// Watches this communicator's waits.
+    pub(super) fn watchdog(&self) -> &Watchdog {
+        &self.user.watchdog
     }
 }
 
 impl std::fmt::Debug for Components {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Components").field("transports", &self._transports).finish_non_exhaustive()
+        f.debug_struct("Components").field("session", &self.session).finish_non_exhaustive()
     }
 }

@@ -4,7 +4,8 @@
 //! The communicator has four duties. It validates all input of a caller, so that components may trust it. It
 //! runs the operations of all ranks in step. It ends waits (INV-6) and reports the reason. It owns the
 //! components and frees them in the right order. One thread uses a communicator at a time. Several
-//! communicators may live in one process, and several threads may use one each.
+//! communicators may live in one process, and several threads may use one each. They may share transports:
+//! [`Communicator::open_all`] opens several on one session.
 //!
 //! Operations are collective: all ranks call the same operations, and their halves, in the same order. If one
 //! rank sends 0, sends 1 and receives 0, all do. Ranks that call the halves in another order may wait for
@@ -44,6 +45,7 @@ mod state;
 mod stream;
 mod tensor;
 mod tool_stream;
+mod watched_kernels;
 
 pub use crate::moe::Cast;
 pub use crate::session::{LevelReport, REPORTS_VARIABLE, Reporter, write_reports};

@@ -380,7 +380,7 @@ impl Communicator {
         let (operation, _inside) = self.begin_receive(&pending.sent)?;
         let result = self.components.kernels().combine_recv(operation);
         pending.sent.end();
-        let result = result.and_then(|()| self.components.watchdog.confirm());
+        let result = result.and_then(|()| self.components.watchdog().confirm());
         match result {
             Ok(()) => {
                 self.open_slots &= !self.slot_bit(operation);
@@ -413,7 +413,7 @@ impl Communicator {
         }
         self.took_back |= self.take_back_regions();
         self.next_operation += 1;
-        self.components.watchdog.begin(self.next_operation);
+        self.components.watchdog().begin(self.next_operation);
         self.open_slots |= self.slot_bit(operation);
         self.recorder.0.track.send(operation, sort);
         Ok((operation, InCall::new(&self.recorder)))
@@ -472,7 +472,7 @@ impl Communicator {
         let (operation, _inside) = self.begin_receive(&sent)?;
         let result = self.components.kernels().dispatch_recv(operation);
         sent.end();
-        let result = result.and_then(|raw| self.components.watchdog.confirm().map(|()| raw));
+        let result = result.and_then(|raw| self.components.watchdog().confirm().map(|()| raw));
         match result {
             Ok(raw) => {
                 self.open_slots &= !self.slot_bit(operation);

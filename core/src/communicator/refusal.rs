@@ -129,11 +129,11 @@ impl Communicator {
             // The watchdog that ended the wait has the reason: a lost rank is the cause, and the wait
             // only its effect.
             ErrorKind::Deadline => {
-                let verdict = self.components.watchdog.verdict();
+                let verdict = self.components.watchdog().verdict();
                 self.end(verdict.unwrap_or(error))
             }
             ErrorKind::Transport => {
-                let error = self.components.watchdog.report_to_link(error);
+                let error = self.components.watchdog().report_to_link(error);
                 self.end(error)
             }
             _ => self.end(error),

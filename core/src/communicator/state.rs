@@ -121,13 +121,13 @@ impl Communicator {
     /// Ranks that this communicator continues without, in order: lost since it was opened, or absent then.
     /// Each stays lost for the life of the communicator. Empty where a loss stops the communicator.
     pub fn lost_ranks(&self) -> Vec<u32> {
-        self.components.watchdog.lost_ranks()
+        self.components.watchdog().lost_ranks()
     }
 
     /// The total time, by rank, that calls of this communicator have waited for each rank. It holds the waits of the
     /// host: kernels of a device wait by themselves.
     pub fn waited(&self) -> Vec<Duration> {
-        let watched = self.components.watchdog.watched();
+        let watched = self.components.watchdog().watched();
         (0..self.shape.ranks).map(|rank| watched.waited(rank)).collect()
     }
 
@@ -171,7 +171,7 @@ impl Communicator {
                 None => error,
             });
         }
-        if let Some(error) = self.components.watchdog.verdict() {
+        if let Some(error) = self.components.watchdog().verdict() {
             return Err(self.end(error));
         }
         Ok(())

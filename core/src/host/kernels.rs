@@ -1,11 +1,9 @@
-//! An open kernel set: the calls of each operation. `needs`: checks its needs · `tools`: its memory,
-//! streams and graphs for tools · `counters`: its counters for reports · `levels`: operations over two levels ·
-//! `outputs`: copies and counts of outputs.
+//! An open kernel set and its calls. `levels`: operations over two levels · `tools`: its memory, streams and graphs
+//! for tools · `needs`, `counters`: checks of its needs, and of its counters for reports.
 
 mod counters;
 mod levels;
 mod needs;
-mod outputs;
 mod tools;
 
 use std::ffi::c_void;
@@ -15,7 +13,7 @@ use super::transport::{check_window, missing_slot};
 use super::{attended, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
-use crate::kernels::KernelShape;
+use crate::kernels::{Copies, KernelNeeds, KernelShape, Limits, Trace};
 use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -120,6 +118,18 @@ impl OpenKernels {
         call: impl FnOnce(&abi::TyKernelsTable, *mut c_void, *mut abi::TyError) -> Option<i32>,
     ) -> Result<()> {
         attended(KIND, self.name(), slot, || self.call(slot, call))
+    }
+
+    /// The resources that the kernel set will use, within `limits`.
+    ///
+    /// # Errors
+    /// Errors of the component, or needs beyond the limits.
+    pub fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
+        let mut needs = needs::NONE;
+        // SAFETY: as in `allocate`.
+        self.cold("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
+        needs::check(self, limits, &needs)?;
+        Ok(needs)
     }
 
     /// Allocates the memory of a window.
@@ -290,6 +300,93 @@ impl OpenKernels {
         Err(Error::new(ErrorKind::Plugin, "gpu_ring", message)
             .with_context("component", self.name())
             .with_fix("use a kernel set that was made for this version"))
+    }
+
+    /// Whether it gives the host counts of experts.
+    pub fn has_expert_counts(&self) -> bool {
+        self.component.table.expert_counts.is_some()
+    }
+
+    /// Writes the rows of each local expert of an operation.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    pub fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
+        let (at, count) = (counts.as_mut_ptr(), counts.len() as u32);
+        // SAFETY: as in `allocate`.
+        self.call("expert_counts", |t, i, e| unsafe {
+            t.expert_counts.map(|f| f(i, operation, at, count, e))
+        })
+    }
+
+    /// Copies arrays of an output that was received.
+    ///
+    /// # Errors
+    /// A component without the slot; errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::copy_out`](crate::kernels::KernelSet::copy_out).
+    pub unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
+        let flags = if copies.stream.is_some() { abi::TY_COPIES_ON_STREAM } else { 0 };
+        let call = abi::TyCopies {
+            size: size_of::<abi::TyCopies>(),
+            copies: copies.copies.as_ptr(),
+            count: copies.copies.len() as u32,
+            flags,
+            totals: copies.totals,
+            stream: copies.stream.unwrap_or(std::ptr::null_mut()),
+        };
+        // SAFETY: as in `allocate`, and by this function's contract.
+        self.call("copy_out", |t, i, e| unsafe { t.copy_out.map(|f| f(i, &call, e)) })
+    }
+
+    /// Counts a routing.
+    ///
+    /// # Errors
+    /// A component without the slot; errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::count_routing`](crate::kernels::KernelSet::count_routing).
+    pub unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
+        // SAFETY: as in `allocate`, and by this function's contract.
+        self.call("count_routing", |t, i, e| unsafe { t.count_routing.map(|f| f(i, counts, e)) })
+    }
+
+    /// Its counters for reports; nothing where it has none.
+    ///
+    /// # Errors
+    /// Errors of the component; counters that do not fit a world of `ranks`.
+    pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
+        if self.component.table.counters.is_none() {
+            return Ok(None);
+        }
+        let mut counters = abi::TyCounters {
+            size: size_of::<abi::TyCounters>(),
+            ranks: 0,
+            signals: 0,
+            queue_depth: [0; 2],
+            peers: std::ptr::null(),
+            raised: std::ptr::null(),
+        };
+        // SAFETY: as in `allocate`.
+        self.cold("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
+        if counters.peers.is_null() {
+            return Ok(None);
+        }
+        counters::check(&counters, ranks)
+            .map_err(|error| error.with_context("component", self.name()))?;
+        Ok(Some(counters))
+    }
+
+    /// The times of the steps of an operation that has ended.
+    ///
+    /// # Errors
+    /// A component without the slot; errors of the component.
+    pub fn trace(&mut self, operation: u64) -> Result<Trace> {
+        let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
+        // SAFETY: as in `allocate`.
+        self.call("trace", |t, i, e| unsafe { t.trace.map(|f| f(i, operation, &mut trace, e)) })?;
+        Ok(trace)
     }
 }
 

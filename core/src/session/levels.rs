@@ -1,4 +1,4 @@
-//! The levels of a communicator: their transports and teams.
+//! The levels of a session: their transports and teams.
 //!
 //! If one link reaches every rank, rows go straight to their owners (*direct*). Inside one domain that is
 //! scale-up. It is scale-out if there is no scale-up transport, or if every domain is one rank. Otherwise
@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use super::needs::SessionNeeds;
 use super::progress::Progress;
 use super::stuck::Stuck;
 use super::transports::Transports;
@@ -15,7 +16,7 @@ use crate::config::{ComponentChoice, Config};
 use crate::domains::Domains;
 use crate::exchange::Exchange;
 use crate::host::{OpenTransport, Registry, TransportRef};
-use crate::kernels::{KernelNeeds, Limits, is_for_level};
+use crate::kernels::Limits;
 use crate::nics::Nics;
 use crate::transport::{Capabilities, NO_CAPABILITIES, Team, TransportNeeds, TransportOpen};
 use crate::{Error, ErrorKind, Result};
@@ -72,12 +73,9 @@ impl Level<'_> {
                 format!("found {ranks} ranks; `{}` reaches at most {most}", self.choice.name),
             ));
         }
-        let link = match level {
-            abi::TY_LEVEL_SCALE_UP => &with.needs.scale_up,
-            _ => &with.needs.scale_out,
-        };
+        let link = &with.needs.links[level as usize];
         let needs = TransportNeeds {
-            windows: windows_of(with.needs, level).count() as u32,
+            windows: with.needs.windows_of(level).count() as u32,
             queues: link.queues,
             signals: link.signals,
             queue_depth: link.queue_depth,
@@ -102,7 +100,7 @@ impl Level<'_> {
 
 /// Both levels before they are open; at least one exists.
 pub(crate) struct Levels<'a> {
-    /// Domains that the kernel set routes over; 1 where rows go direct.
+    /// Domains that rows are routed over; 1 where they go direct.
     pub(crate) domains: u32,
     pub(crate) scale_up: Option<Level<'a>>,
     pub(crate) scale_out: Option<Level<'a>>,
@@ -201,18 +199,17 @@ impl<'a> Levels<'a> {
     /// Checks that ranks agree on windows and signals. Keys of a component's own table may differ per
     /// rank, but their effect on windows and signals may not: every rank computes the others' offsets
     /// from its own. Collective.
-    pub(crate) fn agree(&self, members: &Members<'_>, needs: &KernelNeeds) -> Result<()> {
-        let mut items = vec![("windows".to_owned(), needs.windows.to_string())];
+    pub(crate) fn agree(&self, members: &Members<'_>, needs: &SessionNeeds) -> Result<()> {
+        let mut items = vec![("windows".to_owned(), needs.windows.len().to_string())];
         for (name, level) in self.each() {
             items.push((format!("{name} path of rows"), level.path().to_owned()));
         }
-        for (name, link) in [("scale-up", &needs.scale_up), ("scale-out", &needs.scale_out)] {
+        for (name, link) in ["scale-up", "scale-out"].iter().zip(&needs.links) {
             items.push((format!("{name} signals"), link.signals.to_string()));
         }
-        let windows = needs.window_bytes.iter().zip(&needs.window_levels);
-        for (id, (bytes, levels)) in windows.take(needs.windows as usize).enumerate() {
-            items.push((format!("bytes of window {id}"), bytes.to_string()));
-            items.push((format!("levels of window {id}"), format!("{levels:#x}")));
+        for (id, window) in needs.windows.iter().enumerate() {
+            items.push((format!("bytes of window {id}"), window.bytes.to_string()));
+            items.push((format!("levels of window {id}"), format!("{:#x}", window.levels)));
         }
         members.agree("windows", &items).map(drop)
     }
@@ -273,7 +270,7 @@ impl<'a> Levels<'a> {
 /// Arguments for opening the transports of all levels.
 pub(crate) struct OpenWith<'a> {
     pub(crate) members: &'a Members<'a>,
-    pub(crate) needs: &'a KernelNeeds,
+    pub(crate) needs: &'a SessionNeeds,
     pub(crate) deadline: Duration,
 }
 
@@ -292,11 +289,6 @@ impl Exchange for TeamExchange<'_> {
         let take = |rank: &u32| all.get_mut(*rank as usize).map(std::mem::take).unwrap_or_default();
         Ok(self.team.world_ranks.iter().map(take).collect())
     }
-}
-
-/// Ids of the windows that are for a level, in the order in which its transport numbers them.
-pub(crate) fn windows_of(needs: &KernelNeeds, level: u64) -> impl Iterator<Item = u32> {
-    (0..needs.windows).filter(move |window| is_for_level(needs, *window, level))
 }
 
 /// The present ranks of `ranks`, in order.
@@ -374,30 +366,4 @@ fn first_that_probes<'a>(
     .with_fix(
         "correct what the probe names (tokenyard doctor says more), or choose another transport",
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernels::NO_LINK_NEEDS;
-
-    #[test]
-    fn a_transport_numbers_the_windows_of_its_level_and_those_of_both() {
-        let mut needs = KernelNeeds {
-            size: size_of::<KernelNeeds>(),
-            windows: 5,
-            capabilities: 0,
-            scale_up: NO_LINK_NEEDS,
-            scale_out: NO_LINK_NEEDS,
-            window_bytes: [1; abi::TY_MAX_WINDOWS],
-            window_levels: [0; abi::TY_MAX_WINDOWS],
-            device: -1,
-            reserved: 0,
-        };
-        let of = |needs: &KernelNeeds, level| windows_of(needs, level).collect::<Vec<_>>();
-        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [0, 1, 2, 3, 4]);
-        needs.window_levels[..5].copy_from_slice(&[1, 1, 2, 2, 3]);
-        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_UP), [0, 1, 4]);
-        assert_eq!(of(&needs, abi::TY_LEVEL_SCALE_OUT), [2, 3, 4]);
-    }
 }

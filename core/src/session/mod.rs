@@ -1,14 +1,23 @@
-//! The part of a communicator below its operations: places, levels and their transports, waits and their end, reports,
-//! and the threads that drive transports. It knows no experts.
+//! A session: what lies below operations. Places, levels and their transports, waits and their end, reports, and the
+//! threads that drive transports. It knows no experts.
+//!
+//! A session has users, which run operations: kernel sets. It sums their needs, because fabrics fix their resources
+//! before ranks connect. Windows, queues and signals of a user have numbers of their own.
 
 pub(crate) mod attended;
+pub(crate) mod bring_up;
 pub(crate) mod levels;
+pub(crate) mod meeting;
+pub(crate) mod needs;
+mod open;
 pub(crate) mod places;
 pub(crate) mod progress;
 pub(crate) mod reporter;
+pub(crate) mod shared_link;
 pub(crate) mod stuck;
 pub(crate) mod transports;
 pub(crate) mod watchdog;
 
 pub use levels::LevelReport;
+pub(crate) use open::{Session, User};
 pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};

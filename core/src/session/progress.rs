@@ -13,7 +13,7 @@ use crate::{Error, Result};
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
 
-/// One thread per communicator. A wait inside an operation drives the transport too, and faster: this thread
+/// One thread per session. A wait inside an operation drives the transport too, and faster: this thread
 /// is for the time between operations, so it sleeps between its polls.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -86,7 +86,7 @@ impl Drop for Progress {
     }
 }
 
-/// The threads of one communicator that serve the rings of its kernel set.
+/// The threads of one session that serve the rings of its kernel sets.
 #[derive(Debug)]
 pub(crate) struct Proxies {
     all: Vec<(String, GpuRing)>,

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, ErrorKind, Result};
 
-/// Most time that the end of a communicator waits for a thread that is inside a transport: much longer than
+/// Most time that the end of a session waits for a thread that is inside a transport: much longer than
 /// any call that returns, on a busy machine too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// Records whether a thread was left behind, and where. One per communicator.
+/// Records whether a thread was left behind, and where. One per session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stuck(Arc<OnceLock<String>>);
 

@@ -1,17 +1,25 @@
-//! The open transports of a communicator, their windows, and the threads for the rings of kernels.
+//! The open transports of a session, their windows, and the threads for the rings of kernels.
 
 use std::sync::Arc;
 
-use super::levels::windows_of;
+use super::needs::SessionNeeds;
 use crate::abi;
 use crate::gpu_ring::{Counts, GpuRing, RingToServe};
-use crate::host::{OpenKernels, OpenTransport};
-use crate::kernels::KernelNeeds;
+use crate::host::OpenTransport;
 use crate::link::Link;
 use crate::transport::{MemoryNeeds, Window};
 use crate::{Error, ErrorKind, Result};
 
-/// The open transports of a communicator.
+/// The memory of a user's windows.
+pub(crate) trait WindowMemory {
+    /// Allocates window `id` of this user. It lives as long as the user.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window>;
+}
+
+/// The open transports of a session.
 #[derive(Debug)]
 pub(crate) struct Transports {
     pub(crate) scale_up: Option<OpenTransport>,
@@ -25,10 +33,10 @@ impl Transports {
     /// The transports of a window's levels, with the window's number in each.
     fn of_window(
         &mut self,
-        needs: &KernelNeeds,
-        id: u32,
+        needs: &SessionNeeds,
+        index: usize,
     ) -> impl Iterator<Item = (u32, &mut OpenTransport)> {
-        let number = |level| windows_of(needs, level).position(|window| window == id);
+        let number = |level| needs.windows_of(level).position(|window| window == index);
         let numbers = [abi::TY_LEVEL_SCALE_UP, abi::TY_LEVEL_SCALE_OUT].map(number);
         let transports = [self.scale_up.as_mut(), self.scale_out.as_mut()];
         let all = numbers.into_iter().zip(transports);
@@ -77,17 +85,18 @@ impl Transports {
         }
     }
 
-    /// Allocates every window, in memory that the transports of its levels can register.
+    /// Allocates every window, in memory that the transports of its levels can register. `users`: those that
+    /// `needs` counts.
     pub(crate) fn allocate_windows(
         &mut self,
-        kernels: &mut OpenKernels,
-        needs: &KernelNeeds,
+        users: &mut [&mut dyn WindowMemory],
+        needs: &SessionNeeds,
     ) -> Result<Vec<Window>> {
         let mut windows = Vec::new();
-        for id in 0..needs.windows {
-            let bytes = needs.window_bytes[id as usize];
-            let memory = self.memory_needs(needs, id)?;
-            let owners = self.of_window(needs, id).filter(|(_, t)| owns_memory(t)).count();
+        for (index, wanted) in needs.windows.iter().enumerate() {
+            let (id, bytes) = (wanted.id, wanted.bytes);
+            let memory = self.memory_needs(needs, index)?;
+            let owners = self.of_window(needs, index).filter(|(_, t)| owns_memory(t)).count();
             if owners > 1 {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
@@ -96,9 +105,9 @@ impl Transports {
                 )
                 .with_fix("choose another transport for one of the levels"));
             }
-            let window = match self.of_window(needs, id).find(|(_, t)| owns_memory(t)) {
+            let window = match self.of_window(needs, index).find(|(_, t)| owns_memory(t)) {
                 Some((number, owner)) => Window { id, ..owner.alloc(number, bytes)? },
-                None => kernels.allocate(id, bytes, &memory)?,
+                None => users[wanted.user].allocate(id, bytes, &memory)?,
             };
             windows.push(window);
         }
@@ -109,13 +118,13 @@ impl Transports {
     pub(crate) fn register_windows(
         &mut self,
         windows: &[Window],
-        needs: &KernelNeeds,
+        needs: &SessionNeeds,
     ) -> Result<()> {
-        for window in windows {
-            for (number, transport) in self.of_window(needs, window.id) {
-                // SAFETY: window memory belongs to the kernel set or to a transport. `Components` drops the
-                // transports first and the kernel set after them. So does `bring_up` on an error, because
-                // locals are dropped in reverse order of declaration.
+        for (index, window) in windows.iter().enumerate() {
+            for (number, transport) in self.of_window(needs, index) {
+                // SAFETY: window memory belongs to a user or to a transport. `Session` drops the transports
+                // first and the users after them. So does `bring_up` on an error, because locals are dropped in
+                // reverse order of declaration.
                 unsafe { transport.register(&Window { id: number, ..*window })? };
             }
         }
@@ -124,9 +133,9 @@ impl Transports {
 
     /// The merged needs of a window's levels: kinds are intersected, handles united, the larger
     /// alignment wins.
-    fn memory_needs(&mut self, needs: &KernelNeeds, id: u32) -> Result<MemoryNeeds> {
+    fn memory_needs(&mut self, needs: &SessionNeeds, index: usize) -> Result<MemoryNeeds> {
         let mut merged: Option<MemoryNeeds> = None;
-        for (_, transport) in self.of_window(needs, id) {
+        for (_, transport) in self.of_window(needs, index) {
             let needs = transport.memory_needs()?;
             merged = Some(match merged {
                 None => needs,
@@ -139,7 +148,7 @@ impl Transports {
             });
         }
         let needs = merged.ok_or_else(|| {
-            let text = format!("window {id} is for levels that have no transport");
+            let text = format!("window {index} is for levels that have no transport");
             Error::new(ErrorKind::Plugin, "merge memory needs", text)
         })?;
         if needs.kinds == 0 {

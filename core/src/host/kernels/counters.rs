@@ -1,50 +1,9 @@
-//! The counters and times of a kernel set, for reports and traces.
+//! Checks of a kernel set's counters for reports.
 
-use super::OpenKernels;
-use crate::kernels::Trace;
 use crate::{Error, ErrorKind, Result, abi};
 
-impl OpenKernels {
-    /// Its counters for reports; nothing where it has none.
-    ///
-    /// # Errors
-    /// Errors of the component; counters that do not fit a world of `ranks`.
-    pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
-        if self.component.table.counters.is_none() {
-            return Ok(None);
-        }
-        let mut counters = abi::TyCounters {
-            size: size_of::<abi::TyCounters>(),
-            ranks: 0,
-            signals: 0,
-            queue_depth: [0; 2],
-            peers: std::ptr::null(),
-            raised: std::ptr::null(),
-        };
-        // SAFETY: an open instance of a judged table; the structures are valid for the call.
-        self.cold("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
-        if counters.peers.is_null() {
-            return Ok(None);
-        }
-        check_counters(&counters, ranks)
-            .map_err(|error| error.with_context("component", self.name()))?;
-        Ok(Some(counters))
-    }
-
-    /// The times of the steps of an operation that has ended.
-    ///
-    /// # Errors
-    /// A component without the slot; errors of the component.
-    pub fn trace(&mut self, operation: u64) -> Result<Trace> {
-        let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
-        // SAFETY: as in `counters`.
-        self.call("trace", |t, i, e| unsafe { t.trace.map(|f| f(i, operation, &mut trace, e)) })?;
-        Ok(trace)
-    }
-}
-
 /// Checks that counters can be read as atomic words of a world of `ranks`.
-fn check_counters(counters: &abi::TyCounters, ranks: u32) -> Result<()> {
+pub(super) fn check(counters: &abi::TyCounters, ranks: u32) -> Result<()> {
     let is_aligned = |address: usize| address.is_multiple_of(size_of::<u64>());
     let fits = is_aligned(counters.peers.addr()) && is_aligned(counters.raised.addr());
     let is_there = counters.signals == 0 || !counters.raised.is_null();
@@ -66,8 +25,8 @@ mod tests {
     use std::sync::{Arc, LazyLock, Mutex};
 
     use super::*;
-    use crate::host::Attended;
     use crate::host::registry::KernelsRef;
+    use crate::host::{Attended, OpenKernels};
 
     /// The calls of the thread under test, and what they were inside of each slot.
     static CALLS: LazyLock<Arc<Attended>> = LazyLock::new(Arc::default);
@@ -120,11 +79,11 @@ mod tests {
             raised: at(raised).cast(),
         };
         for good in [counters(4096, 3, 8192), counters(4096, 0, 0)] {
-            assert!(check_counters(&good, 2).is_ok());
-            assert!(check_counters(&good, 3).is_err(), "of another world");
+            assert!(check(&good, 2).is_ok());
+            assert!(check(&good, 3).is_err(), "of another world");
         }
         for bad in [counters(4100, 3, 8192), counters(4096, 3, 8193), counters(4096, 3, 0)] {
-            let error = check_counters(&bad, 2).expect_err("not words").to_string();
+            let error = check(&bad, 2).expect_err("not words").to_string();
             assert!(error.contains("addresses that are multiples of 8"), "{error}");
         }
     }

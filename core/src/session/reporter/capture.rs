@@ -23,12 +23,23 @@ const SLOWEST: usize = 5;
 const LEVELS: [&str; 2] = ["scale-up", "scale-out"];
 
 /// The values that the ranks exchanged at the start.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Meeting {
     /// Names the job and this opening of a communicator.
     pub(crate) job: String,
     /// Host and process of each rank; nothing for an absent rank.
     pub(crate) ranks: Vec<Option<(String, u32)>>,
+}
+
+impl Meeting {
+    /// As that of communicator `at` of its session. Reports are files by job and rank, so each has a name.
+    pub(crate) fn of(&self, at: usize) -> Self {
+        let mut own = self.clone();
+        if at > 0 {
+            own.job.push_str(&format!("-{}", at + 1));
+        }
+        own
+    }
 }
 
 /// The components that a report reads, while they live.

@@ -2,6 +2,8 @@
 //! connection.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
+mod shared;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokenyard_conformance::exchange::options;
@@ -17,7 +19,8 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 const RANKS: u32 = 3;
 
-static COMMITS: AtomicU32 = AtomicU32::new(0);
+/// By test.
+static COMMITS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
 /// `shm` without loads and stores, whose connections do not work before `commit`.
 struct Committed {
@@ -26,23 +29,31 @@ struct Committed {
     connected: u32,
     peers: u32,
     commits: u32,
+    test: usize,
 }
 
 impl Transport for Committed {
     const NAME: &'static str = "committed";
     const ABOUT: &'static str = "wants its commit";
-    type Config = NoSettings;
+    type Config = Settings;
 
-    fn probe(_: &NoSettings) -> Result<Capabilities> {
+    fn probe(_: &Settings) -> Result<Capabilities> {
         let found = find_transport("shm")?.probe(&ComponentTable::empty())?;
         Ok(Capabilities { flags: found.flags & !abi::TY_CAP_LOAD_STORE, ..found })
     }
 
-    fn open(_: NoSettings, open: &TransportOpen<'_>) -> Result<Self> {
+    fn open(settings: Settings, open: &TransportOpen<'_>) -> Result<Self> {
         let team = open.team;
         let mut inner = find_transport("shm")?.open(&ComponentTable::empty(), open)?;
         let peers = team.world_ranks.len() as u32;
-        Ok(Self { memory: inner.memory_needs()?, inner, connected: 0, peers, commits: 0 })
+        Ok(Self {
+            memory: inner.memory_needs()?,
+            inner,
+            connected: 0,
+            peers,
+            commits: 0,
+            test: settings.test,
+        })
     }
 
     fn memory_needs(&self) -> MemoryNeeds {
@@ -60,7 +71,7 @@ impl Transport for Committed {
             return Err(Error::new(ErrorKind::Internal, "commit", found));
         }
         self.commits = 1;
-        COMMITS.fetch_add(1, Ordering::Relaxed);
+        COMMITS[self.test].fetch_add(1, Ordering::Relaxed);
         self.inner.commit()
     }
 
@@ -77,7 +88,9 @@ impl Transport for Committed {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct NoSettings {}
+struct Settings {
+    test: usize,
+}
 
 tokenyard_testkit::built_in_transport!(Committed);
 
@@ -85,7 +98,8 @@ tokenyard_testkit::built_in_transport!(Committed);
 fn a_transport_is_committed_once_behind_its_last_connect_and_before_it_is_used() {
     tokenyard_cpu::link();
     tokenyard_topology::link();
-    let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"committed\"\n";
+    let text = "[kernels]\nuse = \"cpu\"\n[transport.scale_up]\nuse = \"committed\"\n\
+                [transport.scale_up.committed]\ntest = 0\n";
     let config = Config::parse(text, "commit").unwrap();
     let case = Case { ranks: RANKS as usize, experts: 6, topk: 2, ..Case::default() };
     in_threads(RANKS, &config, |world| {
@@ -97,5 +111,5 @@ fn a_transport_is_committed_once_behind_its_last_connect_and_before_it_is_used()
         comm.close().unwrap();
     })
     .unwrap();
-    assert_eq!(COMMITS.load(Ordering::Relaxed), RANKS);
+    assert_eq!(COMMITS[0].load(Ordering::Relaxed), RANKS);
 }
