@@ -19,6 +19,7 @@ mod lost_peer;
 mod masking;
 mod memory;
 mod patience;
+mod pausing;
 mod places;
 mod progress;
 mod rig;
@@ -94,6 +95,7 @@ const CASES: &[&[TransportCase]] = &[
     direct::CASES,
     limits::CASES,
     progress::CASES,
+    pausing::CASES,
     bring_up::CASES,
     slots::CASES,
     structures::CASES,
@@ -234,7 +236,7 @@ mod tests {
         assert_eq!(lacks(&capable()), [driven, driven, owns, driven]);
         let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS | abi::TY_CAP_OWNS_MEMORY;
         let declared = Capabilities { flags: manual, ..capable() };
-        let both = [driven, owns, owns].map(|name| format!("{name} is declared"));
+        let both = [driven, driven, owns, owns].map(|name| format!("{name} is declared"));
         assert_eq!(lacks(&declared), both);
         let no_get = Capabilities { flags: manual & !abi::TY_CAP_GET, ..capable() };
         assert!(lacks(&no_get).contains(&"TY_CAP_GET".to_owned()));
