@@ -72,7 +72,8 @@ pub(super) struct Shared {
 impl Shared {
     #[cold]
     pub(super) fn fail(&self, fault: Fault, place: Option<FailedAt>) -> i32 {
-        // A fault that only follows from an earlier failure needs no check of the port. An unknown op follows from none.
+        // A fault that only follows from an earlier failure needs no check of the port. An unknown op follows from
+        // none.
         let follows = fault != Fault::UnknownOp;
         if !place.is_some_and(|place| follows && self.failures.hide(place.peer)) {
             let failure = Failure { fault, place, blame: self.blame(fault, place) };
