@@ -1,6 +1,7 @@
 //! Names that outlive a process: files in shared memory and huge pages, queues of messages, sockets and pipes in
 //! folders for temporary files, and System V's objects. Names that a job leaves behind are those which are new,
-//! belong to this user, and no process uses.
+//! belong to this user, and no process uses. Files in folders for temporary files are too many: there those count
+//! alone that a rank was seen to use.
 //!
 //! Other programs of this user make names as well. So a name is the job's for certain if one of its ranks was seen to
 //! use it, or has made it, which the system says of System V's shared memory. Any other one counts only if a new name
@@ -11,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::FileType;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// POSIX shared memory and semaphores. Every name counts.
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -24,6 +25,7 @@ const SYSTEM_V: [&str; 3] = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sy
 
 /// A look at the names of this user while a job runs.
 pub(crate) struct Watch {
+    start: SystemTime,
     before: BTreeSet<PathBuf>,
     /// The processes of the job.
     processes: BTreeSet<u32>,
@@ -43,7 +45,8 @@ pub(crate) struct LeftNames {
 impl Watch {
     /// Starts before the job does.
     pub(crate) fn start() -> Self {
-        Self { before: of_this_user(), processes: BTreeSet::new(), used: BTreeSet::new() }
+        let (processes, used) = (BTreeSet::new(), BTreeSet::new());
+        Self { start: SystemTime::now(), before: of_this_user(), processes, used }
     }
 
     /// Notes the names that these processes of the job use now.
@@ -70,6 +73,24 @@ impl Watch {
             left = left.intersection(&of_this_user()).cloned().collect();
         }
         self.sort(&left)
+    }
+
+    /// The files in folders for temporary files that were made since the start, that a process of the job was seen to
+    /// use, and that no process uses now.
+    pub(crate) fn left_files(&self) -> Vec<String> {
+        let (folders, user) = (temporary(user()), user());
+        let mut files = self.used.iter().filter(|file| {
+            let is_new = |meta: &std::fs::Metadata| {
+                let made = meta.created().or_else(|_| meta.modified());
+                meta.is_file() && meta.uid() == user && made.is_ok_and(|made| made >= self.start)
+            };
+            folders.iter().any(|folder| file.starts_with(folder))
+                && std::fs::symlink_metadata(file).is_ok_and(|meta| is_new(&meta))
+        });
+        let Some(first) = files.next() else { return Vec::new() };
+        let used = used_names();
+        let unused = std::iter::once(first).chain(files).filter(|file| !used.contains(*file));
+        unused.map(|file| format!("{} is left behind", file.display())).collect()
     }
 
     fn sort(&self, left: &BTreeSet<PathBuf>) -> LeftNames {
@@ -355,6 +376,26 @@ mod tests {
         assert!(found.own.contains(&says(&used)) && !found.own.contains(&says(&unused)));
         assert!(found.others.contains(&says(&unused)), "{found:?}");
         assert!(without.others.contains(&says(&used)), "{without:?}");
+    }
+
+    #[test]
+    fn a_temporary_file_is_left_where_a_process_of_the_job_used_it() {
+        let mut watch = Watch::start();
+        let name =
+            |end: &str| PathBuf::from(format!("/tmp/left-file-{}-{end}", std::process::id()));
+        // The system's clock of files ticks more slowly than that of programs.
+        std::thread::sleep(Duration::from_millis(20));
+        std::fs::write(name("unseen"), "").unwrap();
+        let file = std::fs::File::create(name("seen")).unwrap();
+        watch.note([std::process::id()]);
+        let used = watch.left_files();
+        drop(file);
+        let unused = watch.left_files();
+        std::fs::remove_file(name("seen")).unwrap();
+        std::fs::remove_file(name("unseen")).unwrap();
+        let says = |end: &str| format!("{} is left behind", name(end).display());
+        assert!(!used.contains(&says("seen")), "{used:?}");
+        assert!(unused.contains(&says("seen")) && !unused.contains(&says("unseen")), "{unused:?}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tokenyard_core::{Error, ErrorKind, abi};
 use super::ending::exchange;
 use super::errors::{has_status, is_about};
 use super::memory::{UNTOUCHED, compare, pattern};
+use super::patience::{PATIENCE, longest, open_before, timed};
 use super::rig::{self, Needs, Rig};
 use super::teams::Teams;
 use super::{Body, TransportCase};
@@ -63,15 +64,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// The time that a connect, or a commit, may wait for a peer: the deadline of these cases.
-const PATIENCE: Duration = Duration::from_millis(200);
 /// Tries of what took too long: a busy machine delays one of them, and a wait that has no end all.
 const TRIES: u32 = 3;
-
-/// The longest time of some calls, each of which may wait for [`PATIENCE`].
-fn longest(rank: &Rank<'_>, calls: u32) -> Duration {
-    calls * PATIENCE + rig::short(rank)
-}
 
 fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let mut alive = Rig::open(rank, needs, PATIENCE)?;
@@ -80,13 +74,12 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
     for (name, data, may_pass) in damages(&good) {
         let mut tries_left = TRIES;
         let refused = loop {
-            let (refused, took) = connect_by(rank, needs, peer, &data)?;
+            let (refused, took, longest) = connect_by(rank, needs, peer, &data)?;
             tries_left -= 1;
-            let is_late = took >= longest(rank, 1);
+            let is_late = took >= longest;
             ensure!(
                 !is_late || tries_left > 0,
-                "an endpoint that was {name} took {took:?}; expected at most {:?} (INV-6)",
-                longest(rank, 1)
+                "an endpoint that was {name} took {took:?}; expected at most {longest:?} (INV-6)"
             );
             // All ranks open equally often: that may be collective.
             if !rig::of_any(rank.world, is_late)? {
@@ -112,18 +105,17 @@ fn bring_up_refuses_damaged_endpoints(rank: &Rank<'_>, needs: &Needs) -> Result<
     good_endpoints_still_work(rank, needs)
 }
 
-/// Connects to `peer` by these bytes. Returns the error, and the time that it took.
+/// Connects to `peer` by these bytes. Returns the error, the time that it took, and the longest time that it may take.
 fn connect_by(
     rank: &Rank<'_>,
     needs: &Needs,
     peer: u32,
     data: &[u8],
-) -> Result<(Option<Error>, Duration)> {
+) -> Result<(Option<Error>, Duration, Duration)> {
     // Each connect has an instance of its own: a failed one may end its instance.
-    let mut own = Rig::open(rank, needs, PATIENCE)?;
-    own.prepare(peer)?;
-    let start = Instant::now();
-    Ok((own.transport.connect(peer, data).err(), start.elapsed()))
+    let mut own = open_before(rank, needs, peer)?;
+    let (connected, took) = timed(|| own.transport.connect(peer, data));
+    Ok((connected.err(), took, longest(rank, 1, own.needs.deadline)))
 }
 
 /// Name, bytes, and whether they may pass as an endpoint: a raw address of a fabric has no room for a
@@ -166,9 +158,9 @@ fn bring_up_refuses_endpoints_of_others(rank: &Rank<'_>, needs: &Needs) -> Resul
     let other = (0..alive.ranks()).rfind(|rank| *rank != me && *rank != peer).unwrap_or(peer);
     // An endpoint without content leads nowhere: ranks that meet by it meet as a team.
     if endpoints[peer as usize] != endpoints[other as usize] {
-        let mut own = Rig::open(rank, needs, PATIENCE)?;
+        let mut own = open_before(rank, needs, peer)?;
         ensure!(
-            own.connect_first(peer, &endpoints[other as usize])?.is_err(),
+            own.transport.connect(peer, &endpoints[other as usize]).is_err(),
             "connect to peer {peer} accepted the endpoint of peer {other}; expected an error"
         );
     }
@@ -187,11 +179,18 @@ fn an_older_instance_leads_nowhere(rank: &Rank<'_>, needs: &Needs) -> Result<()>
     rank.world.barrier("the next instance is open")?;
     let mut failed = Ok(());
     if let Some(older) = &mut older {
-        let mut ends = (0..).zip(&endpoints);
-        let connected = ends.all(|(peer, end)| older.transport.connect(peer, end).is_ok());
-        if connected && older.transport.commit().is_ok() {
-            failed = put_by_an_older_endpoint(older, rank.config.world.deadline / 3);
-        }
+        let (connected, took) = timed(|| older.connect_to(&endpoints));
+        let longest = longest(rank, 3, PATIENCE);
+        failed = if took >= longest {
+            Err(anyhow!(
+                "connect and commit by the endpoint of a closed instance took {took:?}; expected at most {longest:?} \
+                 (INV-6)"
+            ))
+        } else if connected.is_ok() {
+            put_by_an_older_endpoint(older, rank.config.world.deadline / 3)
+        } else {
+            Ok(())
+        };
     }
     let mut rig = next.connected()?;
     rig.barrier("an older endpoint was tried")?;
@@ -306,11 +305,15 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
         for tries_left in (0..TRIES).rev() {
             let took = connect_without_the_peer(rank, needs, connects)?;
             // Both connects, and the commit.
-            let longest = longest(rank, 3);
+            let longest = longest(rank, 3, PATIENCE);
             ensure!(
                 took < longest || tries_left > 0,
-                "connect and commit took {took:?} while peer 1 never {}; expected at most {longest:?} (INV-6)",
-                if connects { "commits" } else { "connects" }
+                "connect and commit took {took:?} {}; expected at most {longest:?} (INV-6)",
+                match (rank.world.rank(), connects) {
+                    (1, false) => "while peer 1 never connects",
+                    (1, true) => "while peer 1 never commits",
+                    _ => "of a rank that does not commit",
+                }
             );
             if !rig::of_any(rank.world, took >= longest)? {
                 break;
@@ -324,21 +327,23 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
 fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> Result<Duration> {
     let mut rig = Rig::open(rank, needs, PATIENCE)?;
     let endpoints = rig.exchange_endpoints()?;
-    let start = Instant::now();
+    let is_first = rig.me() == 0;
+    let (connected, took) = timed(|| match (is_first, connects) {
+        (true, _) => rig.connect_to(&endpoints),
+        (false, true) => (0..)
+            .zip(&endpoints)
+            .try_for_each(|(peer, end)| Ok(rig.transport.connect(peer, end)?)),
+        (false, false) => Ok(()),
+    });
     // Success is right as well: a transport need not wait for its peers.
-    if rig.me() == 0 {
-        let failed = rig.connect_to(&endpoints).err();
-        if let Some(error) = failed.as_ref().and_then(|error| error.downcast_ref()) {
-            has_status(error)?;
-            is_about(error, rig.world_rank(1))?;
-        }
-    } else if connects {
-        let _ = (0..).zip(&endpoints).try_for_each(|(peer, end)| rig.transport.connect(peer, end));
+    let failed = connected.as_ref().err().filter(|_| is_first);
+    if let Some(error) = failed.and_then(|error| error.downcast_ref()) {
+        has_status(error)?;
+        is_about(error, rig.world_rank(1))?;
     }
-    let took = start.elapsed();
     rank.world.barrier("a peer was missing")?;
     // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.
-    let last = (rig.me() == 0).then_some(rig);
+    let last = is_first.then_some(rig);
     rank.world.barrier("the missing peer has closed")?;
     drop(last);
     Ok(took)

@@ -9,6 +9,7 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::limits::LARGE;
 use super::lost_peer::{PART, PUTS, puts_fail};
+use super::patience::{PATIENCE, open_before};
 use super::rig::{self, Needs, Rig};
 use super::{Body, TransportCase};
 use crate::names::{LeftNames, Watch};
@@ -56,10 +57,24 @@ pub(super) const CASES: &[TransportCase] = &[
 ];
 
 /// The time in which a transport would notice that a connection has ended.
-const AFTERWARDS: Duration = Duration::from_millis(100);
+const AFTERWARDS: Duration = Duration::from_millis(500);
 
 fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
-    after_a_goodbye(rank, needs, |_| Ok(()))
+    after_a_goodbye(rank, needs, |rig| nothing_fails(rig, "an orderly goodbye"))
+}
+
+/// Drives for some time, in which the transport must stay well.
+pub(super) fn nothing_fails(rig: &mut Rig<'_>, after: &str) -> Result<()> {
+    let until = Instant::now() + AFTERWARDS;
+    while Instant::now() < until {
+        rig.drive()?;
+        let health = rig.transport.health();
+        health.with_context(|| format!("health after {after}; expected it to be good"))?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let left = rig.queues[0].events();
+    ensure!(left.is_empty(), "found {left:?} after {after}; expected no event");
+    Ok(())
 }
 
 fn a_put_after_a_goodbye_fails(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
@@ -69,7 +84,7 @@ fn a_put_after_a_goodbye_fails(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     })
 }
 
-/// Rank 1 closes in an orderly way. Rank 0 looks for some time, and then does `rest`.
+/// Rank 1 closes in an orderly way, and then rank 0 does `rest`.
 fn after_a_goodbye(
     rank: &Rank<'_>,
     needs: &Needs,
@@ -83,16 +98,6 @@ fn after_a_goodbye(
         return Ok(rank.world.barrier("rank 0 has looked")?);
     }
     rig.barrier("rank 1 has closed")?;
-    let until = Instant::now() + AFTERWARDS;
-    while Instant::now() < until {
-        rig.drive()?;
-        rig.transport
-            .health()
-            .context("health after an orderly goodbye; expected it to be good")?;
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let left = rig.queues[0].events();
-    ensure!(left.is_empty(), "found {left:?} after a goodbye; expected no event");
     rest(&mut rig)?;
     rank.world.barrier("rank 0 has looked")?;
     Ok(())
@@ -131,7 +136,7 @@ fn nothing_arrives_after_close(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
 /// The content of the memory once it is no window any more.
 const OWN: u8 = 0x77;
 /// Calls that fill a fabric.
-const FILLS: u32 = 64;
+pub(super) const FILLS: u32 = 64;
 
 /// One put to every rank, and its end.
 pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
@@ -192,9 +197,18 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
         names.note([std::process::id()]);
         rig.end(true)
     })?;
+    let peer = 1 - rank.world.rank();
     keeps_nothing(settles, "a refused connect, and close", || {
-        let mut rig = Rig::open(rank, needs, Duration::from_millis(200))?;
-        let _ = rig.connect_first(rig.next(), &[0xff; 64])?;
+        let mut rig = open_before(rank, needs, peer)?;
+        // An error is right, and so is success.
+        let _ = rig.transport.connect(peer, &[0xff; 64]);
+        Ok(())
+    })?;
+    keeps_nothing(settles, "a connect to a closed instance, and close", || {
+        let ends = Rig::open(rank, needs, PATIENCE)?.exchange_endpoints()?;
+        rank.world.barrier("all have closed")?;
+        let mut rig = open_before(rank, needs, peer)?;
+        let _ = rig.transport.connect(peer, &ends[peer as usize]);
         Ok(())
     })?;
     let rig = Rig::bring_up(rank, needs)?;
@@ -209,25 +223,41 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
     rig.end(true)?;
     // Names of the other rank's instance are in use until it has closed as well.
     rank.world.barrier("all have closed")?;
-    Ok(names.left(|| settles))
+    let mut left = names.left(|| settles);
+    left.own.extend(names.left_files());
+    Ok(left)
 }
 
-/// The resources of a process: its descriptors, its threads, and its mappings of files and shared memory.
+/// The resources of a process: its descriptors, its threads, its mappings of files and shared memory, and MiB of other
+/// memory.
 #[derive(Clone, Copy, Debug)]
-struct Held([usize; 3]);
+struct Held([usize; 4]);
 
-const KINDS: [&str; 3] = ["descriptors", "threads", "mappings"];
+const KINDS: [&str; 4] = ["descriptors", "threads", "mappings", "MiB of memory"];
 
 impl Held {
     fn now() -> Result<Self> {
         let count = |folder: &str| -> Result<usize> {
             Ok(std::fs::read_dir(Path::new("/proc/self").join(folder))?.count())
         };
-        // The allocator makes anonymous mappings when it likes.
+        // The allocator makes anonymous mappings when it likes, and joins them: their bytes count.
         let maps = std::fs::read_to_string("/proc/self/maps")?;
         let named = |line: &&str| line.contains(" rw-s ") || line.contains(" /");
-        Ok(Self([count("fd")?, count("task")?, maps.lines().filter(named).count()]))
+        let bytes: usize = maps.lines().filter(|line| !named(line)).map(writable).sum();
+        let mappings = maps.lines().filter(named).count();
+        Ok(Self([count("fd")?, count("task")?, mappings, bytes >> 20]))
     }
+}
+
+/// The bytes of a mapping, a line of the kernel's list, if this process may write them.
+fn writable(line: &str) -> usize {
+    let bytes = || {
+        let (first, rest) = line.split_once('-')?;
+        let (end, _) = rest.split_once(" rw-p ")?;
+        let at = |text| usize::from_str_radix(text, 16).ok();
+        at(end)?.checked_sub(at(first)?)
+    };
+    bytes().unwrap_or(0)
 }
 
 /// Calls `what` some times, and checks that what this process holds does not grow with each call.

@@ -10,7 +10,8 @@ use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[TransportCase {
     name: "errors_are_reported",
-    about: "a command with an unknown op ends as an error event, and health stays bad",
+    about: "a command with an unknown op ends as an error event of its peer, and health reports the first such error, \
+            about no peer, for ever",
     invariants: "INV-7",
     ranks: &[2],
     needs: Needs::SMALL,
@@ -45,11 +46,33 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
             event.kind == abi::TY_EVENT_ERROR && event.status < 0,
             "the bad command ended as {event:?}; expected an error event with a negative status"
         );
+        ensure!(
+            (event.queue, event.peer) == (0, 1),
+            "the bad command ended as {event:?}; expected queue 0 and peer 1, as in the command"
+        );
     }
     stays_bad(rig)?;
-    rig.post(0, &[noted(3)])?;
-    rig.wait_events(0, 1)?;
-    stays_bad(rig)
+    let first = about_no_peer(rig)?;
+    rig.post(0, &[noted(3), Command { op: UNKNOWN_OP - 1, ..bad }])?;
+    rig.wait_events(0, 2)?;
+    stays_bad(rig)?;
+    let now = about_no_peer(rig)?;
+    ensure!(
+        now == first,
+        "health is `{now}` behind a second failure; expected the first error for ever, `{first}`"
+    );
+    Ok(())
+}
+
+/// The text of the error of `health`, which the host's own mistake has made: no peer is to blame.
+fn about_no_peer(rig: &Rig<'_>) -> Result<String> {
+    let error = rig.transport.health().err().context("health is good")?;
+    ensure!(
+        error.rank().is_none(),
+        "health behind an unknown op is about rank {:?}: `{error}`; expected an error about no peer",
+        error.rank()
+    );
+    Ok(error.to_string())
 }
 
 /// Checks that `health` reports the error of a command at each look, and not only once.

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
+use super::ending::nothing_fails;
 use super::errors::stays_bad;
 use super::memory::{compare, pattern};
 use super::rig::{Needs, Rig, Total};
@@ -41,6 +42,15 @@ pub(super) const CASES: &[TransportCase] = &[
         body: Body::OwnProcess(puts_to_a_stopped_peer_end),
         ..TransportCase::BARE
     },
+    TransportCase {
+        name: "the_death_of_an_idle_peer_is_no_failure",
+        about: "health stays good, and no event comes, after a peer was killed to which no command is under way",
+        invariants: "the end",
+        ranks: &[2],
+        needs: PUTS,
+        body: Body::Losing(Loss::Killed, 1, stays_well),
+        ..TransportCase::BARE
+    },
 ];
 
 /// A rig's deadline is this part of the config's: the test waits for calls that hang.
@@ -64,7 +74,7 @@ pub(super) fn play(
         return Ok(Outcome::IsLost(loss));
     }
     for victim in &victims {
-        await_loss(&rig, rank, pids[rig.world_rank(*victim) as usize], loss)?;
+        await_loss(rank, pids[rig.world_rank(*victim) as usize], loss)?;
     }
     rig.expect_errors();
     survive(&mut rig, &victims)?;
@@ -72,16 +82,28 @@ pub(super) fn play(
 }
 
 /// Connects all ranks, which then have reached each other. Returns their processes, by world rank.
-fn bring_up<'a>(rank: &Rank<'a>, needs: &Needs) -> Result<(Rig<'a>, Vec<u32>)> {
+pub(super) fn bring_up<'a>(rank: &Rank<'a>, needs: &Needs) -> Result<(Rig<'a>, Vec<u32>)> {
     let mut rig = Rig::bring_up_within(rank, needs, rank.config.world.deadline / PART)?;
     meet(&mut rig)?;
     // A rank that others have reached must drive its transport until it has reached all of them.
     rig.barrier("all ranks have met")?;
-    let pids = rank.world.all_gather("processes", &std::process::id().to_le_bytes())?;
+    let pids = processes(rank)?;
     rig.barrier("a rank is lost")?;
+    Ok((rig, pids))
+}
+
+/// The processes of all ranks. Collective.
+pub(super) fn processes(rank: &Rank<'_>) -> Result<Vec<u32>> {
+    let pids = rank.world.all_gather("processes", &std::process::id().to_le_bytes())?;
     let number = |pid: Vec<u8>| pid.as_slice().try_into().map(u32::from_le_bytes);
     let pids: Result<_, _> = pids.into_iter().map(number).collect();
-    Ok((rig, pids.context("read the victim's process: found no number")?))
+    pids.context("read the ranks' processes: found no number")
+}
+
+/// Signals the process of another rank.
+pub(super) fn signal(pid: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process's number")?;
+    kill_process(pid, signal).context("signal another rank")
 }
 
 /// Every rank puts to every other one, so that all connections have been used.
@@ -106,8 +128,8 @@ fn meet(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// Waits until the process is gone, or stopped. A busy machine takes time to end it.
-fn await_loss(rig: &Rig<'_>, rank: &Rank<'_>, pid: u32, loss: Loss) -> Result<()> {
-    let until = Instant::now() + rank.config.world.deadline + rig.needs.deadline;
+pub(super) fn await_loss(rank: &Rank<'_>, pid: u32, loss: Loss) -> Result<()> {
+    let until = Instant::now() + 2 * rank.config.world.deadline;
     loop {
         // The file has `pid (name) state ...`, where the name may hold any characters.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
@@ -129,6 +151,13 @@ const BYTES: usize = 1 << 18;
 /// The number of puts that must end as done, with their bytes in the victim's memory, before the test
 /// accepts that this memory outlives the victim.
 const BELIEVED: u64 = 3;
+/// Puts that end as done behind the deadline, together more than sockets hold, before the test says that none fails.
+const LATE_PUTS: u32 = PAUSED_PUTS;
+
+/// The host finds a dead rank by itself, and decides what that means.
+fn stays_well(rig: &mut Rig<'_>, _: &[u32]) -> Result<()> {
+    nothing_fails(rig, "an idle peer's death")
+}
 
 fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
     puts_fail(rig, victims[0], "which is lost")
@@ -137,7 +166,7 @@ fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
 /// Puts to a rank that is no more, until one fails, or until its memory is seen to outlive it. The first ones may end
 /// as done: that is local (INV-4).
 pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<()> {
-    let start = Instant::now();
+    let (start, mut late) = (Instant::now(), 0);
     let bytes = rig.put_bytes(BYTES);
     let (me, can_get) = (rig.me(), rig.can_get());
     for number in 1.. {
@@ -164,10 +193,12 @@ pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<(
                 GetEnd::Bytes => {}
             }
         }
+        // A busy machine may take the deadline for a few puts. Those that were posted after it decide.
+        late += u32::from(start.elapsed() > rig.needs.deadline);
         ensure!(
-            start.elapsed() < rig.needs.deadline,
-            "{number} puts to rank {victim}, {state}, ended as done in {:?} and health is {}; expected an error, \
-             as TY_CAP_BOUNDED_PUT says (INV-7)",
+            late < LATE_PUTS,
+            "{number} puts to rank {victim}, {state}, ended as done in {:?}, the last {late} of them after the \
+             deadline, and health is {}; expected an error, as TY_CAP_BOUNDED_PUT says (INV-7)",
             start.elapsed(),
             if rig.transport.health().is_ok() { "good" } else { "bad" }
         );
@@ -230,7 +261,7 @@ pub(super) fn end_of(rig: &mut Rig<'_>, what: &str, command: &Command) -> Result
     }
 }
 
-fn is_error(event: Event, victim: u32) -> Result<bool> {
+pub(super) fn is_error(event: Event, victim: u32) -> Result<bool> {
     if event.kind == abi::TY_EVENT_DONE {
         return Ok(false);
     }
@@ -242,7 +273,7 @@ fn is_error(event: Event, victim: u32) -> Result<bool> {
 }
 
 /// Checks that `health` stays bad after an error event, and names the peer.
-fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
+pub(super) fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
     stays_bad(rig)?;
     let error = rig.transport.health().err().context("health is good")?;
     let victim = rig.world_rank(victim);
@@ -264,14 +295,18 @@ fn puts_to_a_stopped_peer_end(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome>
     rig.expect_errors();
     if rig.me() == 1 {
         Loss::Stopped.befall()?;
-        // Rank 0 tells what is wrong.
-        let _ = confirm(&mut rig);
+        let all_done = rank.world.all_gather("all puts are done", &[0])?[0] == [1];
+        if all_done {
+            // Rank 0 tells what is wrong.
+            let _ = confirm(&mut rig);
+        }
         return Ok(Outcome::PassAndOver);
     }
-    await_loss(&rig, rank, pids[1], Loss::Stopped)?;
+    await_loss(rank, pids[1], Loss::Stopped)?;
     let all_done = put_to_paused(&mut rig);
-    let pid = i32::try_from(pids[1]).ok().and_then(Pid::from_raw).context("a process's number")?;
-    kill_process(pid, Signal::CONT).context("let rank 1 go on")?;
+    signal(pids[1], Signal::CONT)?;
+    let is_done = matches!(all_done, Ok(true));
+    rank.world.all_gather("all puts are done", &[u8::from(is_done)])?;
     if all_done? {
         let confirmed = rig.signal(1, 0, 1);
         rig.wait_signal(0, confirmed, 1).with_context(|| {

@@ -133,14 +133,29 @@ fn others_go_on(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
         let what = format!("put {round} of rank {other}, beside {}", lost(victims));
         compare(&what, &found, &pattern(u64::from(other) << 32 | round, SMALL))?;
     }
-    // Both have all puts; late failures are still reported, and the last signals leave.
-    let until = Instant::now() + rig.needs.deadline / 4;
-    while Instant::now() < until {
+    let (op, tag) = (abi::TY_OP_SIGNAL, ROUNDS + 1);
+    let last = Command { op, peer: other, bytes: 0, tag, ..to_victim(tag, other) };
+    goes_on(rig, &last, ROUNDS + 2, victims)?;
+    failures.extend(leaves(rig, &last)?);
+    each_failure_names(rig, &failures, victims)
+}
+
+/// The time in which late failures are still reported, and the last signal crosses.
+const LATER: Duration = Duration::from_millis(200);
+
+/// Drives until the last command has left, and for some time after it. Returns the events.
+fn leaves(rig: &mut Rig<'_>, last: &Command) -> Result<Vec<Event>> {
+    let is_last = |event: &Event| event.tag == last.tag;
+    let (limit, mut until) = (rig.until(), None);
+    while until.is_none_or(|until| Instant::now() < until) {
         rig.drive()?;
+        if until.is_none() && (rig.queues[0].events().iter().any(is_last) || Instant::now() > limit)
+        {
+            until = Some(Instant::now() + LATER);
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
-    failures.extend(rig.queues[0].take());
-    each_failure_names(rig, &failures, victims)
+    Ok(rig.queues[0].take())
 }
 
 /// Posts `put` to the other surviving rank, and waits for the put of that rank.

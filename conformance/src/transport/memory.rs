@@ -51,25 +51,29 @@ impl Area {
         Ok((Self { base, bytes, _mapping: None, device: Some(Rc::clone(device)) }, window))
     }
 
-    /// Makes memory that satisfies `needs`, and its description for `register`.
+    /// Makes memory that satisfies `needs` and no more, and its description for `register`.
     pub(super) fn new(id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<(Self, Window)> {
-        let page = rustix::param::page_size() as u64;
-        ensure!(
-            needs.alignment <= page,
-            "the transport wants memory aligned to {}; the rig aligns to a page, {page}",
-            needs.alignment
-        );
-        let mapping = Mapping::new(bytes.next_multiple_of(page) as usize)?;
-        let window = Window {
+        let page = rustix::param::page_size();
+        let has_file = needs.handles & abi::TY_HANDLE_MEMFD != 0;
+        let bytes = (bytes as usize).next_multiple_of(page);
+        // The part of a file that a window is begins at a page, as other processes map it.
+        let least = if has_file { page } else { WORD };
+        let alignment = usize::try_from(needs.alignment)?.max(least);
+        let mapping = Mapping::new((bytes + 4 * alignment).next_multiple_of(page))?;
+        let offset = aligned_behind(mapping.base as usize, alignment);
+        let base = mapping.base.wrapping_add(offset);
+        let mut window = Window {
             id,
             kind: abi::TY_MEMORY_HOST,
-            pointer: mapping.base,
-            bytes: mapping.bytes as u64,
-            fd: mapping.fd.as_raw_fd(),
-            handle: abi::TY_HANDLE_MEMFD,
+            pointer: base,
+            bytes: bytes as u64,
             ..NO_WINDOW
         };
-        let (base, bytes) = (mapping.base, mapping.bytes);
+        if has_file {
+            window.fd = mapping.fd.as_raw_fd();
+            window.fd_offset = offset as u64;
+            window.handle = abi::TY_HANDLE_MEMFD;
+        }
         Ok((Self { base, bytes, _mapping: Some(mapping), device: None }, window))
     }
 
@@ -146,6 +150,18 @@ impl Area {
         // SAFETY: mapped while `self` lives, aligned, and only accessed as a whole word meanwhile.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
+}
+
+/// The least alignment of a window: that of its values.
+const WORD: usize = 8;
+
+/// The distance from `base` to an address behind it that has this alignment, and no larger one.
+fn aligned_behind(base: usize, alignment: usize) -> usize {
+    let mut place = (base + 1).next_multiple_of(alignment);
+    if place.is_multiple_of(2 * alignment) {
+        place += alignment;
+    }
+    place - base
 }
 
 /// Copies memory that other ranks may write.
@@ -239,6 +255,17 @@ mod tests {
         assert_eq!(one.len(), 4099);
         for (a, b) in one.chunks(8).zip(two.chunks(8)) {
             assert!(a.len() < 8 || a != b);
+        }
+    }
+
+    #[test]
+    fn a_window_is_aligned_as_asked_and_no_better() {
+        for base in [0x1000, 0x7fff_0000, 0x3000] {
+            for alignment in [8, 64, 4096, 1 << 21] {
+                let place = base + aligned_behind(base, alignment);
+                assert!(place.is_multiple_of(alignment) && !place.is_multiple_of(2 * alignment));
+                assert!(place > base && place <= base + 2 * alignment, "{base:#x} {alignment}");
+            }
         }
     }
 

@@ -15,9 +15,12 @@ mod ending;
 mod errors;
 mod headway;
 mod limits;
+mod lost_early;
 mod lost_peer;
 mod masking;
 mod memory;
+mod patience;
+mod pausing;
 mod places;
 mod progress;
 mod rig;
@@ -26,6 +29,7 @@ mod signals;
 mod slots;
 mod structures;
 mod teams;
+mod under_way;
 
 use anyhow::Result;
 use tokenyard_core::abi;
@@ -92,12 +96,15 @@ const CASES: &[&[TransportCase]] = &[
     direct::CASES,
     limits::CASES,
     progress::CASES,
+    pausing::CASES,
     bring_up::CASES,
     slots::CASES,
     structures::CASES,
     shortage::CASES,
     ending::CASES,
+    lost_early::CASES,
     lost_peer::CASES,
+    under_way::CASES,
     masking::CASES,
 ];
 
@@ -227,18 +234,21 @@ mod tests {
         // Some cases are for transports that the caller must drive, or for those that move by themselves; and some for
         // those that own the memory, or for the others.
         let (driven, owns) = ("TY_CAP_MANUAL_PROGRESS", "TY_CAP_OWNS_MEMORY");
-        assert_eq!(lacks(&capable()), [driven, driven, owns]);
+        assert_eq!(lacks(&capable()), [driven, driven, owns, driven]);
         let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS | abi::TY_CAP_OWNS_MEMORY;
         let declared = Capabilities { flags: manual, ..capable() };
-        let both = [driven, owns].map(|name| format!("{name} is declared"));
+        let both = [driven, driven, owns, owns].map(|name| format!("{name} is declared"));
         assert_eq!(lacks(&declared), both);
         let no_get = Capabilities { flags: manual & !abi::TY_CAP_GET, ..capable() };
         assert!(lacks(&no_get).contains(&"TY_CAP_GET".to_owned()));
         let one_queue = Capabilities { max_queues: 1, ..capable() };
-        assert_eq!(lacks(&one_queue), ["max_queues is 1; the case needs 2", driven, driven, owns]);
+        assert_eq!(
+            lacks(&one_queue),
+            ["max_queues is 1; the case needs 2", driven, driven, owns, driven]
+        );
         let shallow = Capabilities { max_queue_depth: 2, max_windows: 2, ..capable() };
         let few = "max_windows is 2; the case needs 3";
-        assert_eq!(lacks(&shallow), [few, driven, driven, owns], "less depth will do");
+        assert_eq!(lacks(&shallow), [few, driven, driven, owns, driven], "less depth will do");
         let device = Capabilities { memory_kinds: abi::TY_MEMORY_CUDA, ..capable() };
         let stores = |lack: &&String| lack.contains("TY_MEMORY_HOST");
         assert_eq!(lacks(&device).iter().filter(stores).count(), 2, "{:?}", lacks(&device));

@@ -11,7 +11,8 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::limits::LARGE;
 use super::memory::{compare, pattern};
-use super::rig::{self, Needs, Rig};
+use super::patience::bring_up_soon;
+use super::rig::{Needs, Rig};
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 
@@ -68,7 +69,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "ordered_puts_arrive_in_order",
-        about: "with TY_CAP_ORDERED puts of a queue, long and short, arrive in the order in which they were posted",
+        about: "with TY_CAP_ORDERED puts and values of a queue, long and short, arrive in the order in which they \
+                were posted",
         invariants: "the capability `ordered`",
         ranks: &[2],
         flags: abi::TY_CAP_ORDERED,
@@ -210,8 +212,8 @@ const MOST_TURNS: u32 = 160 * TURN;
 const SLOW_TURNS: u32 = 3 * TURN;
 
 fn a_slow_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
-    let deadline = rig::short(rank);
-    let mut rig = Rig::bring_up_within(rank, needs, deadline)?;
+    let mut rig = bring_up_soon(rank, needs)?;
+    let deadline = rig.needs.deadline;
     let (me, bytes, signal) = (rig.me(), rig.put_bytes(1 << 20) as u64, rig.signal(0, 0, 0));
     let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
     let put = Command { op, flags, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
@@ -322,6 +324,13 @@ const ROUNDS: u64 = 30;
 const MIXED: [usize; 8] = [150_000, 8, 70_000, 1, 5000, 64, 90_000, 8];
 /// The bits of a round's puts that raise a signal; every third raises none.
 const RAISED: u64 = 0b1101_1011;
+/// The put before which a value is posted.
+const VALUE_BEFORE: usize = 4;
+
+/// The place of the value, behind the puts.
+fn value_place(rig: &Rig<'_>) -> usize {
+    rig.windows[1].len() - 8
+}
 
 fn ordered_puts_arrive_in_order(rig: &mut Rig<'_>) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
@@ -346,7 +355,19 @@ fn ordered_puts_arrive_in_order(rig: &mut Rig<'_>) -> Result<()> {
             });
             at += bytes.next_multiple_of(8);
         }
-        rig.post(0, &puts)?;
+        let mut commands = puts.clone();
+        commands.insert(
+            VALUE_BEFORE,
+            Command {
+                op: abi::TY_OP_PUT_VALUE,
+                peer: next,
+                dst_window: 1,
+                dst_offset: value_place(rig) as u64,
+                value: seed(me, round),
+                ..NO_COMMAND
+            },
+        );
+        rig.post(0, &commands)?;
         arrive_in_order(rig, round, &puts)?;
         let end = rig.signal(1, 0, me);
         let read =
@@ -381,6 +402,14 @@ fn arrive_in_order(rig: &mut Rig<'_>, round: u64, puts: &[Command]) -> Result<()
             let (at, bytes) = (dst_offset as usize, bytes as usize);
             let expected = pattern(seed(previous, round) << 8 | u64::from(number), bytes);
             compare(&what, &rig.windows[1].read(at, bytes), &expected)?;
+        }
+        if last as usize > VALUE_BEFORE {
+            let (value, posted) = (rig.windows[1].load(value_place(rig)), seed(previous, round));
+            ensure!(
+                value == posted,
+                "round {round}: found value {value:#x} of rank {previous}; expected {posted:#x}, which was posted \
+                 before the put whose signal was seen (TY_CAP_ORDERED)"
+            );
         }
         rig.check_peers()?;
         ensure!(

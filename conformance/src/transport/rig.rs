@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
-use tokenyard_core::config::{ComponentChoice, Config};
+use tokenyard_core::config::{ComponentChoice, ComponentTable, Config};
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
+    Capabilities, Command, Event, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, TransportNeeds,
+    TransportOpen, Window,
 };
 
 use super::headway::Headway;
@@ -152,9 +153,13 @@ impl Queue {
         transport: &OpenTransport,
         commands: &[Command],
     ) -> Result<usize> {
+        // A copy, which is scribbled over: what the transport needs of it behind the call, it must have copied.
+        let mut given = commands.to_vec();
         // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue) per
         // signal, and do not change sources until they are done; the owner of the queue calls.
-        unsafe { transport.post(self.id, commands) }.map_err(|status| {
+        let accepted = unsafe { transport.post(self.id, &given) };
+        scribble(&mut given, SCRIBBLED);
+        accepted.map_err(|status| {
             anyhow!("post on queue {}: found status {status}; expected 0", self.id)
         })
     }
@@ -271,13 +276,39 @@ pub(super) fn open_transport(
     deadline: Duration,
 ) -> Result<(OpenTransport, TransportNeeds)> {
     let (component, choice) = choose(rank.config)?;
-    let team = needs.teams.of(rank.world.rank(), rank.world.ranks());
+    open_chosen(component, choice, rank, needs, deadline)
+}
+
+/// The same, of a transport that is loaded.
+pub(super) fn open_chosen(
+    component: TransportRef,
+    choice: &ComponentChoice,
+    rank: &Rank<'_>,
+    needs: &Needs,
+    deadline: Duration,
+) -> Result<(OpenTransport, TransportNeeds)> {
+    let mut team = needs.teams.of(rank.world.rank(), rank.world.ranks());
     let ranks = team.world_ranks.len() as u32;
     let opened = needs.of_transport(ranks, rank.capabilities, deadline);
+    // Inputs of its own, which do not outlive the call.
+    let table = ComponentTable::from_text(choice.table.text(), choice.table.file());
     let exchange = Among { world: rank.world, team: &team };
     let open = TransportOpen::new(&team, &opened).among(&exchange);
-    let transport = component.open(&choice.table, &open).context("open; expected it to succeed")?;
+    let transport = component.open(&table, &open).context("open; expected it to succeed")?;
+    scribble(&mut team.world_ranks, u32::MAX / 2);
+    // It stays, so that nothing else lies in its place.
+    std::mem::forget(team);
     Ok((transport, opened))
+}
+
+/// The content of commands that a transport must not look at any more.
+const SCRIBBLED: Command = Command { op: u8::MAX, bytes: 8, ..NO_COMMAND };
+
+/// Overwrites inputs of a call that has returned.
+fn scribble<T: Copy>(inputs: &mut [T], over: T) {
+    inputs.fill(over);
+    // The compiler would leave out what is not read.
+    std::hint::black_box(inputs);
 }
 
 /// Whether `what` holds on any rank. Collective.
@@ -315,9 +346,12 @@ impl<'a> Rig<'a> {
                     None => Area::new(id, *bytes, &memory)?,
                 }
             };
+            let mut given = window;
             // SAFETY: the memory lives in `windows`, which is dropped after the transport, or belongs to
             // the transport.
-            unsafe { rig.transport.register(&window)? };
+            unsafe { rig.transport.register(&given) }
+                .context("register a window that memory_needs allows; expected it to succeed")?;
+            scribble(std::slice::from_mut(&mut given), NO_WINDOW);
             rig.windows.push(area);
             rig.described.push(window);
         }
@@ -374,26 +408,19 @@ impl<'a> Rig<'a> {
 
     /// Connects to all peers, by the endpoints that they wrote for this rank.
     pub(super) fn connect_to(&mut self, endpoints: &[Vec<u8>]) -> Result<()> {
-        for (peer, endpoint) in (0..).zip(endpoints) {
+        // They live until the commit, scribbled over.
+        let mut given = endpoints.to_vec();
+        for (peer, endpoint) in (0..).zip(&mut given) {
             self.transport
                 .connect(peer, endpoint)
                 .with_context(|| format!("connect to peer {peer}; expected it to succeed"))?;
+            scribble(endpoint, 0xff);
         }
         self.transport.commit().context("commit; expected it to succeed")
     }
 
-    /// Connects to `peer` alone, by any bytes. `peer` is number 0 of the team, or 1 for number 0: this rank is the only
-    /// one that the order of calls may put before it.
-    pub(super) fn connect_first(
-        &mut self,
-        peer: u32,
-        data: &[u8],
-    ) -> Result<tokenyard_core::Result<()>> {
-        self.prepare(peer)?;
-        Ok(self.transport.connect(peer, data))
-    }
-
-    /// Calls what comes before the connect of [`connect_first`](Self::connect_first).
+    /// Calls what comes before a first connect to `peer`, by any bytes. `peer` is number 0 of the team, or 1 for number
+    /// 0: this rank is the only one that the order of calls may put before it.
     pub(super) fn prepare(&mut self, peer: u32) -> Result<()> {
         let me = self.me();
         ensure!(peer == u32::from(me == 0), "connect first: found rank {peer} on rank {me}");

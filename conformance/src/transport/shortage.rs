@@ -11,47 +11,103 @@ use super::rig::{self, Needs, Rig};
 use super::{Body, TransportCase};
 use crate::suite::{Outcome, Rank};
 
-pub(super) const CASES: &[TransportCase] = &[TransportCase {
-    name: "a_rank_without_descriptors_blames_no_peer",
-    about: "connect without a free descriptor works, or fails with a status about this process, such as TY_SYSTEM with \
-            the errno",
-    invariants: "errors",
-    ranks: &[2],
-    needs: Needs::SMALL,
-    body: Body::OwnProcess(a_rank_without_descriptors_blames_no_peer),
-    ..TransportCase::BARE
-}];
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
+        name: "a_rank_without_descriptors_blames_no_peer",
+        about: "open and connect without a free descriptor work, or fail with a status about this process, such as \
+                TY_SYSTEM with the errno",
+        invariants: "errors",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::OwnProcess(a_rank_without_descriptors_blames_no_peer),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "a_commit_without_descriptors_blames_no_peer",
+        about: "commit without a free descriptor, while the peer connects, works, or fails with a status about this \
+                process",
+        invariants: "errors",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::OwnProcess(a_commit_without_descriptors_blames_no_peer),
+        ..TransportCase::BARE
+    },
+];
 
-/// Rank 0 connects without descriptors; rank 1 is open, and could be reached.
+/// Both ranks open without descriptors, because that may be collective. Then rank 0 connects without them; rank 1 is
+/// open, and could be reached.
 fn a_rank_without_descriptors_blames_no_peer(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     let mut rig = Rig::open(rank, needs, rig::short(rank))?;
+    let (component, choice) = rig::choose(rank.config)?;
+    let none_left = NoDescriptors::take_all()?;
+    let opened = rig::open_chosen(component, choice, rank, needs, rig::short(rank)).map(drop);
+    drop(none_left);
+    is_about_this_process("open", opened)?;
     let endpoints = rig.exchange_endpoints()?;
-    let mut error = None;
+    let mut connected = Ok(());
     if rig.me() == 0 {
         let _none_left = NoDescriptors::take_all()?;
         let mut connects = (0..).zip(&endpoints);
-        error = connects.find_map(|(peer, end)| rig.transport.connect(peer, end).err());
+        connected = connects.try_for_each(|(peer, end)| Ok(rig.transport.connect(peer, end)?));
     }
     rank.world.barrier("a rank was without descriptors")?;
     drop(rig);
     rank.world.barrier("all have closed")?;
-    error.as_ref().map_or(Ok(()), blames_no_peer)?;
+    is_about_this_process("connect", connected)?;
     Ok(Outcome::Pass)
+}
+
+/// Rank 0 has connected before. It has no descriptor for the connection that comes from rank 1.
+fn a_commit_without_descriptors_blames_no_peer(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
+    let mut rig = Rig::open(rank, needs, rig::short(rank))?;
+    let endpoints = rig.exchange_endpoints()?;
+    let mut committed: tokenyard_core::Result<()> = Ok(());
+    let connects = |rig: &mut Rig<'_>| {
+        (0..).zip(&endpoints).try_for_each(|(peer, end)| rig.transport.connect(peer, end))
+    };
+    if rig.me() == 0 {
+        let connected = connects(&mut rig);
+        let none_left = NoDescriptors::take_all()?;
+        rank.world.barrier("rank 0 has no descriptor left")?;
+        if connected.is_ok() {
+            committed = rig.transport.commit();
+        }
+        drop(none_left);
+    } else {
+        rank.world.barrier("rank 0 has no descriptor left")?;
+        // Either may fail: rank 0 does not answer.
+        let _ = connects(&mut rig).and_then(|()| rig.transport.commit());
+    }
+    rank.world.barrier("a rank was without descriptors")?;
+    drop(rig);
+    rank.world.barrier("all have closed")?;
+    if let Err(error) = &committed {
+        ensure!(
+            error.rank().is_none(),
+            "commit without a free descriptor is about rank {:?}, which has connected: `{error}`; expected an error \
+             about no peer",
+            error.rank()
+        );
+    }
+    is_about_this_process("commit", committed.map_err(Into::into))?;
+    Ok(Outcome::Pass)
+}
+
+fn is_about_this_process(call: &str, ended: Result<()>) -> Result<()> {
+    let Err(failed) = ended else { return Ok(()) };
+    let Some(error) = failed.downcast_ref::<Error>() else { return Err(failed) };
+    blames_no_peer(error).with_context(|| format!("{call} without a free descriptor"))
 }
 
 fn blames_no_peer(error: &Error) -> Result<()> {
     has_status(error)?;
     let blames = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Protocol);
-    ensure!(
-        !blames,
-        "connect without a free descriptor: found {:?}, `{error}`; expected a status about this process",
-        error.kind()
-    );
+    ensure!(!blames, "found {:?}, `{error}`; expected a status about this process", error.kind());
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
     let errno = source.and_then(std::io::Error::raw_os_error);
     ensure!(
         error.kind() != ErrorKind::System || errno.is_some(),
-        "connect without a free descriptor: `{error}`; expected the errno of the call that the system refused"
+        "found `{error}`; expected the errno of the call that the system refused"
     );
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::suite::Rank;
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "names_of_links_fit_their_room",
-        about: "link_name writes one line, at most as long as its capacity, and gives that length",
+        about: "link_name writes one line of UTF-8, at most as long as its capacity, and gives that length",
         invariants: "the order of calls: `link_name`",
         ranks: &[2],
         needs: Needs::SMALL,
@@ -59,7 +59,14 @@ fn names_of_links_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
                 bytes <= capacity && data[capacity..].iter().all(|byte| *byte == BESIDE),
                 "link_name: found {bytes} bytes in room for {capacity}; expected no more, and none beside it"
             );
-            let text = String::from_utf8_lossy(&data[..bytes]);
+            let text = &data[..bytes];
+            let is_utf8 = match std::str::from_utf8(text) {
+                Ok(_) => true,
+                // The room may cut the last character.
+                Err(error) => bytes == capacity && error.error_len().is_none(),
+            };
+            let text = String::from_utf8_lossy(text);
+            ensure!(is_utf8, "link_name: found {text:?}; expected UTF-8");
             ensure!(!text.contains('\n'), "link_name: found {text:?}; expected one line");
         }
     }

@@ -16,7 +16,8 @@ use crate::suite::Rank;
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "memory_needs_are_sound",
-        about: "memory_needs names kinds that probe declared, handles of the header, and a power of two",
+        about: "memory_needs names kinds that probe declared, handles of the header, and a power of two; register \
+                takes windows that have as much and no more",
         invariants: "the order of calls: `memory_needs`",
         ranks: &[2],
         needs: Needs::SMALL,
@@ -78,7 +79,10 @@ fn memory_needs_are_sound(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
         found.alignment,
         found.size
     );
-    Ok(rank.world.barrier("all have asked")?)
+    rank.world.barrier("all have asked")?;
+    drop(transport);
+    Rig::open(rank, needs, rank.config.world.deadline)?;
+    Ok(rank.world.barrier("all have registered")?)
 }
 
 fn allocated_windows_are_whole(rank: &Rank<'_>, needs: &Needs) -> Result<()> {

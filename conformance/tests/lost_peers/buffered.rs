@@ -111,13 +111,10 @@ impl Transport for BufferedPuts {
                 // SAFETY: a posted put, whose source is inside its window.
                 let bytes = unsafe { std::slice::from_raw_parts(from, command.bytes as usize) };
                 held.waiting.push(Buffered { command: *command, bytes: bytes.to_vec() });
-                held.events.push(Event {
-                    kind: abi::TY_EVENT_DONE,
-                    queue,
-                    peer,
-                    status: abi::TY_OK,
-                    tag,
-                });
+                if command.flags & abi::TY_FLAG_NOTIFY != 0 {
+                    let (kind, status) = (abi::TY_EVENT_DONE, abi::TY_OK);
+                    held.events.push(Event { kind, queue, peer, status, tag });
+                }
             } else if !paused && is_lost(self.processes[peer as usize]) {
                 if !held.failed.contains(&peer) {
                     held.failed.push_back(peer);

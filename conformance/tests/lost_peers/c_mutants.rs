@@ -1,5 +1,6 @@
 //! The mutants of the C examples. `plugins/example-c/mutants_*.toml` list edits of their sources, each of which breaks
-//! the contract once, and the test of the suite that must notice it.
+//! the contract once, and the test of the suite that must notice it. `variants_sockets.toml` lists edits that break
+//! nothing, and tests that must pass.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,29 @@ struct Mutant {
     edits: Vec<Edit>,
 }
 
+/// The file of variants.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variants {
+    variant: Vec<Variant>,
+}
+
+/// A changed example that is right.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variant {
+    name: String,
+    #[serde(rename = "about")]
+    _about: String,
+    cases: BTreeSet<String>,
+    edits: Vec<Edit>,
+}
+
+fn variants() -> Vec<Variant> {
+    let text = std::fs::read_to_string(folder().join("variants_sockets.toml")).unwrap();
+    toml::from_str::<Variants>(&text).unwrap().variant
+}
+
 /// An unbroken example.
 #[derive(Clone, Copy, Debug)]
 enum Example {
@@ -65,11 +89,18 @@ impl Example {
         toml::from_str::<Mutants>(&text).unwrap().mutant
     }
 
-    /// Its name in a config.
-    fn component(self) -> &'static str {
+    /// Its table in a config, with a key where it has one.
+    fn table(self) -> &'static str {
         match self {
-            Self::Shm => "example_c",
-            Self::Sockets => "example_sockets",
+            Self::Shm => "use = \"example_c\"\nexample_c.load_store = true",
+            Self::Sockets => "use = \"example_sockets\"",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Sockets => "sockets",
         }
     }
 }
@@ -85,7 +116,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/example-c")
 }
 
-/// A trial for each mutant, which is caught, and one for each unbroken example, which passes all of their cases.
+/// A trial for each mutant, which is caught, for each unbroken example, which passes all of their cases, and for each
+/// variant.
 pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
     let mut trials = Vec::new();
     for example in [Example::Shm, Example::Sockets] {
@@ -98,14 +130,25 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
             trials.push(trial(name, leaves_names, move || caught(&program, example, &mutant)));
         }
         let program = Arc::clone(program);
-        let name = format!("{}/the_cases_of_its_mutants", example.component());
-        trials.push(trial(name, false, move || passes(&program, example, &cases)));
+        let name = format!("{}/the_cases_of_its_mutants", example.name());
+        trials.push(trial(name, false, move || passes(&program, example, &[], &cases)));
+    }
+    for variant in variants() {
+        let program = Arc::clone(program);
+        let Variant { name, cases, edits, .. } = variant;
+        let run = move || passes(&program, Example::Sockets, &edits, &cases);
+        trials.push(trial(format!("{name}/its_cases"), false, run));
     }
     trials
 }
 
-fn passes(program: &Program, example: Example, cases: &BTreeSet<String>) -> Result<(), Failed> {
-    let build = Build::new(example, &[], 10_000)?;
+fn passes(
+    program: &Program,
+    example: Example,
+    edits: &[Edit],
+    cases: &BTreeSet<String>,
+) -> Result<(), Failed> {
+    let build = Build::new(example, edits, 10_000)?;
     let verdicts = build.run(program, &cases.iter().map(String::as_str).collect::<Vec<_>>())?;
     assert_eq!(verdicts.len(), cases.len(), "{verdicts:?}");
     let failed: Vec<_> = verdicts.iter().filter(|(_, verdict)| *verdict != Verdict::Pass).collect();
@@ -173,9 +216,9 @@ impl Build {
         let library = compile(folder.path(), example, edits)?;
         let config = format!(
             "[world]\ndeadline_ms = {deadline}\nlate_ms = {}\n[kernels]\nuse = \"cpu\"\n[transport.scale_up]\n\
-             use = \"{}\"\n[plugins]\npaths = [{library:?}]\n",
+             {}\n[plugins]\npaths = [{library:?}]\n",
             2 * deadline,
-            example.component(),
+            example.table(),
         );
         Ok(Self { folder, config })
     }

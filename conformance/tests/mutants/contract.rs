@@ -1,7 +1,7 @@
 //! `conformance/contract.toml` and `contract_header.toml` map each clause of transports to a case of L0 and to a
 //! mutant that this case is known to catch, or to the reason why there is no such case. A clause is a sentence of the
 //! contract, an item of the header that is about transports, or a sentence about such an item. A clause without either
-//! fails here.
+//! fails here, and so does one that has changed since its entry was written: an entry has a mark of the whole clause.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,13 +41,54 @@ struct OfHeader {
     comments: BTreeMap<String, Clause>,
 }
 
+/// An entry, which ends with the mark of its clause.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Clause {
-    /// Proofs, each a case and a mutant: `case/mutant`.
+    /// Proofs, each a case and a mutant: `case/mutant`. The last item is the mark.
     Proofs(Vec<String>),
-    /// The word of a reason.
+    /// The word of a reason, and the mark.
     Reason(String),
+}
+
+impl Clause {
+    fn mark(&self) -> &str {
+        let last = match self {
+            Self::Proofs(proofs) => proofs.last().map_or("", String::as_str),
+            Self::Reason(words) => words.rsplit(' ').next().unwrap_or(""),
+        };
+        if last.starts_with('#') { last } else { "" }
+    }
+
+    fn proofs(&self) -> impl Iterator<Item = &String> {
+        let proofs = if let Self::Proofs(proofs) = self { &proofs[..] } else { &[] };
+        proofs.iter().filter(|proof| !proof.starts_with('#'))
+    }
+
+    fn reason(&self) -> Option<&str> {
+        if let Self::Reason(words) = self { words.split(' ').next() } else { None }
+    }
+}
+
+/// The mark of a clause: the FNV-1a hash of its text in 32 bits.
+fn mark(clause: &str) -> String {
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    format!("#{:08x}", clause.bytes().fold(0x811c_9dc5, step))
+}
+
+/// Checks that the clauses of the entries are those that the entries were written for.
+fn unchanged<'a>(entries: impl IntoIterator<Item = (&'a str, &'a Clause, String)>) {
+    let stale = |(start, entry, clause): (&str, &Clause, String)| {
+        let mark = mark(&clause);
+        (entry.mark() != mark).then(|| format!("{start:?} {mark} {clause}"))
+    };
+    let stale: Vec<String> = entries.into_iter().filter_map(stale).collect();
+    assert!(
+        stale.is_empty(),
+        "clauses have changed since their entries in conformance/contract*.toml were written. See whether the cases of \
+         each still fail where it is broken, then give its entry this mark:\n{}",
+        stale.join("\n")
+    );
 }
 
 fn contract() -> Contract {
@@ -169,6 +210,8 @@ fn match_each_other(clauses: &[String], entries: &BTreeMap<String, Clause>) {
             "the entry {start:?} of conformance/contract*.toml is about {count} clauses"
         );
     }
+    let of = |start: &str| clauses.iter().find(|clause| clause.starts_with(start)).unwrap().clone();
+    unchanged(entries.iter().map(|(start, entry)| (start.as_str(), entry, of(start))));
 }
 
 #[test]
@@ -180,13 +223,31 @@ fn every_sentence_of_the_contract_has_a_case_with_a_mutant_or_a_reason() {
 }
 
 #[test]
+fn a_mark_shows_a_change_at_the_end_of_a_clause() {
+    let marks = ["It never waits.", "It never waits, or seldom."].map(mark);
+    assert_eq!(marks[0].len(), "#01234567".len());
+    assert_ne!(marks[0], marks[1]);
+    assert_eq!(mark(""), "#811c9dc5", "FNV-1a");
+}
+
+#[test]
 fn every_item_of_the_header_has_a_case_with_a_mutant_or_a_reason() {
-    let listed: BTreeSet<String> = of_header().header.into_keys().collect();
+    let entries = of_header().header;
+    let listed: BTreeSet<String> = entries.keys().cloned().collect();
     let fields = header::items().into_iter().filter(|item| !item.is_structure());
-    let items: BTreeSet<String> = fields.map(|item| item.name).collect();
+    let fields: BTreeMap<String, Item> = fields.map(|item| (item.name.clone(), item)).collect();
+    let items: BTreeSet<String> = fields.keys().cloned().collect();
     let missing: Vec<_> = items.difference(&listed).collect();
     assert_eq!(missing, [""; 0], "missing in conformance/contract_header.toml");
     assert_eq!(listed.difference(&items).collect::<Vec<_>>(), [""; 0], "not in the header");
+    // The further sentences are entries of their own.
+    let says = |name: &String| {
+        let Item { comment, code, .. } = &fields[name];
+        // The number of a constant is no clause.
+        let code = if name.contains('.') { code } else { "" };
+        format!("{} {code}", sentences(comment)[0])
+    };
+    unchanged(entries.iter().map(|(name, entry)| (name.as_str(), entry, says(name))));
 }
 
 #[test]
@@ -204,26 +265,17 @@ fn the_proofs_of_the_contract_are_run_by_tests_and_its_reasons_are_explained() {
     let mut reasons = BTreeSet::new();
     let all = contract.page.iter().chain(&header.header).chain(&header.comments);
     for (clause, proof) in all {
-        match proof {
-            Clause::Proofs(proofs) => {
-                assert!(!proofs.is_empty(), "{clause}");
-                for proof in proofs {
-                    assert!(
-                        run.contains(proof),
-                        "{clause}: no test runs {proof:?}; there are {run:#?}"
-                    );
-                }
-            }
-            Clause::Reason(word) => {
-                assert!(
-                    contract.reasons.contains_key(word),
-                    "{clause}: no reason is called {word:?}"
-                );
-                reasons.insert(word);
-            }
+        assert!(proof.reason().is_some() || proof.proofs().count() > 0, "{clause}");
+        for proof in proof.proofs() {
+            assert!(run.contains(proof), "{clause}: no test runs {proof:?}; there are {run:#?}");
+        }
+        if let Some(word) = proof.reason() {
+            assert!(contract.reasons.contains_key(word), "{clause}: no reason is called {word:?}");
+            reasons.insert(word);
         }
     }
-    let unused: Vec<_> = contract.reasons.keys().filter(|word| !reasons.contains(word)).collect();
+    let words = contract.reasons.keys();
+    let unused: Vec<_> = words.filter(|word| !reasons.contains(word.as_str())).collect();
     assert!(unused.is_empty(), "{unused:?} explain nothing");
 }
 

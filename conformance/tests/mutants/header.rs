@@ -26,7 +26,7 @@ pub(crate) struct Item {
     pub(crate) comment: String,
     kind: Kind,
     /// Its line of code; the first one of a slot.
-    code: String,
+    pub(crate) code: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
