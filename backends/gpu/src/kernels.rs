@@ -28,6 +28,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::GpuConfig;
+use crate::decode;
 use crate::driver::{self, Context, Device, Graph, Pooled, RawStream, Stream};
 use crate::engine::counters::Counters;
 use crate::engine::limits::{BlockLimits, check, unsupported};
@@ -38,7 +39,6 @@ use crate::moe::exchange::Exchange;
 use crate::moe::exchanges::{Exchanges, Rail};
 use crate::moe::foresight;
 use crate::moe::sizes::{ARENA, CONTROL, Sizes};
-use crate::moe::staging;
 use crate::platform::Components;
 
 pub(crate) use crate::engine::device_api::DeviceApi;
@@ -198,10 +198,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             windows: (WINDOWS * exchanges.len()) as u32,
             capabilities: Path::capabilities(
                 &paths,
-                exchanges.iter().any(|exchange| exchange.stages),
+                exchanges.iter().any(|exchange| exchange.decodes),
             ) | exchanges
                 .iter()
-                .map(staging::capabilities)
+                .map(decode::sizes::capabilities)
                 .fold(0, |all, flags| all | flags),
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
@@ -215,8 +215,8 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             let facts = self.context.device.facts()?;
             check(&exchange, BlockLimits::of(&facts))?;
             let sizes = Sizes::new(&exchange, &self.config)?;
-            if let Some(staging) = &sizes.staging {
-                staging.check(&exchange.shape, facts.most_shared)?;
+            if let Some(decode) = &sizes.decode {
+                decode.check(&exchange.shape, facts.most_shared)?;
             }
             let first = WINDOWS * index;
             needs.window_bytes[first + CONTROL] = sizes.control_bytes();

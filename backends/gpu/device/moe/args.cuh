@@ -25,8 +25,8 @@ constexpr bool kPuts = false;
 
 // Whether rows may be taken in tiles: see tiles.cuh.
 constexpr bool kMayTile = !kPuts && !kGrouped;
-// Whether rows may be staged without a request: see staging.cuh.
-constexpr bool kMayStage = !kPuts && !kGrouped;
+// Whether rows may be sent without a request: see decode.cuh.
+constexpr bool kMayDecode = !kPuts && !kGrouped;
 // Whether rows of a combine may be pushed: see push_combine.cuh.
 constexpr bool kMayPush = !kPuts && !kGrouped;
 
@@ -160,7 +160,7 @@ __device__ inline Operation& operation() {
 struct Cell {
   u32 slot;
   u32 code;      // how it continues; 0 if it did not get that far
-  u64 epoch;     // for kernels that receive apart from those that send: see staging.cuh
+  u64 epoch;     // for kernels that receive apart from those that send: see decode.cuh
   u64 totals[1]; // [R]: of the signals that are waited for; then [R]: the tallies with them
 };
 
@@ -269,9 +269,9 @@ struct Routing {
   u32 blocks;          // number of blocks that counted
 };
 
-// Where rows are staged without a request, in the control windows of all ranks: see staging.cuh. Places
+// The inbox of low-latency rows, in the control windows of all ranks: see decode.cuh. Places
 // are of [slots, R] ranks that write, and each rank has places for M tokens.
-struct Staging {
+struct DecodeArgs {
   u64 words;         // offset of reports on rows: [token_words + El] words {epoch, value} per rank
   u64 records;       // offset of records: [M] each
   u64 rows;          // offset of rows: [M] each
@@ -460,18 +460,18 @@ struct FusedCombineArgs {
   MergeArgs merge;     // the sum that is made here; `out` and `out_weights` are not written
 };
 
-// Low latency, packed: see staged_dispatch.cuh.
-struct StagedDispatchArgs {
+// Low latency, packed: see decode_dispatch.cuh.
+struct DecodeDispatchArgs {
   DispatchArgs dispatch;
-  Staging staging;
+  DecodeArgs decode;
 };
 
-// Low latency, the return path: see staged_combine.cuh. No field of `combine` names rows in an
+// Low latency, the return path: see decode_combine.cuh. No field of `combine` names rows in an
 // arena.
-struct StagedCombineArgs {
+struct DecodeCombineArgs {
   CombineArgs combine;
   MergeArgs merge;         // the sum that is made here; `out` and `out_weights` are not written
-  Staging staging;
+  DecodeArgs decode;
   const u32* sources;      // [N]: source rank * M + source token
   // [T, K]: weights of this call instead of the dispatch's, and ids, of which negative ones drop a term; or null.
   const float* topk_weights;
@@ -482,10 +482,10 @@ struct StagedCombineArgs {
   __device__ bool weighted() const { return topk_weights || merge.dispatch_weights; }
 };
 
-// This rank does not take part: see `refuse_staged`.
-struct StagedRefusalArgs {
+// This rank does not take part: see `refuse_decode`.
+struct DecodeRefusalArgs {
   Common c;
-  Staging staging;
+  DecodeArgs decode;
 };
 
 // Finds the group of each token.
@@ -518,8 +518,8 @@ static_assert(sizeof(WaitReport) == kHostBytes[0] && sizeof(Outcome) == kHostByt
               sizeof(CombineArgs) == kHostBytes[4] && sizeof(ArriveArgs) == kHostBytes[5] &&
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
               sizeof(Trace) == kHostBytes[8] && sizeof(GroupArgs) == kHostBytes[9] &&
-              sizeof(Common) == kHostBytes[10] && sizeof(StagedDispatchArgs) == kHostBytes[11] &&
-              sizeof(StagedCombineArgs) == kHostBytes[12] && sizeof(StagedRefusalArgs) == kHostBytes[13] &&
+              sizeof(Common) == kHostBytes[10] && sizeof(DecodeDispatchArgs) == kHostBytes[11] &&
+              sizeof(DecodeCombineArgs) == kHostBytes[12] && sizeof(DecodeRefusalArgs) == kHostBytes[13] &&
               sizeof(FusedCombineArgs) == kHostBytes[14],
               "args.rs and args.cuh differ");
 #endif

@@ -41,13 +41,13 @@ const HEADERS: [(&str, &str); 33] = [
     ("fused_combine.cuh", include_str!("../../device/moe/fused_combine.cuh")),
     ("put_combine.cuh", include_str!("../../device/moe/put_combine.cuh")),
     ("masking.cuh", include_str!("../../device/common/masking.cuh")),
-    ("staged_rows.cuh", include_str!("../../device/decode/staged_rows.cuh")),
-    ("staged_sums.cuh", include_str!("../../device/decode/staged_sums.cuh")),
-    ("staging.cuh", include_str!("../../device/decode/staging.cuh")),
+    ("decode_rows.cuh", include_str!("../../device/decode/decode_rows.cuh")),
+    ("decode_sums.cuh", include_str!("../../device/decode/decode_sums.cuh")),
+    ("decode.cuh", include_str!("../../device/decode/decode.cuh")),
     ("logfmt.cuh", include_str!("../../device/codec/logfmt.cuh")),
-    ("staged_send.cuh", include_str!("../../device/decode/staged_send.cuh")),
-    ("staged_dispatch.cuh", include_str!("../../device/decode/staged_dispatch.cuh")),
-    ("staged_combine.cuh", include_str!("../../device/decode/staged_combine.cuh")),
+    ("decode_send.cuh", include_str!("../../device/decode/decode_send.cuh")),
+    ("decode_dispatch.cuh", include_str!("../../device/decode/decode_dispatch.cuh")),
+    ("decode_combine.cuh", include_str!("../../device/decode/decode_combine.cuh")),
 ];
 
 /// A GPU architecture that kernels are compiled for.

@@ -13,9 +13,9 @@ use crate::engine::device_api::DeviceApi;
 use crate::moe::args::{CombineArgs, DispatchArgs, THREADS};
 use crate::moe::sizes::DECLARED;
 
-/// Kernels of low-latency operations: see `staging.cuh`.
+/// Kernels of low-latency operations: see `decode.cuh`.
 #[derive(Debug)]
-pub(crate) struct StagedKernels {
+pub(crate) struct DecodeKernels {
     /// Dispatches of rows that are sent as they are given.
     dispatch: ByLength,
     /// Dispatches of rows that are cast.
@@ -43,8 +43,8 @@ struct ByLength {
 impl ByLength {
     /// `each`: the pieces of a thread in the first.
     fn load(module: &Arc<Module>, name: &str, each: u32, facts: &DeviceFacts) -> Result<Self> {
-        let long = staged_kernel(module, &format!("{name}_long"), facts)?;
-        Ok(Self { short: staged_kernel(module, name, facts)?, most: each * THREADS, long })
+        let long = decode_kernel(module, &format!("{name}_long"), facts)?;
+        Ok(Self { short: decode_kernel(module, name, facts)?, most: each * THREADS, long })
     }
 
     /// The kernel for rows of this many pieces.
@@ -57,7 +57,7 @@ impl ByLength {
 /// are resident soon. A multiprocessor has memory for one block, there are no more blocks than
 /// multiprocessors, and the kernels that hold these wait for none of the blocks. Elsewhere the driver ensures
 /// it.
-fn staged_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
+fn decode_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
     let kernel = if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
     kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
     Ok(kernel)
@@ -89,24 +89,24 @@ impl SumKind {
     }
 }
 
-impl StagedKernels {
+impl DecodeKernels {
     fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
         let find = |name: &str, each| ByLength::load(module, name, each, facts);
-        let refuse = module.function("ty_refuse_staged")?;
+        let refuse = module.function("ty_refuse_decode")?;
         refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
         Ok(Self {
-            dispatch: find("ty_dispatch_staged", 2)?,
-            cast: find("ty_dispatch_staged_cast", 1)?,
+            dispatch: find("ty_dispatch_decode", 2)?,
+            cast: find("ty_dispatch_decode_cast", 1)?,
             combine: [
-                find("ty_combine_staged_bf16", 2)?,
-                find("ty_combine_staged_f16", 2)?,
-                find("ty_combine_staged_f32", 2)?,
+                find("ty_combine_decode_bf16", 2)?,
+                find("ty_combine_decode_f16", 2)?,
+                find("ty_combine_decode_f32", 2)?,
             ],
             once: [
-                staged_kernel(module, "ty_combine_staged_bf16_once", facts)?,
-                staged_kernel(module, "ty_combine_staged_f16_once", facts)?,
+                decode_kernel(module, "ty_combine_decode_bf16_once", facts)?,
+                decode_kernel(module, "ty_combine_decode_f16_once", facts)?,
             ],
-            logfmt: staged_kernel(module, "ty_combine_staged_bf16_logfmt", facts)?,
+            logfmt: decode_kernel(module, "ty_combine_decode_bf16_logfmt", facts)?,
             refuse,
         })
     }
@@ -154,8 +154,8 @@ pub(crate) struct Kernels {
     pub(crate) fused: Option<FusedKernels>,
     /// Inside one of several domains: finds the group of each token.
     pub(crate) group: Option<Function>,
-    /// The kernels of low-latency operations, where rows of the packed layout are staged.
-    pub(crate) staged: Option<StagedKernels>,
+    /// The kernels of low-latency operations, where rows of the packed layout are sent without a request.
+    pub(crate) decode: Option<DecodeKernels>,
     /// How they move rows.
     pub(crate) rows: Rows,
 }
@@ -207,8 +207,8 @@ impl Kernels {
         // As in `exchange.cu`: bulk copies, or more than 128 registers for a thread.
         let has_fused = is_whole && (rows == Rows::Tma || facts.wave == 64);
         let fused = has_fused.then(|| fused(&module, most_shared)).transpose()?;
-        let staged = match config.decode {
-            Decode::LowLatency if is_whole => Some(StagedKernels::load(&module, &facts)?),
+        let decode = match config.decode {
+            Decode::LowLatency if is_whole => Some(DecodeKernels::load(&module, &facts)?),
             _ => None,
         };
         Ok(Self {
@@ -223,7 +223,7 @@ impl Kernels {
             count_routing,
             fused,
             group,
-            staged,
+            decode,
             rows,
         })
     }
@@ -255,7 +255,7 @@ mod tests {
     /// Kernels that run beside the one that a dispatch or a combine has always.
     const BESIDE: [&str; 9] = [
         "ty_return_put",
-        "ty_refuse_staged",
+        "ty_refuse_decode",
         "ty_spread",
         "ty_merge_",
         "ty_agree",

@@ -25,9 +25,9 @@ impl Engine {
     pub(crate) fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
         self.masks_or_none()?.check(rank, is_masked)?;
         self.flush()?;
-        if let Some(staging) = self.sizes.staging.filter(|_| !is_masked) {
-            // It may have staged rows that nothing took.
-            for (at, bytes) in staging.rows_of(&self.exchange, rank) {
+        if let Some(decode) = self.sizes.decode.filter(|_| !is_masked) {
+            // It may have sent rows that nothing took.
+            for (at, bytes) in decode.rows_of(&self.exchange, rank) {
                 self.order.stream.zero(self.control + at, bytes)?;
             }
             self.order.stream.synchronize()?;

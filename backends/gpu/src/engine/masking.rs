@@ -139,7 +139,7 @@ fn check(exchange: &Exchange, lost: &[AtomicU8]) -> Result<()> {
         Err(Error::new(ErrorKind::Unsupported, "plan kernels", message).with_fix(fix))
     };
     let stop = "let a lost rank end the communicator, or use kernels = \"cpu\"";
-    if !exchange.stages {
+    if !exchange.decodes {
         let found = "decode = \"direct\"; only low-latency operations go on without a lost rank";
         return unsupported(found.to_owned(), stop);
     }
@@ -163,10 +163,10 @@ mod tests {
     use crate::engine::path::Path;
     use crate::moe::exchange::tests::SHAPE;
 
-    fn exchange(stages: bool, ranks: u32) -> Exchange {
+    fn exchange(decodes: bool, ranks: u32) -> Exchange {
         let exchange = Exchange::whole(&SHAPE, abi::TY_LEVEL_SCALE_UP, Path::STORE);
         let shape = tokenyard_core::moe::Shape { ranks, ..exchange.shape };
-        Exchange { stages, shape, ..exchange }
+        Exchange { decodes, shape, ..exchange }
     }
 
     fn refusal(exchange: &Exchange, states: &[u8]) -> Option<String> {

@@ -26,10 +26,10 @@ pub(crate) const REFUSE_ROUTE: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
 pub(crate) const REFUSE_BROKEN: u32 = 4;
 
-/// The phases that a kernel of staged rows runs: `kSends`, `kReceives` of the kernels.
+/// The phases that a low-latency kernel runs: `kSends`, `kReceives` of the kernels.
 pub(crate) const SENDS: u32 = 1;
 pub(crate) const RECEIVES: u32 = 2;
-/// Pieces of 16 bytes of a staged row that a thread may have: `kMostPieces` of the kernels.
+/// Pieces of 16 bytes of a low-latency row that a thread may have: `kMostPieces` of the kernels.
 pub(crate) const MOST_PIECES: u32 = 4;
 
 /// An error of a routing: more tokens than the call has rows.
@@ -60,9 +60,9 @@ pub(crate) fn bytes() -> String {
         size_of::<Trace>(),
         size_of::<GroupArgs>(),
         size_of::<Common>(),
-        size_of::<StagedDispatchArgs>(),
-        size_of::<StagedCombineArgs>(),
-        size_of::<StagedRefusalArgs>(),
+        size_of::<DecodeDispatchArgs>(),
+        size_of::<DecodeCombineArgs>(),
+        size_of::<DecodeRefusalArgs>(),
         size_of::<FusedCombineArgs>(),
         size_of::<CopyArgs>(),
         size_of::<CountArgs>(),
@@ -289,7 +289,7 @@ pub(crate) struct FusedCombineArgs {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Staging {
+pub(crate) struct DecodeArgs {
     pub(crate) words: u64,
     pub(crate) records: u64,
     pub(crate) rows: u64,
@@ -324,17 +324,17 @@ pub(crate) struct Masking {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StagedDispatchArgs {
+pub(crate) struct DecodeDispatchArgs {
     pub(crate) dispatch: DispatchArgs,
-    pub(crate) staging: Staging,
+    pub(crate) decode: DecodeArgs,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StagedCombineArgs {
+pub(crate) struct DecodeCombineArgs {
     pub(crate) combine: CombineArgs,
     pub(crate) merge: MergeArgs,
-    pub(crate) staging: Staging,
+    pub(crate) decode: DecodeArgs,
     pub(crate) sources: u64,
     pub(crate) topk_weights: u64,
     pub(crate) topk_idx: u64,
@@ -343,9 +343,9 @@ pub(crate) struct StagedCombineArgs {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StagedRefusalArgs {
+pub(crate) struct DecodeRefusalArgs {
     pub(crate) common: Common,
-    pub(crate) staging: Staging,
+    pub(crate) decode: DecodeArgs,
 }
 
 #[repr(C)]

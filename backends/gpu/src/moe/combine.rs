@@ -98,9 +98,9 @@ impl Engine {
         let entered = self.enter(call.operation, &mode);
         self.abort_on_fatal(entered)?;
         self.routing.use_handle(call.handle, &mode);
-        if self.stages(self.routing.handles[call.handle as usize].layout) {
+        if self.decodes(self.routing.handles[call.handle as usize].layout) {
             // SAFETY: by this function's contract.
-            return unsafe { self.send_staged_combine(call, &mode) };
+            return unsafe { self.send_decode_combine(call, &mode) };
         }
         let staged = match self.stage(call, &mode) {
             Ok(staged) => staged,
@@ -152,7 +152,7 @@ impl Engine {
         let called = self.sign(call.operation, &mut common, call.signature);
         let combine_tiling = self.combine_tiling(16);
         let arguments = arguments(common, Routing::default(), 16, &combine_tiling);
-        let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
+        let sent = self.refuse_decode(call.operation, &common).and_then(|refused| match refused {
             true => Ok(()),
             // SAFETY: the arguments name no tensors.
             false => unsafe {
@@ -455,7 +455,7 @@ impl Engine {
         // the wait for the returned rows has also waited until these rows have left.
         let layout = self.routing.handles[op.handle as usize].layout;
         let read = match self.exchange.path.rows {
-            _ if self.stages(layout) => self.receive_staged(operation),
+            _ if self.decodes(layout) => self.receive_decode(operation),
             Transfer::Put => Ok(()),
             Transfer::Store => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE),
         };

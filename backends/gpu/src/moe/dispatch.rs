@@ -139,7 +139,7 @@ impl Engine {
     }
 
     fn cannot_send(&self, wanted: &Wanted) -> Option<String> {
-        if self.launcher.waits.masks.is_some() && !self.stages(wanted.spec.layout) {
+        if self.launcher.waits.masks.is_some() && !self.decodes(wanted.spec.layout) {
             let why = "layout: found one that is not packed; expected packed, because on_failure = \"mask\" on GPUs \
                        covers low-latency operations alone";
             return Some(why.to_owned());
@@ -164,7 +164,7 @@ impl Engine {
         let dispatch_tiling = self.dispatch_tiling(&row, Layout::Flat, false);
         let arguments = arguments(call, common, routing, &dispatch_tiling);
         // SAFETY: the arguments name no tensors.
-        let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
+        let sent = self.refuse_decode(call.operation, &common).and_then(|refused| match refused {
             true => Ok(()),
             // SAFETY: the arguments name no tensors.
             false => unsafe {
@@ -298,7 +298,7 @@ impl Engine {
         staging: Option<Region>,
     ) -> Result<Option<Region>> {
         let holder = Holder::Dispatch(call.operation);
-        if wanted.mode.waits() && !self.stages(wanted.spec.layout) {
+        if wanted.mode.waits() && !self.decodes(wanted.spec.layout) {
             return Ok(self.places.arena.reserve(wanted.room.bytes, holder).ok());
         }
         let rows = wanted.rows(self.routing.handles[call.handle as usize].exact);
@@ -362,7 +362,7 @@ impl Engine {
             Cast::None => (call.x.data as u64, 0),
             _ => (0, call.x.data as u64),
         };
-        let gives = wanted.mode.waits() && !self.stages(wanted.spec.layout);
+        let gives = wanted.mode.waits() && !self.decodes(wanted.spec.layout);
         let slot = self.routing.slot(call.operation);
         let host_counts = self.launcher.counts.ask(slot, ticket(call.operation), gives);
         let arguments = DispatchArgs {
@@ -403,8 +403,8 @@ impl Engine {
         };
         // SAFETY: the tensors are valid by this function's contract.
         unsafe {
-            match self.stages(wanted.spec.layout) {
-                true => self.launch_staged_dispatch(call, &arguments, &wanted.mode)?,
+            match self.decodes(wanted.spec.layout) {
+                true => self.launch_decode_dispatch(call, &arguments, &wanted.mode)?,
                 false => {
                     self.launch_dispatch(call.operation, &arguments, [roles.blocks, shared])?
                 }
@@ -461,8 +461,8 @@ impl Engine {
         let op = self.routing.take(operation, of).ok_or_else(|| not_sent(operation))?;
         let slot = self.routing.slot(operation);
         self.resume(&op.mode)?;
-        let rows = match self.stages(op.arrangement) {
-            true => self.receive_staged(operation),
+        let rows = match self.decodes(op.arrangement) {
+            true => self.receive_decode(operation),
             false => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_ROWS),
         };
         let arrived = rows

@@ -57,8 +57,8 @@ pub(crate) struct Exchange {
     pub(crate) path: Path,
     /// Operations of callers that may be open.
     pub(crate) in_flight: u32,
-    /// Whether rows of the packed layout are staged without a request: see `staging.rs`.
-    pub(crate) stages: bool,
+    /// Whether rows of the packed layout are sent without a request: see `decode`.
+    pub(crate) decodes: bool,
 }
 
 impl Exchange {
@@ -75,7 +75,7 @@ impl Exchange {
             rank: shape.rank,
             path,
             in_flight: shape.in_flight,
-            stages: false,
+            decodes: false,
         }
     }
 
@@ -100,7 +100,7 @@ impl Exchange {
             rank: index,
             path: paths[0],
             in_flight: shape.in_flight,
-            stages: false,
+            decodes: false,
         };
         let rail = domains.rail(&world);
         let between = Self {
@@ -113,7 +113,7 @@ impl Exchange {
             rank: mine,
             path: paths[1],
             in_flight: shape.in_flight,
-            stages: false,
+            decodes: false,
         };
         [inside, between]
     }
@@ -144,10 +144,10 @@ impl Exchange {
 
     /// Operations whose records have places of their own. At least two of callers, because a rank may enter
     /// the next one while others still read its record of the last. Twice as many as may be open, where
-    /// senders wait for no rank: see `staging.cuh`.
+    /// senders wait for no rank: see `decode.cuh`.
     pub(crate) fn slots(&self) -> u32 {
         let open = self.in_flight.max(2) * self.steps();
-        if self.stages { 2 * open } else { open }
+        if self.decodes { 2 * open } else { open }
     }
 
     /// The exchange's use of its level's transport.

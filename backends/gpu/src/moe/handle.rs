@@ -34,7 +34,7 @@ pub(crate) struct HandleState {
     /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
     pub(crate) slots: u64,
     pub(crate) weights: u64,
-    /// Where rows were staged: the place at which the first output names the source of each row in
+    /// In low latency: the place at which the first output names the source of each row in
     /// flat order.
     pub(crate) landed_sources: u64,
     /// The stream of the dispatch that made it.

@@ -17,6 +17,5 @@ pub(crate) mod region_order;
 pub(crate) mod routing;
 pub(crate) mod sizes;
 pub(crate) mod spread;
-pub(crate) mod staging;
 pub(crate) mod step;
 pub(crate) mod wanted;

@@ -2,7 +2,7 @@
 
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::decode::staged::StagedHalf;
+use crate::decode::steps::DecodeHalf;
 use crate::driver::RawStream;
 use crate::engine::mode::Mode;
 use crate::moe::exchange::Exchange;
@@ -44,9 +44,9 @@ pub(crate) struct RoutingTable {
     pub(crate) handles: Vec<HandleState>,
     spares: Spares<HandleState>,
     operations: Vec<Operation>,
-    /// By slot: the kernel and arguments that receive an operation whose staged send was a separate
+    /// By slot: the kernel and arguments that receive an operation whose low-latency send was a separate
     /// call.
-    pub(crate) halves: Vec<StagedHalf>,
+    pub(crate) halves: Vec<DecodeHalf>,
     /// The last operation that was sent.
     pub(crate) latest: u64,
 }
@@ -58,7 +58,7 @@ impl RoutingTable {
             handles: (0..handles).map(|_| HandleState::new(blocks, warps)).collect(),
             spares: Spares { eager: Vec::new(), captured: Vec::new() },
             operations: vec![Operation::None; exchange.slots() as usize],
-            halves: vec![StagedHalf::None; exchange.slots() as usize],
+            halves: vec![DecodeHalf::None; exchange.slots() as usize],
             latest: 0,
         }
     }

@@ -26,8 +26,8 @@ impl Engine {
         let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
         let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
         match wanted.spec.layout {
-            // Among several domains a block moves its own share of rows; staged rows have other kernels.
-            layout if !self.has_tiles() || self.stages(layout) => blocks.alike(),
+            // Among several domains a block moves its own share of rows; low latency has other kernels.
+            layout if !self.has_tiles() || self.decodes(layout) => blocks.alike(),
             Layout::Flat if casts => blocks.of_flat_cast(at_once, max_tokens),
             Layout::Flat => {
                 blocks.of_flat(&self.flat_dispatch(wanted, tokens.most), tokens.on_device)

@@ -1,5 +1,5 @@
 //! Low-latency operations: dispatches to the packed layout, and the combines that follow them. Their rows
-//! are staged without a request. See `staging.cuh`.
+//! are sent without a request. See `decode.cuh`.
 //!
 //! With separate send and receive they are two kernels, and no multiprocessor is held between them. Where
 //! the host waits for the outcome of a call, one kernel sends and receives.
@@ -8,37 +8,37 @@ use tokenyard_core::Result;
 use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::moe::{Layout, Shape};
 
+use crate::decode::sizes::{DecodeCall, DecodeSizes, not_packed, senders};
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::loaded::{StagedKernels, SumKind, summable};
+use crate::engine::loaded::{DecodeKernels, SumKind, summable};
 use crate::engine::masking::Masks;
 use crate::engine::mode::Mode;
 use crate::moe::args::{
-    CombineArgs, Common, DispatchArgs, ENTER, Masking, MergeArgs, RECEIVES, SENDS,
-    StagedCombineArgs, StagedDispatchArgs, StagedRefusalArgs, THREADS,
+    CombineArgs, Common, DecodeCombineArgs, DecodeDispatchArgs, DecodeRefusalArgs, DispatchArgs,
+    ENTER, Masking, MergeArgs, RECEIVES, SENDS, THREADS,
 };
 use crate::moe::operation::{CombineOp, Operation};
-use crate::moe::staging::{StagedCall, StagingSizes, not_packed, senders};
 
 /// The kernel that receives an operation whose send was a separate call.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
-pub(crate) enum StagedHalf {
+pub(crate) enum DecodeHalf {
     None,
-    Dispatch(StagedDispatchArgs),
-    Combine(StagedCombineArgs, SumKind),
+    Dispatch(DecodeDispatchArgs),
+    Combine(DecodeCombineArgs, SumKind),
 }
 
 impl Engine {
-    /// Kernels and places, where rows of a layout are staged.
-    fn staged(&self, layout: Layout) -> Option<(&StagedKernels, StagingSizes)> {
+    /// Kernels and places, for rows of a layout.
+    fn decode(&self, layout: Layout) -> Option<(&DecodeKernels, DecodeSizes)> {
         let packed = layout == Layout::Packed;
-        self.launcher.kernels.staged.as_ref().zip(self.sizes.staging).filter(|_| packed)
+        self.launcher.kernels.decode.as_ref().zip(self.sizes.decode).filter(|_| packed)
     }
 
-    /// Whether rows of a layout are staged.
-    pub(crate) fn stages(&self, layout: Layout) -> bool {
-        self.staged(layout).is_some()
+    /// Whether rows of a layout go to inboxes.
+    pub(crate) fn decodes(&self, layout: Layout) -> bool {
+        self.decode(layout).is_some()
     }
 
     /// The reason why rows of this many bytes, with scales of this many bytes, cannot be sent in a
@@ -49,14 +49,14 @@ impl Engine {
         row_bytes: u64,
         scale_bytes: u64,
     ) -> Option<String> {
-        self.staged(layout).and_then(|(_, sizes)| sizes.refuses(row_bytes, scale_bytes))
+        self.decode(layout).and_then(|(_, sizes)| sizes.refuses(row_bytes, scale_bytes))
     }
 
     /// A call without statistics. Masks are empty where a lost rank ends the communicator.
-    fn staged_call(&self) -> StagedCall {
+    fn decode_call(&self) -> DecodeCall {
         let masks = self.launcher.waits.masks.as_ref();
         let masking = masks.map_or_else(Masking::default, Masks::arguments);
-        StagedCall { masking, ..StagedCall::default() }
+        DecodeCall { masking, ..DecodeCall::default() }
     }
 
     /// The phases of a kernel that sends.
@@ -66,7 +66,7 @@ impl Engine {
 
     /// The launch of an operation, with a block's bytes of shared memory. Blocks are as many as M tokens need: where
     /// this rank has few, the rows of other ranks may still be many.
-    fn staged_launch(&self, shared: u32) -> Launch {
+    fn decode_launch(&self, shared: u32) -> Launch {
         let blocks = self.launcher.blocks.of_decode(self.exchange.shape.max_tokens);
         Launch::of_threads(blocks, THREADS, shared)
     }
@@ -76,7 +76,7 @@ impl Engine {
     /// # Safety
     /// Memory that the arguments name, except for the engine's own, is valid until the operation is
     /// received.
-    pub(crate) unsafe fn launch_staged_dispatch(
+    pub(crate) unsafe fn launch_decode_dispatch(
         &mut self,
         of: &DispatchCall<'_>,
         dispatch: &DispatchArgs,
@@ -85,43 +85,43 @@ impl Engine {
         let (operation, format) = (of.operation, &of.format);
         let Shape { ranks, max_tokens, .. } = self.exchange.shape;
         let rows = u64::from(ranks) * u64::from(max_tokens);
-        let call = StagedCall {
+        let call = DecodeCall {
             waited_ns: of.waited_ns as u64,
             expert_totals: of.expert_totals as u64,
             scale_stride: format.scale_layout.strides(rows, format.scale_cols).map(|n| n as u32),
             source_step: format.source_index.step(max_tokens),
-            ..self.staged_call()
+            ..self.decode_call()
         };
-        let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
+        let Some((kernels, sizes)) = self.decode(Layout::Packed) else { return Err(not_packed()) };
         let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
         let kernel = kernels.dispatch(dispatch);
         let shared = sizes.shared(&self.exchange.shape);
-        let launch = self.staged_launch(shared);
+        let launch = self.decode_launch(shared);
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
-        let staging = sizes.arguments(&self.exchange.shape, phases, by_role, &call);
-        let arguments = StagedDispatchArgs { dispatch: *dispatch, staging };
+        let decode = sizes.arguments(&self.exchange.shape, phases, by_role, &call);
+        let arguments = DecodeDispatchArgs { dispatch: *dispatch, decode };
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.launch(kernel, launch, &arguments, slot)? };
-        let staging = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &call);
+        let decode = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &call);
         self.routing.halves[slot] = match apart {
-            true => StagedHalf::Dispatch(StagedDispatchArgs { staging, ..arguments }),
-            false => StagedHalf::None,
+            true => DecodeHalf::Dispatch(DecodeDispatchArgs { decode, ..arguments }),
+            false => DecodeHalf::None,
         };
         Ok(())
     }
 
-    /// Sends the combine of a handle whose rows were staged.
+    /// Sends the combine of a handle whose rows were sent without a request.
     ///
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(crate) unsafe fn send_staged_combine(
+    pub(crate) unsafe fn send_decode_combine(
         &mut self,
         call: &CombineCall<'_>,
         mode: &Mode,
     ) -> Result<()> {
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.launch_staged_combine(call, mode) };
+        let sent = unsafe { self.launch_decode_combine(call, mode) };
         if let Err(error) = self.abort_on_fatal(sent) {
             self.order.order_refused(self.routing.slot(call.operation), mode);
             return Err(error);
@@ -133,12 +133,12 @@ impl Engine {
     }
 
     /// # Safety
-    /// As [`send_staged_combine`](Self::send_staged_combine).
-    unsafe fn launch_staged_combine(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<()> {
+    /// As [`send_decode_combine`](Self::send_decode_combine).
+    unsafe fn launch_decode_combine(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<()> {
         let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
         let called = self.sign(call.operation, &mut common, call.signature);
         let state = &self.routing.handles[call.handle as usize];
-        let Some((kernels, sizes)) = self.staged(state.layout) else { return Err(not_packed()) };
+        let Some((kernels, sizes)) = self.decode(state.layout) else { return Err(not_packed()) };
         let (kind, (_, element)) = (SumKind::of(call), summable(call.x.dtype));
         let row_bytes = u64::from(self.exchange.shape.hidden) * element;
         let masks = self.launcher.waits.masks.is_some();
@@ -180,14 +180,14 @@ impl Engine {
         };
         let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
-        let shared = StagingSizes::shared_of_combine(&self.exchange.shape);
-        let launch = self.staged_launch(shared);
-        let of = StagedCall { waited_ns: call.waited_ns as u64, ..self.staged_call() };
-        let staging = sizes.arguments(&self.exchange.shape, phases, 0, &of);
-        let arguments = StagedCombineArgs {
+        let shared = DecodeSizes::shared_of_combine(&self.exchange.shape);
+        let launch = self.decode_launch(shared);
+        let of = DecodeCall { waited_ns: call.waited_ns as u64, ..self.decode_call() };
+        let decode = sizes.arguments(&self.exchange.shape, phases, 0, &of);
+        let arguments = DecodeCombineArgs {
             combine,
             merge,
-            staging,
+            decode,
             sources: state.landed_sources,
             topk_weights: own_weights,
             topk_idx: call.topk_idx.data as u64,
@@ -196,10 +196,10 @@ impl Engine {
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
         unsafe { self.launch(function, launch, &arguments, slot)? };
-        let staging = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &of);
+        let decode = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &of);
         self.routing.halves[slot] = match phases {
-            SENDS => StagedHalf::Combine(StagedCombineArgs { staging, ..arguments }, kind),
-            _ => StagedHalf::None,
+            SENDS => DecodeHalf::Combine(DecodeCombineArgs { decode, ..arguments }, kind),
+            _ => DecodeHalf::None,
         };
         if mode.no_host_sync {
             return Ok(());
@@ -209,40 +209,40 @@ impl Engine {
 
     /// Launches the kernel that receives an operation whose send was separate; none where its kernel has
     /// received it.
-    pub(crate) fn receive_staged(&mut self, operation: u64) -> Result<()> {
+    pub(crate) fn receive_decode(&mut self, operation: u64) -> Result<()> {
         let slot = self.routing.slot(operation);
-        let half = std::mem::replace(&mut self.routing.halves[slot], StagedHalf::None);
-        let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Err(not_packed()) };
+        let half = std::mem::replace(&mut self.routing.halves[slot], DecodeHalf::None);
+        let Some((kernels, sizes)) = self.decode(Layout::Packed) else { return Err(not_packed()) };
         let shape = &self.exchange.shape;
         // SAFETY: the kernels' types; the memory that they name is valid until the operation is
         // received, by the contract of the call that sent it.
         unsafe {
             match half {
-                StagedHalf::None => Ok(()),
-                StagedHalf::Dispatch(arguments) => {
+                DecodeHalf::None => Ok(()),
+                DecodeHalf::Dispatch(arguments) => {
                     let dispatch = &arguments.dispatch;
                     let kernel = kernels.dispatch(dispatch);
-                    let launch = self.staged_launch(sizes.shared(shape));
+                    let launch = self.decode_launch(sizes.shared(shape));
                     self.launch(kernel, launch, &arguments, slot)
                 }
-                StagedHalf::Combine(arguments, kind) => {
+                DecodeHalf::Combine(arguments, kind) => {
                     let kernel = kernels.combine(&arguments.combine, kind);
-                    let launch = self.staged_launch(StagingSizes::shared_of_combine(shape));
+                    let launch = self.decode_launch(DecodeSizes::shared_of_combine(shape));
                     self.launch(kernel, launch, &arguments, slot)
                 }
             }
         }
     }
 
-    /// Reports that this rank refuses, and removes the rows that others have staged for it; false where no
-    /// rows are staged.
-    pub(crate) fn refuse_staged(&self, operation: u64, common: &Common) -> Result<bool> {
-        let Some((kernels, sizes)) = self.staged(Layout::Packed) else { return Ok(false) };
-        let staging =
-            sizes.arguments(&self.exchange.shape, SENDS | RECEIVES, 0, &self.staged_call());
+    /// Reports that this rank refuses, and removes the rows that others have sent it; false where no
+    /// low-latency operations run.
+    pub(crate) fn refuse_decode(&self, operation: u64, common: &Common) -> Result<bool> {
+        let Some((kernels, sizes)) = self.decode(Layout::Packed) else { return Ok(false) };
+        let decode =
+            sizes.arguments(&self.exchange.shape, SENDS | RECEIVES, 0, &self.decode_call());
         let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.exchange.shape));
         let slot = self.routing.slot(operation);
-        let arguments = StagedRefusalArgs { common: *common, staging };
+        let arguments = DecodeRefusalArgs { common: *common, decode };
         // SAFETY: the kernel's type; it names memory of the engine only.
         unsafe { self.launch(&kernels.refuse, launch, &arguments, slot).map(|()| true) }
     }
