@@ -31,13 +31,13 @@ use crate::config::GpuConfig;
 use crate::decode;
 use crate::driver::{self, Context, Device, Graph, Pooled, RawStream, Stream};
 use crate::engine::counters::Counters;
-use crate::engine::limits::{BlockLimits, check, unsupported};
 use crate::engine::path::{Path, WindowMemory};
 use crate::engine::window::Memory;
 use crate::engine::{Engine, Planned};
 use crate::moe::exchange::Exchange;
 use crate::moe::exchanges::{Exchanges, Rail};
 use crate::moe::foresight;
+use crate::moe::limits::{BlockLimits, check, unsupported};
 use crate::moe::sizes::{ARENA, CONTROL, Sizes};
 use crate::platform::Components;
 

@@ -11,13 +11,13 @@ use tokenyard_core::moe::{Layout, Shape};
 use crate::decode::sizes::{DecodeCall, DecodeSizes, not_packed, senders};
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::loaded::{DecodeKernels, SumKind, summable};
 use crate::engine::masking::Masks;
 use crate::engine::mode::Mode;
 use crate::moe::args::{
     CombineArgs, Common, DecodeCombineArgs, DecodeDispatchArgs, DecodeRefusalArgs, DispatchArgs,
     ENTER, Masking, MergeArgs, RECEIVES, SENDS, THREADS,
 };
+use crate::moe::loaded::{DecodeKernels, SumKind, summable};
 use crate::moe::operation::{CombineOp, Operation};
 
 /// The kernel that receives an operation whose send was a separate call.

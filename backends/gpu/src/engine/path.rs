@@ -4,7 +4,7 @@ use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, Result, abi};
 
 use crate::config::Windows;
-use crate::engine::limits::unsupported;
+use crate::moe::limits::unsupported;
 
 /// The longest put of kernels, and the unit of its length.
 const LONGEST_PUT: u64 = 1 << 30;

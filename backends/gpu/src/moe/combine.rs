@@ -7,7 +7,6 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::loaded::{SumKind, summable};
 use crate::engine::mode::Mode;
 use crate::engine::outcome::Refusal;
 use crate::engine::path::Transfer;
@@ -16,6 +15,7 @@ use crate::moe::args::{
     CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS, WEIGHTS_OF_ALL,
 };
 use crate::moe::combine_tiling::CombineTiling;
+use crate::moe::loaded::{SumKind, summable};
 use crate::moe::operation::{CombineOp, Operation};
 use crate::moe::push::{Push, Work, merged_unit_shift, unit_shift};
 use crate::moe::sizes::landing_bytes;

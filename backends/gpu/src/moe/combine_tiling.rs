@@ -2,9 +2,9 @@
 
 use tokenyard_core::moe::REGION_ALIGN;
 
-use crate::engine::limits::BlockLimits;
 use crate::moe::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS};
 use crate::moe::exchange::Exchange;
+use crate::moe::limits::BlockLimits;
 use crate::moe::moving::{LONGEST_PIECE, pieces};
 use crate::moe::sizes::KEPT;
 

@@ -13,8 +13,8 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::RelaxedCapture;
 use crate::engine::Engine;
-use crate::engine::loaded::summable;
 use crate::engine::outcome::Refusal;
+use crate::moe::loaded::summable;
 use crate::moe::step::{Grouped, Step, is_refusal};
 
 /// See the [module](self).

@@ -5,9 +5,9 @@ use tokenyard_core::{Result, abi};
 
 use crate::config::{Decode, GpuConfig, Windows};
 use crate::decode::sizes;
-use crate::engine::limits::{BlockLimits, check};
 use crate::engine::path::{Path, Poster, Transfer, WindowMemory};
 use crate::moe::exchange::Exchange;
+use crate::moe::limits::{BlockLimits, check};
 use crate::moe::sizes::Sizes;
 
 /// How rows leave over one level.

@@ -7,10 +7,10 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::compile::Rows;
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::loaded::summable;
 use crate::engine::mode::Mode;
 use crate::moe::args::{CombineArgs, FusedCombineArgs, THREADS};
 use crate::moe::combine_tiling::LONGEST_FUSED;
+use crate::moe::loaded::summable;
 
 impl Engine {
     /// The blocks of the kernel that merges the rows of a call as it pushes them; none where a kernel of its

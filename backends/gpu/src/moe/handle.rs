@@ -205,8 +205,8 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::limits::BlockLimits;
     use crate::moe::args::PLACE_BITS;
+    use crate::moe::limits::BlockLimits;
 
     #[test]
     fn places_of_the_most_tokens_that_a_warp_counts_fit_their_bits() {

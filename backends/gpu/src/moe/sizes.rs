@@ -5,11 +5,11 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::{GpuConfig, MOST_ARENA};
 use crate::decode::sizes::DecodeSizes;
-use crate::engine::limits::{BlockLimits, metadata_bytes};
 use crate::engine::path::{Path, Transfer};
 use crate::moe::args::{HEAD, TEXT_WORDS};
 use crate::moe::combine_tiling::CombineTiling;
 use crate::moe::exchange::{Exchange, Scope};
+use crate::moe::limits::{BlockLimits, metadata_bytes};
 use crate::moe::moving::{Moving, Piece, pieces};
 use crate::moe::push::most_units;
 

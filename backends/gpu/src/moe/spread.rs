@@ -5,9 +5,9 @@ use tokenyard_core::moe::{Cast, Layout, RowFormat, Shape, Span};
 
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::launch::Roles;
 use crate::flat_sms::{FlatOp, FlatWork};
 use crate::moe::args::{SpreadArgs, THREADS};
+use crate::moe::blocks::Roles;
 use crate::moe::operation::DispatchOp;
 use crate::moe::wanted::Wanted;
 
