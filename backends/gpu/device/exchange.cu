@@ -4,7 +4,7 @@
 //
 // With several domains, each level has a program of its own: this one over the device API of its
 // level.
-#include "args.cuh"
+#include "decode_args.cuh"
 // Headers of the device API, which open namespaces of their own.
 #ifdef TY_UP_PRELUDE
 #include TY_UP_PRELUDE

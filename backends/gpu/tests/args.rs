@@ -1,4 +1,4 @@
-//! Host and kernels agree on the arguments of kernels: every field of `args.rs` is one of `args.cuh`,
+//! Host and kernels agree on the arguments of kernels: every field of an `args.rs` is one of an `args.cuh`,
 //! with the same name, type and place.
 
 // A test may panic.
@@ -6,14 +6,17 @@
 
 use std::collections::BTreeMap;
 
-const HOST: [&str; 3] = [
+const HOST: [&str; 4] = [
+    include_str!("../src/engine/args.rs"),
     include_str!("../src/moe/args.rs"),
     include_str!("../src/probe/args.rs"),
     include_str!("../src/probe/ring.rs"),
 ];
-const DEVICE: [&str; 5] = [
-    include_str!("../device/moe/args.cuh"),
-    include_str!("../device/common/copies.cuh"),
+const DEVICE: [&str; 7] = [
+    include_str!("../device/moe/moe_args.cuh"),
+    include_str!("../device/common/args.cuh"),
+    include_str!("../device/decode/decode_args.cuh"),
+    include_str!("../device/moe/copies.cuh"),
     include_str!("../device/common/transport.cuh"),
     include_str!("../src/probe/probe.cu"),
     include_str!("../src/probe/ring.cu"),
@@ -58,7 +61,12 @@ fn of_device(text: &str) -> Structs {
         // Functions follow the fields.
         let lines = body.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
         let lines = lines.map(str::trim).filter(|line| !line.is_empty());
+        // A structure that another one begins.
+        let (name, base) = name.split_once(" : ").unwrap_or((name, ""));
         let mut fields = Vec::new();
+        if !base.is_empty() {
+            fields.push(("common".to_owned(), base.to_owned()));
+        }
         for line in lines.take_while(|line| line.ends_with(';')) {
             let line = line.trim_end_matches(';').trim_start_matches("const ");
             let (kind, names) = line.split_once(' ').expect("a type and names");

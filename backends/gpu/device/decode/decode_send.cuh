@@ -268,7 +268,7 @@ __device__ TY_INLINED void send_row(const DecodeDispatchArgs& args, const Up& up
 template <class Up>
 __device__ TY_INLINED void report_counts(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
                                          const Portion& portion) {
-  const Common& c = args.dispatch.c;
+  const MoeCommon& c = args.dispatch.c;
   u64 epoch = (u64)c.epoch() << 32;
   auto report = [&](u32 d, u32 word, u32 value) {
     if (is_left_out(args.decode, d)) return;
@@ -294,18 +294,18 @@ __device__ TY_INLINED void post_heads(const DispatchArgs& a, const Up& up, const
   bool enters = problem == ~0ull;
   if (threadIdx.x == 0 && !a.replay) *a.r.note = {a.c.epoch() | (u64)tokens << 32, 0};
   if (!enters) {
-    if (threadIdx.x == 0) a.c.state->problem = problem;
+    if (threadIdx.x == 0) a.c.shares->problem = problem;
     sync_block();
   } else {
     t.join();
   }
-  heads.post(a.c, up, {enters ? kEnter : kRefuseRoute, sent_pieces(a)}, a.topk_idx, [&](u32 peer) {
+  heads.post(a.c, up, {enters ? kEnter : kRefuseInput, sent_pieces(a)}, a.topk_idx, [&](u32 peer) {
     u32 column = t.experts + peer;
     return peer == a.c.rank && kept.first < tokens ? t.before(column, kept.first) : t.size(column);
   });
   if (enters) return;
   sync_block();
-  if (threadIdx.x == 0) a.c.state->problem = ~0ull;
+  if (threadIdx.x == 0) a.c.shares->problem = ~0ull;
 }
 
 // Sends what begins with the row that is loaded; at the end, `row` is that of the block's last token. False if the

@@ -5,7 +5,7 @@
 // states that the region it names is free. So one exchange is counting, grant and entry barrier at
 // once.
 #pragma once
-#include "entry.cuh"
+#include "faults.cuh"
 #include "put_rows.cuh"
 #include "metadata.cuh"
 
@@ -33,7 +33,7 @@ struct EntryHeader {
 
 // The head. One thread. `bad`: the routing is refused.
 __device__ inline void write_head(const DispatchArgs& a, const EntryHeader& header, bool bad) {
-  u32 verdict = bad ? kRefuseRoute : verdict_of(a);
+  u32 verdict = bad ? kRefuseInput : verdict_of(a);
   u32 objector = kGrouped ? a.c.objector_now() : a.c.objector;
   u32 place = verdict == kEnter ? (u32)(a.region / kRegionAlign) : objector;
   u32* head = header.words;
@@ -50,7 +50,8 @@ __device__ inline void write_head(const DispatchArgs& a, const EntryHeader& head
 template <class Up>
 __device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const EntryHeader& header, Guard& guard) {
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
-  post_entry(a.c, up, words, header.words[kHeadVerdict] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
+  u32 verdict = header.words[kHeadVerdict] & 0xff;
+  post_entry(a.c, up, words, verdict, RoutingText{a.c, verdict, a.topk_idx}, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return header.words[w];
     if (verdict_of(a) != kEnter) return 0;
     w -= kHead;
@@ -313,7 +314,7 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
 
 // The state for later kernels, until it is known how the operation continues. One thread.
 __device__ inline void begin(const DispatchArgs& a, bool counted) {
-  a.c.state->dealt = a.c.state->taken = a.c.state->gathered = a.c.state->summed = 0;
+  a.c.shares->dealt = a.c.shares->taken = a.c.shares->gathered = a.c.shares->summed = 0;
   pass_turn(a.c);
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
@@ -332,13 +333,13 @@ __device__ void post_last_entry(const DispatchArgs& a, const Up& up, u8* shared,
   bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
     begin(a, counted);
-    write_head(a, header, counted && a.c.state->problem != ~0ull);
+    write_head(a, header, counted && a.c.shares->problem != ~0ull);
   }
   scan(a, header.counts(), counted);
   if (!given_up) post_dispatch_entry(a, up, header, guard);
   sync_block();
   if (threadIdx.x == 0) {
-    a.c.state->problem = ~0ull;
+    a.c.shares->problem = ~0ull;
     a.c.trace->counted = now;
   }
 }

@@ -4,9 +4,10 @@ use tokenyard_core::moe::{REGION_ALIGN, Shape, logfmt};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::config::Decode;
-use crate::moe::args::{DecodeArgs, HEAD, MOST_PIECES, Masking, THREADS};
+use crate::engine::args::{HEAD, Masking, THREADS};
+use crate::engine::path::unsupported;
+use crate::moe::args::{DecodeArgs, MOST_PIECES};
 use crate::moe::exchange::{Exchange, Scope};
-use crate::moe::limits::unsupported;
 use crate::moe::quotient::factor;
 use crate::moe::sizes::KEPT;
 

@@ -8,17 +8,20 @@ use tokenyard_core::Result;
 use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::moe::{Layout, Shape};
 
+use crate::decode::loaded::SumKind;
 use crate::decode::sizes::{DecodeCall, DecodeSizes, not_packed, senders};
 use crate::driver::Launch;
 use crate::engine::Engine;
+use crate::engine::args::{ENTER, Masking, THREADS};
 use crate::engine::masking::Masks;
 use crate::engine::mode::Mode;
 use crate::moe::args::{
-    CombineArgs, Common, DecodeCombineArgs, DecodeDispatchArgs, DecodeRefusalArgs, DispatchArgs,
-    ENTER, Masking, MergeArgs, RECEIVES, SENDS, THREADS,
+    CombineArgs, DecodeCombineArgs, DecodeDispatchArgs, DecodeRefusalArgs, DispatchArgs, MergeArgs,
+    MoeCommon, RECEIVES, SENDS,
 };
-use crate::moe::loaded::{DecodeKernels, SumKind, summable};
+use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
+use crate::moe::state::MoeState;
 
 /// The kernel that receives an operation whose send was a separate call.
 #[derive(Clone, Copy, Debug)]
@@ -29,32 +32,17 @@ pub(crate) enum DecodeHalf {
     Combine(DecodeCombineArgs, SumKind),
 }
 
-impl Engine {
-    /// Kernels and places, for rows of a layout.
-    fn decode(&self, layout: Layout) -> Option<(&DecodeKernels, DecodeSizes)> {
-        let packed = layout == Layout::Packed;
-        self.launcher.kernels.decode.as_ref().zip(self.sizes.decode).filter(|_| packed)
-    }
+/// Low-latency operations of one exchange.
+#[derive(Debug)]
+pub(crate) struct DecodeSteps<'a> {
+    pub(crate) engine: &'a mut Engine,
+    pub(crate) moe: &'a mut MoeState,
+}
 
-    /// Whether rows of a layout go to inboxes.
-    pub(crate) fn decodes(&self, layout: Layout) -> bool {
-        self.decode(layout).is_some()
-    }
-
-    /// The reason why rows of this many bytes, with scales of this many bytes, cannot be sent in a
-    /// layout.
-    pub(crate) fn too_long(
-        &self,
-        layout: Layout,
-        row_bytes: u64,
-        scale_bytes: u64,
-    ) -> Option<String> {
-        self.decode(layout).and_then(|(_, sizes)| sizes.refuses(row_bytes, scale_bytes))
-    }
-
+impl DecodeSteps<'_> {
     /// A call without statistics. Masks are empty where a lost rank ends the communicator.
-    fn decode_call(&self) -> DecodeCall {
-        let masks = self.launcher.waits.masks.as_ref();
+    fn call(&self) -> DecodeCall {
+        let masks = self.engine.waits.masks.as_ref();
         let masking = masks.map_or_else(Masking::default, Masks::arguments);
         DecodeCall { masking, ..DecodeCall::default() }
     }
@@ -66,8 +54,8 @@ impl Engine {
 
     /// The launch of an operation, with a block's bytes of shared memory. Blocks are as many as M tokens need: where
     /// this rank has few, the rows of other ranks may still be many.
-    fn decode_launch(&self, shared: u32) -> Launch {
-        let blocks = self.launcher.blocks.of_decode(self.exchange.shape.max_tokens);
+    fn size(&self, shared: u32) -> Launch {
+        let blocks = self.moe.blocks.of_decode(self.moe.exchange.shape.max_tokens);
         Launch::of_threads(blocks, THREADS, shared)
     }
 
@@ -76,35 +64,37 @@ impl Engine {
     /// # Safety
     /// Memory that the arguments name, except for the engine's own, is valid until the operation is
     /// received.
-    pub(crate) unsafe fn launch_decode_dispatch(
+    pub(crate) unsafe fn launch_dispatch(
         &mut self,
         of: &DispatchCall<'_>,
         dispatch: &DispatchArgs,
         mode: &Mode,
     ) -> Result<()> {
         let (operation, format) = (of.operation, &of.format);
-        let Shape { ranks, max_tokens, .. } = self.exchange.shape;
+        let Shape { ranks, max_tokens, .. } = self.moe.exchange.shape;
         let rows = u64::from(ranks) * u64::from(max_tokens);
         let call = DecodeCall {
             waited_ns: of.waited_ns as u64,
             expert_totals: of.expert_totals as u64,
             scale_stride: format.scale_layout.strides(rows, format.scale_cols).map(|n| n as u32),
             source_step: format.source_index.step(max_tokens),
-            ..self.decode_call()
+            ..self.call()
         };
-        let Some((kernels, sizes)) = self.decode(Layout::Packed) else { return Err(not_packed()) };
-        let (slot, phases) = (self.routing.slot(operation), Self::phases(mode));
+        let Some((kernels, sizes)) = self.moe.decode(Layout::Packed) else {
+            return Err(not_packed());
+        };
+        let (slot, phases) = (self.engine.slot(operation), Self::phases(mode));
         let kernel = kernels.dispatch(dispatch);
-        let shared = sizes.shared(&self.exchange.shape);
-        let launch = self.decode_launch(shared);
+        let shared = sizes.shared(&self.moe.exchange.shape);
+        let launch = self.size(shared);
         let apart = phases == SENDS;
-        let by_role = if apart { 0 } else { senders(dispatch.common.ranks, launch.blocks) };
-        let decode = sizes.arguments(&self.exchange.shape, phases, by_role, &call);
+        let by_role = if apart { 0 } else { senders(self.moe.exchange.shape.ranks, launch.blocks) };
+        let decode = sizes.arguments(&self.moe.exchange.shape, phases, by_role, &call);
         let arguments = DecodeDispatchArgs { dispatch: *dispatch, decode };
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(kernel, launch, &arguments, slot)? };
-        let decode = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &call);
-        self.routing.halves[slot] = match apart {
+        unsafe { self.engine.launch(kernel, launch, &arguments, slot)? };
+        let decode = sizes.arguments(&self.moe.exchange.shape, RECEIVES, 0, &call);
+        self.moe.routing.halves[slot] = match apart {
             true => DecodeHalf::Dispatch(DecodeDispatchArgs { decode, ..arguments }),
             false => DecodeHalf::None,
         };
@@ -115,37 +105,40 @@ impl Engine {
     ///
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(crate) unsafe fn send_decode_combine(
+    pub(crate) unsafe fn send_combine(
         &mut self,
         call: &CombineCall<'_>,
         mode: &Mode,
     ) -> Result<()> {
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.launch_decode_combine(call, mode) };
-        if let Err(error) = self.abort_on_fatal(sent) {
-            self.order.order_refused(self.routing.slot(call.operation), mode);
+        let sent = unsafe { self.launch_combine(call, mode) };
+        if let Err(error) = self.engine.abort_on_fatal(sent) {
+            self.engine.order.order_refused(self.engine.slot(call.operation), mode);
             return Err(error);
         }
         let (operation, handle) = (call.operation, call.handle);
         let op = CombineOp { operation, staging: None, handle, mode: *mode };
-        self.routing.begin(operation, Operation::Combine(op));
+        self.moe.routing.begin(operation, Operation::Combine(op));
         Ok(())
     }
 
     /// # Safety
-    /// As [`send_decode_combine`](Self::send_decode_combine).
-    unsafe fn launch_decode_combine(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<()> {
-        let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
-        let called = self.sign(call.operation, &mut common, call.signature);
-        let state = &self.routing.handles[call.handle as usize];
-        let Some((kernels, sizes)) = self.decode(state.layout) else { return Err(not_packed()) };
+    /// As [`send_combine`](Self::send_combine).
+    unsafe fn launch_combine(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<()> {
+        let mut common =
+            self.moe.common(self.engine.common(call.operation, ENTER, &[], mode.no_host_sync));
+        let called = self.engine.sign(call.operation, &mut common.common, call.signature);
+        let state = &self.moe.routing.handles[call.handle as usize];
+        let Some((kernels, sizes)) = self.moe.decode(state.layout) else {
+            return Err(not_packed());
+        };
         let (kind, (_, element)) = (SumKind::of(call), summable(call.x.dtype));
-        let row_bytes = u64::from(self.exchange.shape.hidden) * element;
-        let masks = self.launcher.waits.masks.is_some();
+        let row_bytes = u64::from(self.moe.exchange.shape.hidden) * element;
+        let masks = self.engine.waits.masks.is_some();
         // With masks the kernel writes this for each of T tokens, which takes less than work that is queued before it.
         if !call.missing.data.is_null() && (!masks || state.has_device_tokens) {
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
-            self.order.work().zero(self.order.context(), at, bytes)?;
+            self.engine.order.work().zero(self.engine.order.context(), at, bytes)?;
         }
         let own_weights = call.topk_weights.data as u64;
         let merge = MergeArgs {
@@ -159,7 +152,7 @@ impl Engine {
             tokens: 0,
             rows: state.rows,
             row_bytes,
-            topk: self.exchange.shape.topk,
+            topk: self.moe.exchange.shape.topk,
             piece_bytes: 0,
             pieces: 0,
             stages: 0,
@@ -175,15 +168,15 @@ impl Engine {
                 common,
                 state.routing,
                 row_bytes,
-                &self.combine_tiling(16),
+                &self.moe.combine_tiling(16),
             )
         };
-        let (slot, phases) = (self.routing.slot(call.operation), Self::phases(mode));
+        let (slot, phases) = (self.engine.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
-        let shared = DecodeSizes::shared_of_combine(&self.exchange.shape);
-        let launch = self.decode_launch(shared);
-        let of = DecodeCall { waited_ns: call.waited_ns as u64, ..self.decode_call() };
-        let decode = sizes.arguments(&self.exchange.shape, phases, 0, &of);
+        let shared = DecodeSizes::shared_of_combine(&self.moe.exchange.shape);
+        let launch = self.size(shared);
+        let of = DecodeCall { waited_ns: call.waited_ns as u64, ..self.call() };
+        let decode = sizes.arguments(&self.moe.exchange.shape, phases, 0, &of);
         let arguments = DecodeCombineArgs {
             combine,
             merge,
@@ -195,25 +188,27 @@ impl Engine {
         };
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
-        unsafe { self.launch(function, launch, &arguments, slot)? };
-        let decode = sizes.arguments(&self.exchange.shape, RECEIVES, 0, &of);
-        self.routing.halves[slot] = match phases {
+        unsafe { self.engine.launch(function, launch, &arguments, slot)? };
+        let decode = sizes.arguments(&self.moe.exchange.shape, RECEIVES, 0, &of);
+        self.moe.routing.halves[slot] = match phases {
             SENDS => DecodeHalf::Combine(DecodeCombineArgs { decode, ..arguments }, kind),
             _ => DecodeHalf::None,
         };
         if mode.no_host_sync {
             return Ok(());
         }
-        self.wait_outcome(call.operation, &called).map(drop)
+        self.engine.wait_outcome(call.operation, &called).map(drop)
     }
 
     /// Launches the kernel that receives an operation whose send was separate; none where its kernel has
     /// received it.
-    pub(crate) fn receive_decode(&mut self, operation: u64) -> Result<()> {
-        let slot = self.routing.slot(operation);
-        let half = std::mem::replace(&mut self.routing.halves[slot], DecodeHalf::None);
-        let Some((kernels, sizes)) = self.decode(Layout::Packed) else { return Err(not_packed()) };
-        let shape = &self.exchange.shape;
+    pub(crate) fn receive(&mut self, operation: u64) -> Result<()> {
+        let slot = self.engine.slot(operation);
+        let half = std::mem::replace(&mut self.moe.routing.halves[slot], DecodeHalf::None);
+        let Some((kernels, sizes)) = self.moe.decode(Layout::Packed) else {
+            return Err(not_packed());
+        };
+        let shape = &self.moe.exchange.shape;
         // SAFETY: the kernels' types; the memory that they name is valid until the operation is
         // received, by the contract of the call that sent it.
         unsafe {
@@ -222,13 +217,13 @@ impl Engine {
                 DecodeHalf::Dispatch(arguments) => {
                     let dispatch = &arguments.dispatch;
                     let kernel = kernels.dispatch(dispatch);
-                    let launch = self.decode_launch(sizes.shared(shape));
-                    self.launch(kernel, launch, &arguments, slot)
+                    let launch = self.size(sizes.shared(shape));
+                    self.engine.launch(kernel, launch, &arguments, slot)
                 }
                 DecodeHalf::Combine(arguments, kind) => {
                     let kernel = kernels.combine(&arguments.combine, kind);
-                    let launch = self.decode_launch(DecodeSizes::shared_of_combine(shape));
-                    self.launch(kernel, launch, &arguments, slot)
+                    let launch = self.size(DecodeSizes::shared_of_combine(shape));
+                    self.engine.launch(kernel, launch, &arguments, slot)
                 }
             }
         }
@@ -236,14 +231,13 @@ impl Engine {
 
     /// Reports that this rank refuses, and removes the rows that others have sent it; false where no
     /// low-latency operations run.
-    pub(crate) fn refuse_decode(&self, operation: u64, common: &Common) -> Result<bool> {
-        let Some((kernels, sizes)) = self.decode(Layout::Packed) else { return Ok(false) };
-        let decode =
-            sizes.arguments(&self.exchange.shape, SENDS | RECEIVES, 0, &self.decode_call());
-        let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.exchange.shape));
-        let slot = self.routing.slot(operation);
+    pub(crate) fn refuse(&self, operation: u64, common: &MoeCommon) -> Result<bool> {
+        let Some((kernels, sizes)) = self.moe.decode(Layout::Packed) else { return Ok(false) };
+        let decode = sizes.arguments(&self.moe.exchange.shape, SENDS | RECEIVES, 0, &self.call());
+        let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.moe.exchange.shape));
+        let slot = self.engine.slot(operation);
         let arguments = DecodeRefusalArgs { common: *common, decode };
         // SAFETY: the kernel's type; it names memory of the engine only.
-        unsafe { self.launch(&kernels.refuse, launch, &arguments, slot).map(|()| true) }
+        unsafe { self.engine.launch(&kernels.refuse, launch, &arguments, slot).map(|()| true) }
     }
 }

@@ -1,26 +1,19 @@
 //! How kernels are launched, and their results for the host.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokenyard_core::wait::WaitFor;
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::Result;
 
 use crate::driver::{Buffer, Context, Function, Launch, Pinned, RawStream, copy};
-use crate::engine::waits::Waits;
-use crate::moe::args::{Outcome, Trace};
-use crate::moe::blocks::Blocks;
-use crate::moe::exchange::Exchange;
-use crate::moe::host_counts::HostCounts;
-use crate::moe::limits::BlockLimits;
-use crate::moe::loaded::Kernels;
+use crate::engine::EngineKernels;
+use crate::engine::args::{Outcome, Trace};
 
 /// Memory of the device that kernels of all operations share.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
     pub(crate) state: Buffer,
-    /// Totals of row signals that are waited for, and of done signals: `[slots, R]` each.
+    /// Totals of signals that are waited for: of arrival, and of the end of reading: `[slots, R]` each.
     pub(crate) _expected: [Buffer; 2],
     /// `[R]`: bytes that kernels have put to each rank.
     pub(crate) _put_bytes: Buffer,
@@ -28,8 +21,6 @@ pub(crate) struct DeviceState {
     pub(crate) _entered: Buffer,
     /// `[R]`: sums of `_expected` of each rank.
     pub(crate) _tallies: Buffer,
-    /// `[R]` zeros: the ranks that an output leaves out where a lost rank ends the communicator.
-    pub(crate) lost: Buffer,
     /// Per slot: the state that its first kernel leaves for the kernels behind it.
     pub(crate) cells: Buffer,
     /// Bytes of the cell of one slot.
@@ -39,21 +30,16 @@ pub(crate) struct DeviceState {
 /// Kernels, their arguments, and their outcomes.
 #[derive(Debug)]
 pub(crate) struct Launcher {
-    pub(crate) kernels: Kernels,
+    pub(crate) kernels: EngineKernels,
     /// `DeviceApi::Params`, in words of 8 bytes for its alignment.
     pub(crate) params: Vec<u64>,
     pub(crate) outcomes: Pinned<Outcome>,
-    pub(crate) counts: HostCounts,
     /// The failure of an operation that no caller waits for; the first one only.
     pub(crate) late: Pinned<Outcome>,
     /// `[slots]` of [`Trace`], on the device: a store to the host at the end of a kernel holds up the next one.
     pub(crate) traces: Buffer,
-    pub(crate) waits: Arc<Waits>,
     pub(crate) memory: DeviceState,
     pub(crate) cap_ns: u64,
-    pub(crate) blocks: Blocks,
-    /// The memory and the warps of each block.
-    pub(crate) block: BlockLimits,
 }
 
 impl Launcher {
@@ -119,29 +105,5 @@ impl Launcher {
         let at = &raw mut trace as u64;
         copy(context, at, self.trace_at(slot), size_of::<Trace>() as u64)?;
         Ok(trace)
-    }
-
-    /// Waits until all puts of kernels are done (INV-4). No kernel runs.
-    pub(crate) fn flush_puts(&self, exchange: &Exchange) -> Result<()> {
-        let Some(ring) = self.waits.posting.ring() else { return Ok(()) };
-        let what = WaitFor {
-            phase: abi::TY_PHASE_QUEUE,
-            peer: exchange.world_rank(),
-            signal: 0,
-            expected: ring.numbered()?,
-            operation: 0,
-            level: exchange.level,
-        };
-        self.waits.waiter.until(&what, || ring.done(), || self.waits.posting.explain())
-    }
-
-    /// Ends every wait of this rank's kernels after an error that closes the communicator: no other code
-    /// does so, and memory must not be freed while a kernel runs.
-    pub(crate) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error: &Error| {
-            if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
-                self.waits.end_all();
-            }
-        })
     }
 }

@@ -1,10 +1,9 @@
 //! How rows leave over one level: read once from the transport's declaration, and stored.
 
 use tokenyard_core::transport::Capabilities;
-use tokenyard_core::{Error, Result, abi};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::config::Windows;
-use crate::moe::limits::unsupported;
 
 /// The longest put of kernels, and the unit of its length.
 const LONGEST_PUT: u64 = 1 << 30;
@@ -150,6 +149,11 @@ impl Path {
     pub(crate) fn in_host_memory(&self) -> bool {
         self.memory == WindowMemory::Host
     }
+}
+
+#[cold]
+pub(crate) fn unsupported<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use tokenyard_core::moe::REGION_ALIGN;
 
-use crate::moe::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS};
+use crate::engine::args::HEAD;
+use crate::moe::args::{PUSH_STAGES, PUSH_WARPS, RINGS};
 use crate::moe::exchange::Exchange;
 use crate::moe::limits::BlockLimits;
 use crate::moe::moving::{LONGEST_PIECE, pieces};
@@ -70,9 +71,9 @@ mod tests {
     use tokenyard_core::moe::Shape;
 
     use super::*;
+    use crate::engine::args::THREADS;
     use crate::engine::path::Path;
     use crate::engine::path::tests::ring;
-    use crate::moe::args::THREADS;
     use crate::moe::exchange::tests::SHAPE;
     use crate::moe::sizes::tests::{HOPPER, whole};
 

@@ -7,25 +7,13 @@ use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::Capabilities;
 
 use crate::compile::Role;
+use crate::engine::args::HEAD;
+use crate::engine::member::{Member, Team};
 use crate::engine::path::Path;
 use crate::moe::sizes::Sizes;
 
 /// Commands of kernels, on one queue, that the transport has not ended.
 const QUEUE_DEPTH: u32 = 256;
-
-/// World ranks of a team; neighbours in it have the same distance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Team {
-    pub(crate) first: u32,
-    pub(crate) step: u32,
-}
-
-impl Team {
-    /// The world rank of a peer.
-    pub(crate) fn rank(self, peer: u32) -> u32 {
-        self.first + peer * self.step
-    }
-}
 
 /// The part of the work that an exchange does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +110,23 @@ impl Exchange {
         self.team.rank(self.rank)
     }
 
-    /// World ranks of the team.
-    pub(crate) fn world_ranks(&self) -> Vec<u32> {
-        (0..self.shape.ranks).map(|peer| self.team.rank(peer)).collect()
+    /// Words of a record that every operation writes: its head, and counts of rows.
+    pub(crate) fn head_words(&self) -> u32 {
+        HEAD + self.shape.ranks * self.groups
+    }
+
+    /// This rank among those of the exchange.
+    pub(crate) fn member(&self) -> Member {
+        Member {
+            level: self.level,
+            team: self.team,
+            rank: self.rank,
+            ranks: self.shape.ranks,
+            path: self.path,
+            slots: self.slots(),
+            steps: self.steps(),
+            is_whole: self.scope == Scope::Flat,
+        }
     }
 
     /// The program of the kernels; `is_masked`: some ranks may be masked.
@@ -206,7 +208,7 @@ pub(crate) mod tests {
         assert_eq!((inside.shape.ranks, inside.shape.max_tokens, inside.groups), (2, 24, 3));
         assert_eq!((between.shape.ranks, between.shape.experts, between.groups), (3, 24, 1));
         assert_eq!((inside.slots(), between.slots()), (2, 4));
-        assert_eq!(between.world_ranks(), [1, 3, 5]);
-        assert_eq!(inside.world_ranks(), [4, 5]);
+        assert_eq!(between.member().world_ranks(), [1, 3, 5]);
+        assert_eq!(inside.member().world_ranks(), [4, 5]);
     }
 }

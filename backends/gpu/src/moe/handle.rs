@@ -224,7 +224,7 @@ mod tests {
         }
         let line = format!("constexpr u32 kPlaceBits = {PLACE_BITS};");
         assert!(
-            include_str!("../../device/moe/args.cuh").contains(&line),
+            include_str!("../../device/moe/moe_args.cuh").contains(&line),
             "the kernels have other places"
         );
     }

@@ -5,8 +5,8 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::{GpuConfig, MOST_ARENA};
 use crate::decode::sizes::DecodeSizes;
+use crate::engine::args::{HEAD, TEXT_WORDS};
 use crate::engine::path::{Path, Transfer};
-use crate::moe::args::{HEAD, TEXT_WORDS};
 use crate::moe::combine_tiling::CombineTiling;
 use crate::moe::exchange::{Exchange, Scope};
 use crate::moe::limits::{BlockLimits, metadata_bytes};
@@ -338,8 +338,8 @@ fn too_large(flat: u64) -> Error {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::engine::member::Team;
     use crate::engine::path::tests::ring;
-    use crate::moe::exchange::Team;
     use crate::moe::moving::tests::MOVING;
 
     pub(crate) fn whole(shape: Shape, in_flight: u32, path: Path) -> Exchange {
