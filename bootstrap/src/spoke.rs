@@ -391,6 +391,7 @@ impl Tries {
                      has taken this rank",
                 )
         };
+        let error = error.with_rank(0);
         match self.last {
             Some(last) => error.with_source(last),
             None => error,

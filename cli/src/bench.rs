@@ -244,6 +244,13 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         "found --csv with this --scenario; expected `exchange` or `all`: only operations have lines"
     );
     let loaded = Config::load(config)?;
+    ensure!(
+        !tokenyard_bench::gpu::is_gpu(&loaded),
+        "found a config with the kernel set `{}`; expected `cpu`: rows of GPUs have benchmarks of \
+         their own. Fix: tokenyard bench dispatch {1}, bench combine {1} or bench link {1}",
+        loaded.kernels.name,
+        config.display()
+    );
     check_files(
         Files::default().reads("the config", config),
         &loaded,

@@ -23,7 +23,7 @@ use crate::run::ToLauncher;
 /// - 2: what ranks agree on (`config.agreed` of `run`) and `conditions.load` are numbers, no longer texts.
 /// - 3: keys have the words `communicator`, `components` and `queues`.
 /// - 4: findings have `expected` and `impact` in place of `wanted` and `cost`.
-pub(crate) const SCHEMA_VERSION: u32 = 4;
+pub(crate) const SCHEMA_VERSION: u32 = 5;
 
 /// Chooses what of the log is shown.
 pub(crate) const LOG_VARIABLE: &str = "TOKENYARD_LOG";

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 use tokenyard_bench::levels::TwoLevels;
-use tokenyard_core::moe::{Layout, RecvPlan, RowFormat, SendPlan, Shape, buffers};
+use tokenyard_core::moe::{Layout, Quant, RecvPlan, RowFormat, SendPlan, Shape, buffers};
 use tokenyard_cpu::kernels::handle_bytes;
 use tokenyard_machine::bytes;
 
@@ -35,9 +35,6 @@ the model of docs/two-levels.md, no measurement.
 Regions are those of the worst case: every token goes to every rank it can. Windows are what the
 kernel set asks for. The cpu kernel set takes memory only where it is touched; on a GPU all of it is
 taken. No GPU is needed to compute them.";
-
-/// Channels that share a scale.
-const GROUP: u32 = 128;
 
 /// Arguments of `tokenyard shape`.
 #[derive(Debug, clap::Args)]
@@ -253,12 +250,11 @@ fn asked(args: &ShapeArgs, shape: &Shape) -> Result<AskedExchange> {
 }
 
 fn row_format(args: &ShapeArgs) -> Result<RowFormat> {
-    let groups = args.hidden.div_ceil(GROUP);
     let (element, scale_bytes) = match args.dtype {
         RowName::Bf16 | RowName::Fp16 => (2, 0),
         RowName::Fp32 => (4, 0),
-        RowName::Fp8 => (1, 4 * groups),
-        RowName::Fp8Ue8m0 => (1, 4 * groups.div_ceil(4)),
+        RowName::Fp8 => (1, Quant::FP8.scale_bytes(args.hidden)),
+        RowName::Fp8Ue8m0 => (1, Quant::FP8_UE8M0.scale_bytes(args.hidden)),
     };
     let x_bytes = args.hidden.checked_mul(element).filter(|bytes| bytes.is_multiple_of(16));
     ensure!(

@@ -291,6 +291,20 @@ fn figures_of_gpus_need_a_config_of_gpus_and_plots_a_report_of_them() {
 }
 
 #[test]
+fn bench_names_the_benchmarks_of_gpus_where_the_config_is_theirs() {
+    let config = Config::with("");
+    let gpus = config.file("gpus.toml");
+    let text = "[kernels]\nuse = \"cuda\"\n[transport.scale_up]\nuse = \"nvlink\"\n";
+    std::fs::write(&gpus, text).unwrap();
+    let path = gpus.to_str().unwrap();
+    let output = call(&["bench", path]);
+    expect_code(&output, 2);
+    let text = stderr(&output);
+    assert!(text.contains("found a config with the kernel set `cuda`; expected `cpu`"), "{text}");
+    assert!(text.contains(&format!("tokenyard bench dispatch {path}")), "{text}");
+}
+
+#[test]
 fn nothing_is_coloured_where_no_terminal_reads() {
     let output = call(&["plugins"]);
     assert!(!stdout(&output).contains('\x1b'));
@@ -351,7 +365,7 @@ fn a_program_that_asked_for_a_document_gets_one_with_the_error() {
         let output = call(&[command, "/no/such/config.toml", "--json"]);
         expect_code(&output, 2);
         let document = json(&output);
-        assert_eq!(document["schema_version"], 4);
+        assert_eq!(document["schema_version"], 5);
         let error = document["error"].as_str().unwrap();
         assert!(error.contains("/no/such/config.toml"), "{error}");
         assert!(stderr(&output).contains(error));

@@ -68,7 +68,7 @@ fn the_sentence_comes_first_then_evidence_fix_and_a_table_of_ranks() {
     assert!(place("rank 1 says that it raised") < place("Fix: look at the NIC"), "{text}");
     assert!(place("Fix:") < place("rank  host"), "{text}");
     let document = json(&tokenyard().args(["explain", "--json"]).arg(&set).output().unwrap());
-    assert_eq!(document["schema_version"], 4);
+    assert_eq!(document["schema_version"], 5);
     assert_eq!(document["command"], "explain");
     assert_eq!(document["verdict"]["ranks"], serde_json::json!([1, 0]));
     assert_eq!(document["missing"], serde_json::json!([]));

@@ -56,7 +56,7 @@ fn the_last_line_of_standard_output_is_one_document_and_all_else_is_on_standard_
     assert_eq!(stdout(&output).lines().count(), 1);
     assert!(stderr(&output).contains("check: passed"));
     let document = json(&output);
-    assert_eq!(document["schema_version"], 4);
+    assert_eq!(document["schema_version"], 5);
     assert_eq!(document["command"], "run");
     assert_eq!(document["seed"], 5);
     assert_eq!(document["steps"], 3);

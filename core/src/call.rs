@@ -11,9 +11,6 @@ use crate::refusal::CallRefusal;
 use crate::signature::Signature;
 use crate::{Error, ErrorKind, Result};
 
-/// Channels that share a scale.
-const SCALE_GROUP: u32 = 128;
-
 /// How a dispatched row looks on its way and at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireFormat {
@@ -204,13 +201,14 @@ fn cast_of(code: u32) -> Result<Cast> {
 impl WireFormat {
     fn of(call: &abi::TyDispatch, cast: Cast) -> Self {
         let width = call.x.shape[1] as u32;
-        let groups = u64::from(width.div_ceil(SCALE_GROUP));
-        let (f32, fp8, packed) = (DType::F32.code(), DType::Fp8E4m3.code(), DType::I32.code());
-        let (x_dtype, scale_dtype, scale_cols) = match cast {
-            Cast::None if call.scales.data.is_null() => (call.x.dtype, f32, 0),
-            Cast::None => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
-            Cast::Fp8 | Cast::Fp8Round => (fp8, f32, groups),
-            Cast::Fp8Ue8m0 => (fp8, packed, groups.div_ceil(4)),
+        let (x_dtype, scale_dtype, scale_cols) = match cast.quant() {
+            None if call.scales.data.is_null() => (call.x.dtype, DType::F32.code(), 0),
+            None => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
+            Some(quant) => (
+                DType::Fp8E4m3.code(),
+                quant.scale.dtype().code(),
+                u64::from(quant.scale_words(width)),
+            ),
         };
         let element = DType::from_code(x_dtype).map_or(1, DType::bytes) as u32;
         let row = RowFormat {

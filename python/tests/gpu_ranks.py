@@ -23,6 +23,7 @@ import gpu_lifetimes
 import gpu_low_latency
 import gpu_masks
 import gpu_native
+import gpu_openings
 import gpu_operations
 import gpu_streams
 import gpu_v1
@@ -34,6 +35,7 @@ from gpu_common import Skipped
 
 MODULES = [
     gpu_native,
+    gpu_openings,
     gpu_operations,
     gpu_v1,
     gpu_v1_more,

@@ -377,7 +377,7 @@ pub(crate) const STEPS: &[Step] = &[
         about: "the Python packages: built, installed where nothing else is, and tested on the CPU backend",
         // The step `build` builds its plugins.
         after: &["build"],
-        needs: &[PIP, PYTHON, STRIP, OPEN_MPI],
+        needs: &[PIP, PYTHON, STRIP, OPEN_MPI, IP],
         lane: Lane::Tests,
         quick: Quick::No,
         commands: &[

@@ -1,5 +1,7 @@
 //! Rows of bf16, fp16 and fp32 to and from f32, and the cast of a row to FP8 e4m3 with scales.
 
+use tokenyard_core::moe::Quant;
+
 use crate::element::{Bf16, Element, F16, F32};
 pub use crate::element::{FP8_MAX, FloatType, f32_to_fp8, fp8_to_f32};
 use crate::lanes::{Lanes, multiversion};
@@ -81,7 +83,7 @@ pub(crate) fn store_some<E: Element, L: Lanes>(lanes: L, to: &mut [E::Bytes]) {
 }
 
 /// Channels that share one scale.
-pub const GROUP: usize = 128;
+const GROUP: usize = Quant::FP8.group as usize;
 
 /// How the scales of an FP8 row are made and stored. Scales are for dequantising: x = q * scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,12 +97,12 @@ pub enum Scaling {
 }
 
 impl Scaling {
-    /// Bytes of the scales of one row of `hidden` channels.
-    pub const fn bytes(self, hidden: usize) -> usize {
-        let groups = hidden.div_ceil(GROUP);
+    /// The format of the rows.
+    pub const fn quant(self) -> Quant {
         match self {
-            Self::F32 | Self::RoundedF32 => groups * 4,
-            Self::Ue8m0 => groups.next_multiple_of(4),
+            Self::F32 => Quant::FP8,
+            Self::RoundedF32 => Quant::FP8_ROUND,
+            Self::Ue8m0 => Quant::FP8_UE8M0,
         }
     }
 
@@ -134,7 +136,7 @@ multiversion! {
     /// [`GROUP`] channels; the last group may be partial.
     ///
     /// The largest magnitude of a group ignores NaN and is taken as at least 1e-4. `out` takes the
-    /// FP8 bytes, `scales` the [`Scaling::bytes`] of the scales. A NaN stays one, with the sign of
+    /// FP8 bytes, `scales` the [`Quant::scale_bytes`] of the format. A NaN stays one, with the sign of
     /// x.
     ///
     /// # Panics
@@ -147,7 +149,7 @@ multiversion! {
         scales: &mut [u8],
     ) {
         debug_assert_eq!(row.len(), out.len() * float.bytes());
-        debug_assert_eq!(scales.len(), scaling.bytes(out.len()));
+        debug_assert_eq!(scales.len(), scaling.quant().scale_bytes(out.len() as u32) as usize);
         match float {
             FloatType::Bf16 => cast::<Bf16, L>(row, scaling, out, scales),
             FloatType::F16 => cast::<F16, L>(row, scaling, out, scales),

@@ -1,5 +1,7 @@
 //! Bytes that must cross a link, and the times that follow from them.
 
+use tokenyard_core::moe::Quant;
+
 use super::case::{Fixed, Phase, Rows};
 
 /// Bytes of one (token, rank) pair on its way.
@@ -27,9 +29,11 @@ impl PairBytes {
             (Phase::Dispatch, Rows::Bf16) => {
                 Self { row: 2 * hidden, scales: 0, beside: 8 * topk + 4 }
             }
-            (Phase::Dispatch, Rows::Fp8 | Rows::Cast) => {
-                Self { row: hidden, scales: 4 * hidden.div_ceil(128), beside: 8 * topk + 4 }
-            }
+            (Phase::Dispatch, Rows::Fp8 | Rows::Cast) => Self {
+                row: hidden,
+                scales: Quant::FP8.scale_bytes(fixed.hidden).into(),
+                beside: 8 * topk + 4,
+            },
         }
     }
 

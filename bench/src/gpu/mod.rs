@@ -21,6 +21,7 @@ mod workload;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,7 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::files;
 use tokenyard_core::host::Registry;
+use tokenyard_core::report::utc;
 use tokenyard_gpu::{GpuConfig, PeersConfig, RowCopy};
 
 use crate::ranks::Speaker;
@@ -63,6 +65,9 @@ pub struct GpuFigures {
 /// All figures of a run on GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuReport {
+    /// The day of the run in UTC, as `2026-11-28`; none in reports of earlier versions.
+    #[serde(default)]
+    pub date: Option<String>,
     /// The machine of rank 0.
     pub machine: Machine,
     /// R, the number of ranks.
@@ -152,6 +157,13 @@ pub(crate) fn measure(
     Ok(GpuFigures { machine, ceiling, exchange })
 }
 
+fn today() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut date = utc(since.as_millis() as u64);
+    date.truncate("2026-11-28".len());
+    date
+}
+
 /// The report from the figures of all ranks.
 pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
     let first = all.first().context("found figures of no rank; expected those of all")?;
@@ -171,7 +183,8 @@ pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Res
         Some(fixed) if has_formula => auto_sms::lines(&rows, &fixed, ranks),
         _ => Vec::new(),
     };
-    Ok(GpuReport { machine: first.machine.clone(), ranks, link, sizes, rows, auto_sms })
+    let machine = first.machine.clone();
+    Ok(GpuReport { date: Some(today()), machine, ranks, link, sizes, rows, auto_sms })
 }
 
 impl GpuReport {

@@ -4,6 +4,7 @@
 //! curves, independently of their drawing.
 
 use std::path::Path;
+use std::str::FromStr;
 
 use anyhow::{Result, anyhow, ensure};
 use plotters::coord::ranged1d::IntoSegmentedCoord as _;
@@ -18,12 +19,44 @@ const MOST: usize = 16;
 const WIDTH: u32 = 1200;
 const HEIGHT: u32 = 420;
 const FONT: &str = "sans-serif";
-/// Colours that colour-blind people can distinguish too: ours, push, pull, ceiling or floor, rule.
+/// Colours that colour-blind people can distinguish too: ours, push, pull, ceiling or floor, rule, peers.
 const OURS: RGBColor = RGBColor(0, 90, 181);
 const PUSH: RGBColor = RGBColor(26, 133, 60);
 const PULL: RGBColor = RGBColor(170, 110, 10);
 const BOUND: RGBColor = RGBColor(190, 30, 45);
 const RULE: RGBColor = RGBColor(120, 120, 120);
+const PEER: RGBColor = RGBColor(120, 60, 160);
+
+/// A figure of another library for one operation, of a run of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Peer {
+    /// The operation as reports name it, such as `dispatch fp8 flat`.
+    pub operation: String,
+    /// The library.
+    pub name: String,
+    /// Its time in microseconds.
+    pub us: f64,
+}
+
+impl FromStr for Peer {
+    type Err = anyhow::Error;
+
+    /// From `OPERATION:NAME=MICROSECONDS`.
+    fn from_str(text: &str) -> Result<Self> {
+        let parts = || {
+            let (operation, rest) = text.split_once(':')?;
+            let (name, us) = rest.rsplit_once('=')?;
+            let us: f64 = us.trim().parse().ok().filter(|us: &f64| us.is_finite() && *us > 0.0)?;
+            let [operation, name] = [operation, name].map(|part| part.trim().to_owned());
+            Some(Self { operation, name, us })
+        };
+        parts().filter(|peer| !peer.name.is_empty()).ok_or_else(|| {
+            anyhow!(
+                "found {text:?}; expected OPERATION:NAME=MICROSECONDS, such as \"dispatch fp8 flat:DeepEP V2=143\""
+            )
+        })
+    }
+}
 
 /// A curve, or a bound that is drawn from edge to edge.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +75,7 @@ enum Kind {
     Pull,
     Bound,
     Rule,
+    Peer,
 }
 
 impl Kind {
@@ -52,6 +86,7 @@ impl Kind {
             Self::Pull => PULL,
             Self::Bound => BOUND,
             Self::Rule => RULE,
+            Self::Peer => PEER,
         }
     }
 }
@@ -72,11 +107,12 @@ pub struct Chart {
 }
 
 /// The charts of some reports, in pairs: time and bandwidth of each operation; of a report without
-/// operations, the link's bandwidth by bulk copies and by vectors.
+/// operations, the link's bandwidth by bulk copies and by vectors. Peers are lines beside the times.
 ///
 /// # Errors
-/// Nothing to draw, or more than fits.
-pub fn charts(reports: &[GpuReport]) -> Result<Vec<[Chart; 2]>> {
+/// Nothing to draw, or more than fits; a peer of an operation that no report has.
+pub fn charts(reports: &[GpuReport], peers: &[Peer]) -> Result<Vec<[Chart; 2]>> {
+    check_peers(reports, peers)?;
     let mut all = Vec::new();
     for report in reports {
         if report.rows.is_empty() {
@@ -87,7 +123,7 @@ pub fn charts(reports: &[GpuReport]) -> Result<Vec<[Chart; 2]>> {
             if !cases.contains(&row.case) {
                 cases.push(row.case);
                 let rows: Vec<_> = report.rows.iter().filter(|r| r.case == row.case).collect();
-                all.push(operation_charts(report, &rows));
+                all.push(operation_charts(report, &rows, peers));
             }
         }
     }
@@ -99,13 +135,28 @@ pub fn charts(reports: &[GpuReport]) -> Result<Vec<[Chart; 2]>> {
     Ok(all)
 }
 
-fn operation_charts(report: &GpuReport, rows: &[&GpuRow]) -> [Chart; 2] {
+fn check_peers(reports: &[GpuReport], peers: &[Peer]) -> Result<()> {
+    let rows = reports.iter().flat_map(|report| &report.rows);
+    let mut operations: Vec<String> = rows.map(|row| row.case.to_string()).collect();
+    operations.dedup();
+    for Peer { operation, name, .. } in peers {
+        ensure!(
+            operations.contains(operation),
+            "found the peer {name} of {operation:?}; expected one of: {}",
+            operations.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Chart; 2] {
     let first = rows[0];
     let sizes = report.sizes.as_ref().map_or_else(String::new, |sizes| {
         format!(" x {}, top-{} of {}", sizes.hidden, sizes.topk, sizes.experts)
     });
+    let day = report.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
     let title = format!(
-        "{}, {} tokens{sizes}, {} routing, {} x {}",
+        "{}, {} tokens{sizes}, {} routing, {} x {}{day}",
         first.case, first.case.tokens, first.routing, report.ranks, report.machine.gpu
     );
     let of = |value: fn(&GpuRow) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();
@@ -117,11 +168,15 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow]) -> [Chart; 2] {
         curve(copy.name(), kind, points.collect())
     };
     let ceiling = report.link.ceiling_gb_s;
-    let time = vec![
+    let mut time = vec![
         curve("ours", Kind::Ours, of(|row| row.us)),
         curve("1.05 x floor + 20 us", Kind::Rule, of(|row| row.rule_us)),
         curve("floor: bytes at the ceiling", Kind::Bound, of(|row| row.floor_us)),
     ];
+    let operation = first.case.to_string();
+    time.extend(peers.iter().filter(|peer| peer.operation == operation).map(|peer| {
+        curve(&format!("{}, another run: {:.0}", peer.name, peer.us), Kind::Peer, flat(peer.us))
+    }));
     let bandwidth = vec![
         curve("ours, own rows excluded", Kind::Ours, of(|row| row.link_gb_s)),
         link(Copy::PushBulk, Kind::Push),
@@ -180,14 +235,14 @@ fn chart(title: &str, values: &str, mut curves: Vec<Curve>) -> Chart {
 ///
 /// # Errors
 /// As [`charts`]; a file that cannot be written.
-pub fn draw(reports: &[GpuReport], file: &Path) -> Result<()> {
-    let text = svg(reports)?;
+pub fn draw(reports: &[GpuReport], peers: &[Peer], file: &Path) -> Result<()> {
+    let text = svg(reports, peers)?;
     let named = |error| tokenyard_core::Error::system("write", file.display().to_string(), error);
     Ok(std::fs::write(file, text).map_err(named)?)
 }
 
-fn svg(reports: &[GpuReport]) -> Result<String> {
-    let pairs = charts(reports)?;
+fn svg(reports: &[GpuReport], peers: &[Peer]) -> Result<String> {
+    let pairs = charts(reports, peers)?;
     let mut text = String::new();
     {
         let size = (WIDTH, HEIGHT * pairs.len() as u32);
@@ -245,7 +300,7 @@ fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
             .map_err(|e| broken(&e))?
             .label(&curve.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
-        if !matches!(curve.kind, Kind::Bound | Kind::Rule) {
+        if !matches!(curve.kind, Kind::Bound | Kind::Rule | Kind::Peer) {
             let dots = points.map(|point| Circle::new(point, 3, colour.filled()));
             context.draw_series(dots).map_err(|e| broken(&e))?;
         }
@@ -280,7 +335,7 @@ mod tests {
         assert_eq!((of(&read), &read.machine), (of(&report), &report.machine));
         assert!(crate::gpu::tables(&read).contains("dispatch fp8 flat"));
         // A single SM count is enough for an axis.
-        assert!(svg(&[read]).unwrap().contains("\n16\n"));
+        assert!(svg(&[read], &[]).unwrap().contains("\n16\n"));
     }
 
     const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
@@ -288,14 +343,22 @@ mod tests {
     fn report(rows: Vec<GpuRow>) -> GpuReport {
         let machine = Machine { gpu: "NVIDIA H200".to_owned(), ..Machine::default() };
         let sizes = (!rows.is_empty()).then_some(FIXED);
-        GpuReport { machine, ranks: 8, link: link_of(8), sizes, rows, auto_sms: Vec::new() }
+        GpuReport {
+            date: Some("2026-11-28".to_owned()),
+            machine,
+            ranks: 8,
+            link: link_of(8),
+            sizes,
+            rows,
+            auto_sms: Vec::new(),
+        }
     }
 
     #[test]
     fn each_operation_has_a_chart_of_time_and_one_of_bandwidth() {
         let rows =
             vec![row(Rows::Bf16, 16, 310.0), row(Rows::Bf16, 8, 330.0), row(Rows::Fp8, 16, 200.0)];
-        let charts = charts(&[report(rows)]).unwrap();
+        let charts = charts(&[report(rows)], &[]).unwrap();
         assert_eq!(charts.len(), 2);
         let [time, bandwidth] = &charts[0];
         assert_eq!(time.sms, [8, 16]);
@@ -309,8 +372,28 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_is_a_line_beside_the_times_of_its_operation_and_the_title_has_the_day() {
+        let reports = [report(vec![row(Rows::Bf16, 16, 310.0), row(Rows::Fp8, 16, 200.0)])];
+        let peer: Peer = "dispatch fp8 flat:DeepEP V2=143".parse().unwrap();
+        let pairs = charts(&reports, std::slice::from_ref(&peer)).unwrap();
+        let names = |chart: &Chart| -> Vec<String> {
+            chart.curves.iter().map(|curve| curve.name.clone()).collect()
+        };
+        let line = "DeepEP V2, another run: 143".to_owned();
+        assert!(pairs.iter().any(|[time, _]| names(time).contains(&line)));
+        assert_eq!(pairs.iter().filter(|[time, _]| names(time).contains(&line)).count(), 1);
+        assert!(pairs.iter().all(|[time, _]| time.title.ends_with(", 2026-11-28")));
+        let other = Peer { operation: "combine fp8".to_owned(), ..peer };
+        let error = charts(&reports, &[other]).unwrap_err().to_string();
+        assert!(error.contains("expected one of: dispatch bf16 flat"), "{error}");
+        for wrong in ["DeepEP=3", "dispatch fp8 flat:=3", "dispatch fp8 flat:DeepEP=-1", "a:b=x"] {
+            assert!(wrong.parse::<Peer>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn a_report_of_the_link_alone_is_drawn_too() {
-        let charts = charts(&[report(Vec::new())]).unwrap();
+        let charts = charts(&[report(Vec::new())], &[]).unwrap();
         let [bulk, vectors] = &charts[0];
         assert_eq!(bulk.sms, [8, 16]);
         assert!(bulk.curves.iter().any(|curve| curve.name.contains("copy engines")));
@@ -321,14 +404,14 @@ mod tests {
     }
 
     fn charts_of_nothing() -> String {
-        charts(&[]).unwrap_err().to_string()
+        charts(&[], &[]).unwrap_err().to_string()
     }
 
     #[test]
     fn the_picture_says_what_is_drawn_and_in_which_unit() {
         let rows =
             [4, 8, 12, 16, 24, 32].map(|sms| row(Rows::Bf16, sms, 300.0 + 100.0 / sms as f64));
-        let text = svg(&[report(rows.to_vec())]).unwrap();
+        let text = svg(&[report(rows.to_vec())], &[]).unwrap();
         if let Some(file) = std::env::var_os("TOKENYARD_PLOT") {
             std::fs::write(file, &text).unwrap();
         }

@@ -5,7 +5,7 @@ use tokenyard_conformance::input::InputFile;
 use tokenyard_core::communicator::{
     Buffer, Cast, Communicator, Dispatch, Outputs, Received, Replay, Sizes, TensorMut, TensorRef,
 };
-use tokenyard_core::moe::{DType, Layout as MoeLayout};
+use tokenyard_core::moe::{DType, Layout as MoeLayout, Quant};
 
 use super::case::{Calls, Fixed, Layout, Routing, Rows};
 use crate::job;
@@ -205,7 +205,7 @@ impl Rooms {
 }
 
 fn groups(fixed: &Fixed) -> usize {
-    fixed.hidden.div_ceil(128) as usize
+    Quant::FP8.groups(fixed.hidden) as usize
 }
 
 fn tensor(buffer: &Buffer, dtype: DType, shape: [usize; 2]) -> Result<TensorRef<'_>> {

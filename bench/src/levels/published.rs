@@ -109,7 +109,7 @@ pub struct Modelled {
     /// GB/s, both levels overlapped.
     pub gb_per_s: f64,
     /// GB/s, one level after the other.
-    pub in_turn: f64,
+    pub serial: f64,
     /// Whether the link between nodes is the slower one.
     pub is_out: bool,
 }
@@ -125,7 +125,7 @@ impl Published {
         let inside = rows.moved_inside() / self.rates.inside;
         Some(Modelled {
             gb_per_s: counted / out.max(inside),
-            in_turn: counted / (out + inside),
+            serial: counted / (out + inside),
             is_out: out > inside,
         })
     }
@@ -150,7 +150,7 @@ pub fn table() -> String {
             published.rates.inside,
             if found.is_out { "out" } else { "inside" },
             found.gb_per_s,
-            found.in_turn,
+            found.serial,
             part(dispatch),
             part(combine)
         );
@@ -173,7 +173,7 @@ mod tests {
     fn every_published_pair_has_an_answer_and_none_beats_the_links() {
         for published in &PUBLISHED {
             let found = published.modelled().unwrap();
-            assert!(found.in_turn < found.gb_per_s, "{published:?}");
+            assert!(found.serial < found.gb_per_s, "{published:?}");
             // Figures have two or three digits, and the rates are those of other runs.
             let best = published.gb_per_s[0].max(published.gb_per_s[1]);
             assert!(best <= 1.05 * found.gb_per_s, "{published:?}: {found:?}");

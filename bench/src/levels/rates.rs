@@ -26,12 +26,12 @@ pub struct OperationTime {
 
 impl OperationTime {
     /// Both levels move rows at once: the slower link's time.
-    pub fn at_once_us(&self) -> f64 {
+    pub fn overlapped_us(&self) -> f64 {
         self.out_us.max(self.inside_us)
     }
 
     /// One level after the other.
-    pub fn in_turn_us(&self) -> f64 {
+    pub fn serial_us(&self) -> f64 {
         self.out_us + self.inside_us
     }
 }
@@ -60,10 +60,10 @@ mod tests {
         let cost = OperationCost { out: level(1e6), inside: level(4e6), sm_bytes: 9e6 };
         let time = Rates { out: 50.0, inside: 400.0, sm: 45.0 }.time(&cost);
         assert_eq!((time.out_us, time.inside_us), (20.0, 10.0));
-        assert_eq!((time.at_once_us(), time.in_turn_us()), (20.0, 30.0));
+        assert_eq!((time.overlapped_us(), time.serial_us()), (20.0, 30.0));
         // 200 us of one SM in 20 us.
         assert_eq!(time.sms, 10.0);
         let nothing = Rates { out: 50.0, inside: 400.0, sm: 45.0 }.time(&OperationCost::default());
-        assert_eq!((nothing.at_once_us(), nothing.sms), (0.0, 0.0));
+        assert_eq!((nothing.overlapped_us(), nothing.sms), (0.0, 0.0));
     }
 }

@@ -417,7 +417,7 @@ fn ranks_that_never_come_are_named_to_all_that_came() {
 fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
     let late = Duration::from_millis(200);
     let error = World::join(WorldOptions { late, ..options(1, 2, at(free_port())) }).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Deadline);
+    assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(0)));
     let text = error.to_string();
     assert!(text.contains("127.0.0.1:") && text.contains("refused"), "{text}");
     let nowhere = Meeting::new();

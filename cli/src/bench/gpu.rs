@@ -189,7 +189,8 @@ enum CallsName {
 
 const PLOT_EXAMPLE: &str = "\
 Example:
-  tokenyard bench plot dispatch.json combine.json --out both.svg";
+  tokenyard bench plot dispatch.json combine.json --out both.svg
+  tokenyard bench plot dispatch.json --peer 'dispatch fp8 flat:DeepEP V2=143' --out peers.svg";
 
 /// Arguments of `tokenyard bench plot`.
 #[derive(Debug, clap::Args)]
@@ -201,6 +202,9 @@ pub(super) struct PlotArgs {
     /// The picture
     #[arg(long, value_name = "FILE.svg")]
     out: PathBuf,
+    /// A line for another library's time of an operation; it may be given several times
+    #[arg(long = "peer", value_name = "OPERATION:NAME=MICROSECONDS")]
+    peers: Vec<gpu::plot::Peer>,
     /// Print one JSON document as the last line of standard output; the rest goes to standard error
     #[arg(long)]
     json: bool,
@@ -221,7 +225,7 @@ pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
     files.writes("--out", &args.out)?;
     let reports =
         args.reports.iter().map(|file| gpu::GpuReport::read(file)).collect::<Result<Vec<_>>>()?;
-    gpu::plot::draw(&reports, &args.out)?;
+    gpu::plot::draw(&reports, &args.peers, &args.out)?;
     People::new(args.json).say(format_args!("drawn: {}", args.out.display()));
     if args.json {
         print_json(&Plotted {
@@ -370,7 +374,7 @@ fn show(report: Option<BenchReport>, output: &Output, plot: Option<&Path>) -> Re
     let Some(report) = report else { return Ok(ExitCode::SUCCESS) };
     let code = judge(output, &report)?;
     if let (Some(file), Some(gpu)) = (plot, &report.gpu) {
-        gpu::plot::draw(std::slice::from_ref(gpu), file)?;
+        gpu::plot::draw(std::slice::from_ref(gpu), &[], file)?;
     }
     Ok(code)
 }

@@ -34,13 +34,21 @@ impl RankTraffic {
     }
 
     fn us(&self) -> f64 {
-        self.dispatch.at_once_us + self.combine.at_once_us
+        self.dispatch.overlapped_us + self.combine.overlapped_us
     }
 
     /// Tokens, then MB out, MB inside and microseconds of each operation.
     fn figures(&self) -> [f64; 7] {
         let Self { tokens, dispatch: d, combine: c, .. } = *self;
-        [tokens, d.out.mb(), d.inside.mb(), d.at_once_us, c.out.mb(), c.inside.mb(), c.at_once_us]
+        [
+            tokens,
+            d.out.mb(),
+            d.inside.mb(),
+            d.overlapped_us,
+            c.out.mb(),
+            c.inside.mb(),
+            c.overlapped_us,
+        ]
     }
 }
 

@@ -91,8 +91,8 @@ pub(super) struct Traffic {
 pub(super) struct Operation {
     pub(super) out: Level,
     pub(super) inside: Level,
-    pub(super) at_once_us: f64,
-    in_turn_us: f64,
+    pub(super) overlapped_us: f64,
+    serial_us: f64,
     sms: f64,
 }
 
@@ -123,8 +123,8 @@ impl Operation {
         Self {
             out: Level::new(&cost.out, time.out_us),
             inside: Level::new(&cost.inside, time.inside_us),
-            at_once_us: time.at_once_us(),
-            in_turn_us: time.in_turn_us(),
+            overlapped_us: time.overlapped_us(),
+            serial_us: time.serial_us(),
             sms: time.sms,
         }
     }
@@ -136,7 +136,7 @@ impl Traffic {
     pub(super) fn is_finite(&self) -> bool {
         [self.dispatch, self.combine].iter().all(|of| {
             let mb = of.out.mb() + of.inside.mb();
-            [mb, of.at_once_us, of.in_turn_us, of.sms].iter().all(|n| n.is_finite() && *n >= 0.0)
+            [mb, of.overlapped_us, of.serial_us, of.sms].iter().all(|n| n.is_finite() && *n >= 0.0)
         })
     }
 }
@@ -268,7 +268,7 @@ fn operations(name: &str, all: &[Traffic], of: fn(&Traffic) -> &Operation, peopl
         let [inside, inside_commands] = level(&found.inside);
         let whole = |us: f64| format!("{us:.0}");
         let cells = [out, out_commands, inside, inside_commands];
-        let times = [whole(found.at_once_us), whole(found.in_turn_us), whole(found.sms)];
+        let times = [whole(found.overlapped_us), whole(found.serial_us), whole(found.sms)];
         let cells = cells.into_iter().chain(times).map(Into::into);
         table.row(std::iter::once(traffic.ranks.into()).chain(cells));
     }

@@ -223,6 +223,28 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_starts_late_may_blame_a_rank_0_that_has_given_up_the_missing_one() {
+        let all = list(1);
+        let fault = all.iter().find(|fault| fault.name == "l3/misled/relative_plugin_path");
+        let fault = fault.unwrap();
+        let seen = |rank, error: &str, about| Seen {
+            rank,
+            error: Some(error.to_owned()),
+            about,
+            took: Some(Duration::from_secs(1)),
+            exited: true,
+            ending: String::new(),
+        };
+        let victim = seen(1, "found a path that is relative; expected an absolute path", None);
+        let first = seen(0, "ranks 1-2 did not join within 1.0 s", None);
+        let late = |about| seen(2, "cannot reach rank 0 within 1.0 s", about);
+        let judged =
+            |about| judge(fault, &[first.clone(), victim.clone(), late(about)], limit(fault));
+        assert_eq!(judged(Some(0)), [""; 0]);
+        assert!(judged(None)[0].contains("which rank is gone"), "it names no rank");
+    }
+
+    #[test]
     fn ranks_that_are_all_killed_say_nothing_and_end() {
         let all = list(1);
         let fault = all.iter().find(|fault| fault.kind == Kind::AllKilled).unwrap();

@@ -2,8 +2,7 @@
 //!
 //! Only values are here. Bytes on the way are a matter of the product.
 
-/// Channels of a group, which have one step.
-const GROUP: usize = 128;
+use super::case::GROUP;
 
 /// Codes of a magnitude beside 0, less 1.
 const STEPS: f32 = 510.0;

@@ -1,12 +1,13 @@
 //! Completions: the content of a done event, the number of events, and the behaviour of a full queue.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
+use super::headway::Headway;
 use super::limits::LARGE;
 use super::memory::{UNTOUCHED, compare, pattern};
 use super::rig::{Needs, Queue, Rig};
@@ -308,7 +309,7 @@ fn queues_are_independent(rig: &mut Rig<'_>) -> Result<()> {
         on_first += 1;
     }
     let until = rig.until();
-    rig.queues[1].post(&rig.transport, &[other], until)?;
+    rig.queues[1].post(&rig.transport, &[other], rig.needs.deadline)?;
     while rig.queues[1].events().is_empty() {
         rig.queues[1].drive(&rig.transport)?;
         ensure!(Instant::now() < until, "queue 1 does not go on while queue 0 is not polled");
@@ -329,14 +330,14 @@ const PER_THREAD: usize = 2000;
 
 /// Two threads, one queue each.
 fn both_queues_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
-    let until = rig.until();
+    let deadline = rig.needs.deadline;
     let transport: &OpenTransport = &rig.transport;
     std::thread::scope(|scope| {
         let threads: Vec<_> = rig
             .queues
             .iter_mut()
             .zip(puts)
-            .map(|(queue, put)| scope.spawn(move || one_queue(transport, queue, &put, until)))
+            .map(|(queue, put)| scope.spawn(move || one_queue(transport, queue, &put, deadline)))
             .collect();
         threads.into_iter().try_for_each(|thread| {
             thread.join().map_err(|_| anyhow::anyhow!("the thread of a queue panicked"))?
@@ -361,15 +362,19 @@ fn one_queue(
     transport: &OpenTransport,
     queue: &mut Queue,
     put: &Command,
-    until: Instant,
+    deadline: Duration,
 ) -> Result<()> {
     for _ in 0..PER_THREAD {
-        queue.post(transport, &[*put], until)?;
+        queue.post(transport, &[*put], deadline)?;
     }
+    let mut headway = Headway::new(deadline);
     while queue.events().len() < PER_THREAD {
         queue.drive(transport)?;
         let found = queue.events().len();
-        ensure!(Instant::now() < until, "a queue: found {found} events; expected {PER_THREAD}");
+        ensure!(
+            !headway.is_over(found as u64),
+            "a queue: found {found} events; expected {PER_THREAD}, and one more within {deadline:?}"
+        );
         std::thread::yield_now();
     }
     Ok(())

@@ -13,6 +13,7 @@ mod delivery;
 mod direct;
 mod ending;
 mod errors;
+mod headway;
 mod limits;
 mod lost_peer;
 mod masking;

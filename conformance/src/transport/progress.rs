@@ -116,8 +116,8 @@ const BESIDE: u64 = 2000;
 fn health_answers_beside_poll(rig: &mut Rig<'_>) -> Result<()> {
     let (answers, posted) = (AtomicU64::new(0), AtomicU64::new(0));
     let over = AtomicBool::new(false);
-    let (next, is_driven, until) = (rig.next(), rig.is_driven(), rig.until());
-    let enough = Instant::now() + rig.needs.deadline / 2;
+    let (next, is_driven, deadline) = (rig.next(), rig.is_driven(), rig.needs.deadline);
+    let enough = Instant::now() + deadline / 2;
     let signal = rig.signal(0, 0, rig.me());
     let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
     let put = Command { op, flags, peer: next, signal, add: 1, bytes: 64, ..NO_COMMAND };
@@ -139,8 +139,9 @@ fn health_answers_beside_poll(rig: &mut Rig<'_>) -> Result<()> {
             let few = || answers.load(Ordering::Relaxed).min(posted.load(Ordering::Relaxed));
             let is_enough = || few() >= BESIDE || few() > 0 && Instant::now() > enough;
             while !is_enough() && !asker.is_finished() {
-                queue.post(transport, &[put], until)?;
+                queue.post(transport, &[put], deadline)?;
                 posted.fetch_add(1, Ordering::Relaxed);
+                let until = Instant::now() + deadline;
                 while queue.take().is_empty() {
                     queue.drive(transport)?;
                     ensure!(Instant::now() < until, "found {} puts and answers", few());

@@ -16,6 +16,7 @@ use tokenyard_core::transport::{
     Capabilities, Command, Event, NO_EVENT, Team, TransportNeeds, TransportOpen, Window,
 };
 
+use super::headway::Headway;
 use super::memory::{Area, UNTOUCHED};
 use super::teams::{Among, Teams, of_team};
 use crate::device::DeviceMemory;
@@ -158,25 +159,26 @@ impl Queue {
         })
     }
 
-    /// Posts all commands; drives the queue while it is full.
+    /// Posts all commands; drives the queue while it is full. It may be full for `deadline` at a time.
     pub(super) fn post(
         &mut self,
         transport: &OpenTransport,
         commands: &[Command],
-        until: Instant,
+        deadline: Duration,
     ) -> Result<()> {
         let mut left = commands;
+        let mut headway = Headway::new(deadline);
         while !left.is_empty() {
             let accepted = self.try_post(transport, left)?;
             left = &left[accepted..];
             if accepted == 0 {
                 self.drive(transport)?;
+                let done = commands.len() - left.len();
                 ensure!(
-                    Instant::now() < until,
-                    "queue {} accepts nothing although it is polled: found {} of {} commands \
-                     accepted at the deadline",
+                    !headway.is_over(done as u64),
+                    "queue {} accepts nothing although it is polled: found {done} of {} commands \
+                     accepted, and no more within {deadline:?}",
                     self.id,
-                    commands.len() - left.len(),
                     commands.len()
                 );
                 std::thread::yield_now();
@@ -470,8 +472,7 @@ impl<'a> Rig<'a> {
 
     /// Posts all commands on a queue.
     pub(super) fn post(&mut self, queue: u32, commands: &[Command]) -> Result<()> {
-        let until = self.until();
-        self.queues[queue as usize].post(&self.transport, commands, until)
+        self.queues[queue as usize].post(&self.transport, commands, self.needs.deadline)
     }
 
     /// Accepts error events: the case expects them.
@@ -485,18 +486,29 @@ impl<'a> Rig<'a> {
         self.queues.iter_mut().try_for_each(|queue| queue.drive(transport))
     }
 
-    /// Drives all queues until `ready`, at most for the deadline.
+    /// Drives all queues until `ready`, at most for the deadline after the last event.
     pub(super) fn wait(
         &mut self,
         ready: impl Fn(&Self) -> bool,
         missing: impl Fn(&Self) -> String,
     ) -> Result<()> {
-        let until = self.until();
+        self.wait_for_more(ready, || 0, missing)
+    }
+
+    /// As [`wait`](Self::wait); the deadline begins anew where `so_far` grows, too.
+    fn wait_for_more(
+        &mut self,
+        ready: impl Fn(&Self) -> bool,
+        so_far: impl Fn() -> u64,
+        missing: impl Fn(&Self) -> String,
+    ) -> Result<()> {
+        let mut headway = Headway::new(self.needs.deadline);
         let mut round = 0_u32;
         while !ready(self) {
             self.drive()?;
             self.check_peers()?;
-            if Instant::now() >= until {
+            let events: usize = self.queues.iter().map(|queue| queue.events.len()).sum();
+            if headway.is_over(so_far().wrapping_add(events as u64)) {
                 let deadline = self.needs.deadline;
                 bail!("nothing more came within {deadline:?}: {}", missing(self));
             }
@@ -513,12 +525,12 @@ impl<'a> Rig<'a> {
         self.wait_signals(&[Total { queue, id, total }])
     }
 
-    /// Waits until all these totals are as expected; a larger total is an error at once. At the deadline
-    /// the error lists all that differ.
+    /// Waits until all these totals are as expected; a larger total is an error at once. Where none grows for the
+    /// deadline, the error lists all that differ.
     pub(super) fn wait_signals(&mut self, expected: &[Total]) -> Result<()> {
         // One reading decides: the payloads that a case checks next must have arrived by this very reading.
         let found = RefCell::new(vec![0; expected.len()]);
-        self.wait(
+        self.wait_for_more(
             |rig| {
                 let mut found = found.borrow_mut();
                 for (found, Total { queue, id, total }) in found.iter_mut().zip(expected) {
@@ -530,6 +542,7 @@ impl<'a> Rig<'a> {
                 both.clone().any(|(found, expected)| *found > expected.total)
                     || both.all(|(found, expected)| *found == expected.total)
             },
+            || found.borrow().iter().fold(0_u64, |sum, total| sum.wrapping_add(*total)),
             |_| list_differences(expected, &found.borrow()),
         )?;
         let found = found.into_inner();

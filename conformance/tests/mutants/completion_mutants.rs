@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use tokenyard_core::Result;
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, Transport as _};
 
 use crate::faulty_shm::{Below, Fault, Hot};
-use crate::l0::{Turn, caught, is_put};
+use crate::l0::{Turn, caught, is_put, run_within};
 
 fn raises(command: &Command) -> bool {
     matches!(command.op, abi::TY_OP_SIGNAL | abi::TY_OP_PUT_SIGNAL)
@@ -234,6 +235,26 @@ impl Fault for Overrun {
 #[test]
 fn an_overrun_queue_is_caught() {
     caught::<Overrun>("l0/queue_full_is_back_pressure/r2", "found 4 events; expected 1000");
+}
+
+/// The unbroken transport on a machine that is busy: an event at a time, each after 4 ms.
+#[derive(Default)]
+pub(crate) struct Slow;
+impl Fault for Slow {
+    const NAME: &'static str = "slow";
+
+    fn poll(&self, below: &Below, queue: u32, events: &mut [Event]) -> Hot {
+        std::thread::sleep(Duration::from_millis(4));
+        below.shm.poll(queue, &mut events[..1])
+    }
+}
+
+#[test]
+fn a_full_queue_that_goes_on_may_take_longer_than_the_deadline() {
+    let start = Instant::now();
+    let found = run_within(3000, Slow::NAME, "l0/queue_full_is_back_pressure/r2");
+    assert!(found.is_empty(), "{found:#?}");
+    assert!(start.elapsed() > Duration::from_secs(3), "the case took less than the deadline");
 }
 
 /// All queues are one queue.

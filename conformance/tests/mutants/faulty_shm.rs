@@ -198,6 +198,7 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<DoneTwice>(),
     table::<NarrowTag>(),
     table::<Overrun>(),
+    table::<Slow>(),
     table::<OneQueueForAll>(),
     table::<GetFromItself>(),
     table::<AddressOfItself>(),

@@ -13,10 +13,15 @@ use crate::{assert_caught, config, config_within, failures};
 
 /// Runs the test `name` of L0 on the transport `component`.
 pub(crate) fn run(component: &str, name: &str) -> Vec<String> {
-    tokenyard_cpu::link();
-    tokenyard_topology::link();
     // An unbroken transport has as much time as a busy machine takes.
     let deadline = if component.starts_with("intact") { 60_000 } else { 5000 };
+    run_within(deadline, component, name)
+}
+
+/// The same, with this deadline in milliseconds.
+pub(crate) fn run_within(deadline: u32, component: &str, name: &str) -> Vec<String> {
+    tokenyard_cpu::link();
+    tokenyard_topology::link();
     let config = config_within(deadline, "cpu", component);
     let capabilities = transport::probe(&config).unwrap();
     let tests = transport::tests(&capabilities);

@@ -170,7 +170,9 @@ fn check_rows(
     expect_tensor("x", x, types, [tokens, shape.hidden as usize])?;
     expect_contiguous("x", x)?;
     let element = x.dtype().map_or(1, DType::bytes);
-    let row = shape.hidden as usize * if cast == Cast::None { element } else { 1 };
+    let row = cast
+        .quant()
+        .map_or(u64::from(shape.hidden) * element as u64, |quant| quant.value_bytes(shape.hidden));
     if !row.is_multiple_of(16) {
         return refuse(format!(
             "x: a row takes {row} bytes on the wire; expected a multiple of 16 (hidden = {})",

@@ -296,7 +296,7 @@ impl OpenKernels {
 impl Drop for OpenKernels {
     fn drop(&mut self) {
         // SAFETY: the instance is open and no code can use it after this.
-        unsafe { (self.close)(self.instance) }
+        attended(KIND, self.name(), "close", || unsafe { (self.close)(self.instance) });
     }
 }
 

@@ -20,6 +20,8 @@
 //! 16 to 30 are `amax`, bits 0 to 14 `amin`. Behind these a block has its 512 values of bf16, or 512 low bytes of
 //! codes and then 2 high bits of each: bit 8 of the code and the sign. Blocks of a row follow each other.
 
+use super::Quant;
+
 /// Channels of a block: H is a multiple of it.
 pub const BLOCK: usize = 512;
 /// Most bytes of a block.
@@ -28,7 +30,7 @@ pub const BLOCK_BYTES: usize = META + 2 * BLOCK;
 pub const CODED_BYTES: usize = META + BLOCK + BLOCK / 4;
 
 /// Channels of a group.
-const GROUP: usize = 128;
+const GROUP: usize = Quant::LOGFMT_10.group as usize;
 /// Bytes of a block's words.
 const META: usize = 4 * BLOCK / GROUP;
 /// Channels whose high bits share two bytes.

@@ -13,6 +13,7 @@ from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
 from ._engine import Engine, Opened, way_of
 from ._sizes import Sizes
+from .utils.math import CHANNELS, ceil_div
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Blocks:
 
     def __init__(self, call: DispatchCall, ranks: int, x: Array) -> None:
         rows, local = ranks * call.tokens, call.experts // ranks
-        hidden, groups = x.shape[1], -(-x.shape[1] // 128)
+        hidden, groups = x.shape[1], ceil_div(x.shape[1], CHANNELS)
         self.x = np.zeros((local, rows, hidden), FP8 if call.use_fp8 else x.dtype)
         columns = -(-groups // 4) if call.use_ue8m0 else groups
         # Column-major, as DeepEP's GEMMs read them.

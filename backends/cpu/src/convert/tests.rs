@@ -5,7 +5,7 @@ use crate::samples::{Random, many_f32s, same};
 fn cast_f32s(x: &[f32], scaling: Scaling) -> (Vec<u8>, Vec<u8>) {
     let row: Vec<u8> = x.iter().flat_map(|x| x.to_ne_bytes()).collect();
     let mut out = vec![0xee; x.len()];
-    let mut scales = vec![0xee; scaling.bytes(x.len())];
+    let mut scales = vec![0xee; scaling.quant().scale_bytes(x.len() as u32) as usize];
     cast_row(FloatType::F32, &row, scaling, &mut out, &mut scales);
     (out, scales)
 }
@@ -117,7 +117,7 @@ fn vector_and_portable_versions_give_the_same_bits() {
         for scaling in [Scaling::F32, Scaling::RoundedF32, Scaling::Ue8m0] {
             let cast = |function: fn(FloatType, &[u8], Scaling, &mut [u8], &mut [u8])| {
                 let mut out = vec![0; values.len()];
-                let mut scales = vec![0; scaling.bytes(values.len())];
+                let mut scales = vec![0; scaling.quant().scale_bytes(values.len() as u32) as usize];
                 function(float, &row[1..], scaling, &mut out, &mut scales);
                 (out, scales)
             };

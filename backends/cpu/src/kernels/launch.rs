@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokenyard_core::moe::Quant;
 use tokenyard_core::{Error, ErrorKind};
 
 use super::exchange::Exchange;
@@ -51,7 +52,7 @@ impl RowScratch {
         let tokens = shape.max_tokens as usize;
         Self {
             cast_rows: vec![0; tokens * shape.hidden as usize],
-            cast_scales: vec![0; tokens * shape.hidden.div_ceil(128) as usize * 4],
+            cast_scales: vec![0; tokens * Quant::FP8.scale_bytes(shape.hidden) as usize],
             slot_of: vec![0; tokens * shape.topk as usize],
             next: vec![0; shape.experts as usize],
             spots: vec![Spot::default(); shape.ranks as usize],

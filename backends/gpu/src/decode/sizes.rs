@@ -1,6 +1,6 @@
 //! The inbox of low-latency rows: see `decode.cuh`.
 
-use tokenyard_core::moe::{REGION_ALIGN, Shape, logfmt};
+use tokenyard_core::moe::{Quant, REGION_ALIGN, Shape, logfmt};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::config::Decode;
@@ -161,8 +161,9 @@ impl DecodeSizes {
     pub(crate) fn shared(&self, shape: &Shape) -> u32 {
         let Shape { ranks, topk, hidden, max_tokens, .. } = *shape;
         let local = shape.local_experts();
-        let sent =
-            (shape.experts + ranks) * self.token_words + max_tokens * topk + hidden.div_ceil(128);
+        let sent = (shape.experts + ranks) * self.token_words
+            + max_tokens * topk
+            + Quant::FP8.groups(hidden);
         let coming = ranks * (HEAD + 2 * self.token_words + 2 * local + 1) + 3;
         // Windows, and a problem of the routing.
         8 * (ranks + 2) + 4 * (sent + coming)

@@ -1,6 +1,6 @@
 //! How a dispatch moves rows, and the pieces that rows move in.
 
-use tokenyard_core::moe::{REGION_ALIGN, RowFormat};
+use tokenyard_core::moe::{Quant, REGION_ALIGN, RowFormat};
 
 /// A longer row moves in pieces.
 pub(crate) const LONGEST_PIECE: u64 = 16_384;
@@ -8,8 +8,8 @@ pub(crate) const LONGEST_PIECE: u64 = 16_384;
 /// stages of bf16: one fills while the other is cast.
 const LONGEST_CAST: u64 = 8192;
 /// Channels of a piece of such a row are a multiple of this, so that words of scales belong to one piece:
-/// four UE8M0 scales of 128 channels.
-const CAST_CHANNELS: u64 = 512;
+/// four UE8M0 scales share one.
+const CAST_CHANNELS: u64 = 4 * Quant::FP8_UE8M0.group as u64;
 
 /// How warps move rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +43,8 @@ impl Piece {
         let count = (row_bytes * u64::from(channel_bytes)).div_ceil(LONGEST_CAST).max(1);
         let bytes = row_bytes.div_ceil(count).next_multiple_of(CAST_CHANNELS).min(row_bytes) as u32;
         let scales = align(bytes * channel_bytes);
-        // At most 4 bytes for 128 channels.
-        let pitch = scales + align(bytes.div_ceil(32).next_multiple_of(4).min(row.scale_bytes));
+        // Exponents of powers take fewer bytes.
+        let pitch = scales + align(Quant::FP8.scale_bytes(bytes).min(row.scale_bytes));
         Self { bytes, count: row.x_bytes.div_ceil(bytes.max(1)).max(1), scales, pitch }
     }
 }
@@ -70,18 +70,30 @@ pub(crate) mod tests {
     ];
 
     #[test]
+    fn kernels_cast_groups_of_as_many_channels_as_the_format_has() {
+        let kernel = include_str!("../../device/codec/cast.cuh");
+        for quant in [Quant::FP8, Quant::FP8_ROUND, Quant::FP8_UE8M0] {
+            let line = format!("constexpr u32 kGroup = {};", quant.group);
+            assert!(kernel.contains(&line), "{quant:?}");
+        }
+    }
+
+    #[test]
     fn words_of_scales_belong_to_one_piece_of_a_row_that_is_cast() {
         for hidden in [16, 80, 512, 2880, 7168, 16_384, 1 << 20] {
             for channel_bytes in [2, 4] {
                 let row = RowFormat {
                     x_bytes: hidden,
-                    scale_bytes: 4 * hidden.div_ceil(128),
+                    scale_bytes: Quant::FP8.scale_bytes(hidden),
                     weights: true,
                 };
                 let piece = Piece::new(&row, Moving::Cast { channel_bytes });
                 assert!(piece.count == 1 || piece.bytes.is_multiple_of(512), "{hidden}");
                 assert!(piece.bytes * channel_bytes <= piece.scales, "{hidden}");
-                assert!(piece.scales + 4 * piece.bytes.div_ceil(128) <= piece.pitch, "{hidden}");
+                assert!(
+                    piece.scales + Quant::FP8.scale_bytes(piece.bytes) <= piece.pitch,
+                    "{hidden}"
+                );
             }
         }
     }

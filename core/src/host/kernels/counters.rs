@@ -22,7 +22,7 @@ impl OpenKernels {
             raised: std::ptr::null(),
         };
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
-        self.call("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
+        self.cold("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
         if counters.peers.is_null() {
             return Ok(None);
         }
@@ -62,7 +62,51 @@ fn check_counters(counters: &abi::TyCounters, ranks: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_void;
+    use std::sync::{Arc, LazyLock, Mutex};
+
     use super::*;
+    use crate::host::Attended;
+    use crate::host::registry::KernelsRef;
+
+    /// The calls of the thread under test, and what they were inside of each slot.
+    static CALLS: LazyLock<Arc<Attended>> = LazyLock::new(Arc::default);
+    static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    fn look() {
+        let call = CALLS.now().map_or("not watched".to_owned(), |call| call.to_string());
+        SEEN.lock().unwrap().push(call);
+    }
+
+    unsafe extern "C" fn counters(
+        _: *mut c_void,
+        _: *mut abi::TyCounters,
+        _: *mut abi::TyError,
+    ) -> i32 {
+        look();
+        abi::TY_OK
+    }
+
+    unsafe extern "C" fn close(_: *mut c_void) {
+        look();
+    }
+
+    #[test]
+    fn a_kernel_set_that_stays_inside_of_counters_or_close_can_be_named() {
+        // SAFETY: tables are made of integers, pointers and optional functions, for which zero is a value.
+        let mut table: abi::TyKernelsTable = unsafe { std::mem::zeroed() };
+        table.name = crate::export::static_str("acme");
+        table.counters = Some(counters);
+        let component = KernelsRef { table: Box::leak(Box::new(table)) };
+        let instance = std::ptr::null_mut();
+        let mut kernels = OpenKernels { component, instance, close, levels: None };
+        Arc::clone(&CALLS).attend(|| {
+            assert!(kernels.counters(2).unwrap().is_none());
+            drop(kernels);
+        });
+        let says = |slot| format!("kernel set `acme` is inside of `{slot}`");
+        assert_eq!(*SEEN.lock().unwrap(), [says("counters"), says("close")]);
+    }
 
     #[test]
     fn counters_that_cannot_be_read_as_atomic_words_are_refused() {

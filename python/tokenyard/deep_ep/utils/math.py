@@ -7,7 +7,7 @@ import numpy as np
 
 from .._arrays import BF16, FP8, Array, Tensor, is_torch, library_of, like, to_host
 
-_CHANNELS = 128
+CHANNELS = 128
 _LARGEST = 448.0  # of e4m3
 _LEAST = 1e-4  # below it a row counts as zeros
 
@@ -42,9 +42,9 @@ def calc_diff(x: Tensor, y: Tensor) -> float:
 def _groups(rows: Array) -> Array:
     """`[T, groups, 128]` float32, with zeros behind the last channel."""
     tokens, hidden = rows.shape
-    padded = np.zeros((tokens, align(hidden, _CHANNELS)), np.float32)
+    padded = np.zeros((tokens, align(hidden, CHANNELS)), np.float32)
     padded[:, :hidden] = rows.astype(np.float32)
-    return padded.reshape(tokens, ceil_div(hidden, _CHANNELS), _CHANNELS)
+    return padded.reshape(tokens, ceil_div(hidden, CHANNELS), CHANNELS)
 
 
 def _channels(groups: Any) -> Any:
@@ -57,8 +57,8 @@ def _torch_groups(rows: Any) -> Any:
     """As `_groups`, of torch's tensors."""
     torch = sys.modules["torch"]
     hidden = rows.shape[1]
-    padded = torch.nn.functional.pad(rows.float(), (0, align(hidden, _CHANNELS) - hidden))
-    return padded.view(len(rows), ceil_div(hidden, _CHANNELS), _CHANNELS)
+    padded = torch.nn.functional.pad(rows.float(), (0, align(hidden, CHANNELS) - hidden))
+    return padded.view(len(rows), ceil_div(hidden, CHANNELS), CHANNELS)
 
 
 def _torch_cast(x: Any) -> tuple[Any, Any]:

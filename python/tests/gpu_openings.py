@@ -1,0 +1,59 @@
+"""A GPU without memory for an arena: the opening is an exception on all ranks, and their buffers go on."""
+
+import torch
+from gpu_common import CASE, device_of, inputs, layout_of, raised, rows_of, same, synchronize, v1
+from oracle import Case
+
+from tokenyard import errors
+
+NEEDS_GPUS = True
+# More than its rows: 4096 of 14 KiB.
+LARGE = Case(2, experts=32, topk=6, hidden=7168, max_tokens=4096, tokens=(4096, 4096), seed=11)
+# Enough for what torch takes before the arena.
+LEFT = 32 << 20
+
+
+def right(world, buffer):
+    """A dispatch that has its rows."""
+    x, idx, weights = inputs(world, CASE)
+    options = layout_of(buffer, idx, CASE.experts)
+    rows, *_ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+    same(rows, rows_of(world, CASE, CASE.sources(world.rank)))
+
+
+def filled(device):
+    """The rest of a GPU's memory."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return torch.empty(free - LEFT, dtype=torch.uint8, device=device)
+
+
+def an_arena_without_memory(world):
+    """Rank 1 has none: it says so, rank 0 learns it, and the buffer, another one and a new one go on."""
+    buffer, other = v1(world), v1(world)
+    for each in (buffer, other):
+        right(world, each)
+    x, idx, weights = inputs(world, LARGE)
+    options = layout_of(buffer, idx, LARGE.experts)
+
+    def dispatch():
+        buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
+
+    synchronize()
+    held = filled(device_of(world)) if world.rank == 1 else None
+    expected = (errors.RefusedError, errors.SystemCallError)[world.rank]
+    for _ in range(2):
+        error = raised(dispatch)
+        assert type(error) is expected, repr(error)
+        assert "OUT_OF_MEMORY" in str(error), str(error)
+    del held
+    torch.cuda.empty_cache()
+    new = v1(world)
+    for each in (buffer, other, new):
+        right(world, each)
+    for each in (buffer, other, new):
+        each.destroy()
+    return str(error).splitlines()[0][:200]
+
+
+CHECKS = [an_arena_without_memory]
