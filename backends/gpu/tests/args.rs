@@ -61,12 +61,7 @@ fn of_device(text: &str) -> Structs {
         // Functions follow the fields.
         let lines = body.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
         let lines = lines.map(str::trim).filter(|line| !line.is_empty());
-        // A structure that another one begins.
-        let (name, base) = name.split_once(" : ").unwrap_or((name, ""));
         let mut fields = Vec::new();
-        if !base.is_empty() {
-            fields.push(("common".to_owned(), base.to_owned()));
-        }
         for line in lines.take_while(|line| line.ends_with(';')) {
             let line = line.trim_end_matches(';').trim_start_matches("const ");
             let (kind, names) = line.split_once(' ').expect("a type and names");

@@ -323,7 +323,7 @@ __device__ TY_INLINED void add_coded(Total& total, const uint4 (&row)[N], const 
 
 // Removes a row that no rank wants. The whole block.
 template <class Up>
-__device__ void drain_coded(const MoeCommon& c, const DecodeArgs& s, const Up& up, u32 source, u32 token, u32 blocks,
+__device__ void drain_coded(const Common& c, const DecodeArgs& s, const Up& up, u32 source, u32 token, u32 blocks,
                             Guard& guard) {
   u64 at = place_of(c, source, token);
   What what{kPhaseRows, source, token, c.epoch()};

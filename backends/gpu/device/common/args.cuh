@@ -1,9 +1,21 @@
 // The arguments and reports of every operation: how ranks enter, waits, signals, times. Mirrored in
 // engine/args.rs; TY_ARGS_BYTES checks the sizes.
+//
+// TY_GROUPED: the tokens of this rank are rows that it received from several domains, one *group* of
+// tokens from each, and forwards inside its own domain. Received rows are in order of groups, then
+// of ranks.
 #pragma once
 #include "transport.cuh"
 
 namespace ty {
+
+#if TY_GROUPED
+constexpr bool kGrouped = true;
+using GivenId = i32;  // ids as a dispatch leaves them
+#else
+constexpr bool kGrouped = false;
+using GivenId = i64;  // as callers pass them
+#endif
 
 #if TY_PUTS
 constexpr bool kPuts = true;
@@ -15,14 +27,18 @@ constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
 
 constexpr u32 kHead = 8;        // words of an entry's head
-// The words of a head that all operations have: see moe_args.cuh for others. The signature, which comes first, tells
-// heads of two operations apart.
+// The words of a head. Some differ by operation; the signature, which comes first, tells heads of two apart.
 constexpr u32 kHeadVerdict = 0;        // how its rank takes part; above it the number of blocks, and flags
 constexpr u32 kHeadSignature = 1;      // of the call, the low half
 constexpr u32 kHeadOrigin = 2;         // the rank whose refusal it passes on
-constexpr u32 kHeadPlace = 3;          // where the data is, in units of its operation; a refusal: the objector
+constexpr u32 kHeadPlace = 3;          // dispatch: of the region, in units of kRegionAlign; combine: of the rows, of 16
+constexpr u32 kHeadCapacity = 4;       // dispatch: room of the region, in the same unit
+constexpr u32 kHeadWeights = 4;        // combine: the place of the rows' weights, in units of 16 bytes
+constexpr u32 kHeadPieces = 4;         // decode: pieces of 16 bytes in a row
+constexpr u32 kHeadRows = 5;           // combine: the rows that it has; decode: those that it sends the receiver
 constexpr u32 kHeadSignatureHigh = 6;  // of the call, the high half
-constexpr u32 kHeadText = 7;           // bytes of the text of one that may be full
+constexpr u32 kHeadText = 7;           // dispatch: bytes of a refusal's text
+constexpr u32 kHeadLanding = 7;        // combine: the place where rows are pushed to, in units of 16 bytes
 constexpr u32 kTextBytes = 192; // longest text of a refusal
 constexpr u32 kTextWords = 1 + kTextBytes / 4;
 constexpr u32 kWarps = 512 / kWave;  // of a block
@@ -32,9 +48,12 @@ constexpr u32 kPhaseEntry = 1, kPhaseRows = 3, kPhaseCombineRows = 4, kPhaseDone
 // How a rank enters.
 constexpr u32 kEnter = 0;       // it takes part
 constexpr u32 kRefuseText = 1;  // its host refuses: a text follows
-constexpr u32 kRefuseInput = 2; // its input is bad: four words that say where and how follow
+constexpr u32 kRefuseInput = 2; // its routing is bad: the place and the value that was found follow
 constexpr u32 kRefuseFull = 3;  // its arena is full: a text follows
 constexpr u32 kRefuseBroken = 4; // ranks that it met before are out of step: a text follows
+
+// The error of a routing.
+constexpr u32 kNoExpert = 1, kTwice = 2, kTooMany = 3;
 
 // How an operation continues: the same answer on all ranks except for the last two.
 constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6;
@@ -82,6 +101,11 @@ struct State {
   u32 reserved;
   u64 turn;         // the next operation: epoch | slot << 32
   u64 stopped;      // not 0: an operation failed that no caller waited for, so no more are entered
+  u64 dealt;        // pieces of rows that warps have taken
+  u64 taken;        // shares of tiles that warps have taken
+  u64 gathered;     // units of row metadata that warps have taken
+  u64 summed;       // units that rings have taken, beyond those that each starts with; then 0 again
+  u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
   u64* rows;        // [slots, R]: totals of the row signals that are waited for
   u64* done;        // [slots, R]: the same of the done signals
   // Where the device API only puts:
@@ -129,6 +153,14 @@ struct Note {
   u64 rows;  // N; 0 if that dispatch has failed
 };
 
+// n / by; the host has computed `factor`: 2^32 / by, rounded up, or 0 for 1. A division takes a tenth of a microsecond.
+__device__ inline u32 quotient(u32 n, u32 by, u32 factor) {
+  if (factor == 0) return n;
+  u32 found = (u32)((u64)n * factor >> 32);
+  // The factor is rounded up, so the product may be one too many.
+  return found - ((i32)(n - found * by) < 0);
+}
+
 // Arguments of every operation.
 struct Common {
   const u64* abort;
@@ -144,16 +176,27 @@ struct Common {
   const u64* former_stopped;  // `State::stopped` of that exchange
   u64 cap_ns;
   u64 signature;        // equal on all ranks; the low byte even where one refuses
-  u32 rank, ranks;
+  u32 rank, ranks, experts, topk;
+  u32 max_tokens;
+  u32 input_rows;       // rows of the call's tensors: T, or the most that it may be
   u32 ticket;           // the host waits for this number in the outcome
   u32 no_host_sync;          // no caller waits: only a code that is not kGo is reported, and it stops all later ones
   u32 verdict;
   u32 entry_words;      // 64-bit words of a record
-  u32 common_words;     // the first of them, which every operation writes
   u32 text_bytes;       // why it refuses; else the holder of its arena, where that may be too full
   u32 slots;
   u32 objector;         // the rank that refused first-hand; of several the lowest counts
+  u32 group_count;      // of sources, where kGrouped
+  u32 local;            // El
+  u32 local_factor;     // see `quotient`
   u8 text[kTextBytes];
+
+  __device__ u32 groups() const {
+    if constexpr (kGrouped) return group_count;
+    return 1;
+  }
+  __device__ u32 local_experts() const { return local; }
+  __device__ u32 rank_of(u32 expert) const { return quotient(expert, local, local_factor); }
 
   __device__ u32 epoch() const { return operation().epoch; }
   __device__ u32 slot() const { return operation().slot; }

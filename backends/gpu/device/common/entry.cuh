@@ -104,25 +104,31 @@ __device__ TY_COLD u32 passed_word(const Outcome& from, u32 word) {
   return word == 0 ? from.text_bytes : words[word - 1];
 }
 
-// Word `word` of the text of a refusal that this rank's host states, or that this rank passes on.
-__device__ TY_COLD u32 host_word(const Common& c, u32 word) {
+// Word `word` of the text of a refusal.
+__device__ TY_COLD u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
   if (c.passes_on()) return passed_word(*c.former_outcome, word);
-  if (word == 0) return c.text_bytes;
-  u32 value = 0;
-  for (u32 i = 0; i < 4; i++) value |= (u32)c.text[4 * (word - 1) + i] << 8 * i;
-  return value;
+  if (verdict != kRefuseInput) {
+    if (word == 0) return c.text_bytes;
+    u32 value = 0;
+    for (u32 i = 0; i < 4; i++) value |= (u32)c.text[4 * (word - 1) + i] << 8 * i;
+    return value;
+  }
+  u64 problem = c.state->problem, token = problem >> 16, k = problem >> 8 & 0xff;
+  bool too_many = (problem & 0xff) == kTooMany;
+  i64 found = too_many ? c.input_rows : topk_idx[token * c.topk + k];
+  u32 words[] = {(u32)token, (u32)(problem & 0xffff), (u32)found, (u32)((u64)found >> 32)};
+  return word < 4 ? words[word] : 0;
 }
 
 // Enters at every peer. `word(peer, i)` gives the words of the head and of the rest of the record, `words`
-// in all, `text(i)` those of the text of a refusal. One block. Other ranks need only their record of all that this
-// kernel has stored. The blocks of this rank continue once `goes_on()` is true and its own record has arrived, too;
-// the whole block asks.
-template <class Up, class Text, class Word, class GoesOn>
-__device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict, const Text& text, Guard& guard,
-                           Word word, GoesOn goes_on) {
+// in all. One block. Other ranks need only their record of all that this kernel has stored. The blocks of
+// this rank continue once `goes_on()` is true and its own record has arrived, too; the whole block asks.
+template <class Up, class Word, class GoesOn>
+__device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict,
+                      const GivenId* topk_idx, Guard& guard, Word word, GoesOn goes_on) {
   if constexpr (!Up::kLoadStore)
     if (!begin_records(c, up, guard)) return;
-  u32 all = words + (verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords);
+  u32 text = verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords, all = words + text;
   u64 epoch = (u64)c.epoch() << 32;
 #pragma unroll 1
   for (u32 own = 0; own < 2; own++) {
@@ -133,17 +139,17 @@ __device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < records * all; i += blockDim.x) {
       u32 peer = (c.rank + first + i / all) % c.ranks, w = i % all;
-      u32 value = w < words ? word(peer, w) : text(w - words);
+      u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
       u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
       store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
     }
   }
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
 }
-template <class Up, class Text, class Word>
-__device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict, const Text& text, Guard& guard,
-                           Word word) {
-  post_entry(c, up, words, verdict, text, guard, word, [] { return true; });
+template <class Up, class Word>
+__device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict,
+                      const GivenId* topk_idx, Guard& guard, Word word) {
+  post_entry(c, up, words, verdict, topk_idx, guard, word, [] { return true; });
 }
 
 // One word of another rank's record, once it has arrived.
@@ -334,7 +340,7 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
                      0,       0,                (u32)(c.signature >> 32), 0};
   // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
   // wait.
-  post_entry(c, up, c.common_words, verdict, [&](u32 word) { return host_word(c, word); }, guard,
+  post_entry(c, up, kHead + c.ranks * c.groups(), verdict, nullptr, guard,
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   if (!poll_entries(c, up, kHead, heard, guard)) return stop_all(c);
   if (threadIdx.x != 0) return;

@@ -72,7 +72,7 @@ class NearWindows {
  public:
   static constexpr bool kLoadStore = true;
 
-  __device__ NearWindows(const MoeCommon& c, const Up& far, u8* shared)
+  __device__ NearWindows(const Common& c, const Up& far, u8* shared)
       : far_(far), first_(reinterpret_cast<u64*>(shared)), ranks_(c.ranks) {
 #pragma unroll 1
     for (u32 d = threadIdx.x; d < c.ranks; d += blockDim.x) first_[d] = (u64)far.peer_ptr(kControl, d, 0);
@@ -97,7 +97,7 @@ class NearWindows {
 #ifndef TY_TWIN
 #define TY_TWIN 0
 #endif
-__device__ inline u32 writer_at(const MoeCommon& c, u32 peer) { return TY_TWIN && peer > 1 ? peer : c.rank; }
+__device__ inline u32 writer_at(const Common& c, u32 peer) { return TY_TWIN && peer > 1 ? peer : c.rank; }
 
 // --- How a kernel begins
 
@@ -117,7 +117,7 @@ class DecodeTurn {
   // Learns the turn, or, where the operation was sent before, its identity. The whole block, with a barrier.
   // `makes`: the operation makes its handle, of `tokens`. `meanwhile` runs while the turn is loaded.
   template <class Meanwhile>
-  __device__ TY_INLINED DecodeTurn(const MoeCommon& c, const DecodeArgs& s, const Note* note, bool makes, u32 tokens,
+  __device__ TY_INLINED DecodeTurn(const Common& c, const DecodeArgs& s, const Note* note, bool makes, u32 tokens,
                              Meanwhile meanwhile)
       : came_(~0u) {
     bool sends = s.phases & kSends;
@@ -138,14 +138,14 @@ class DecodeTurn {
     if (runs(c) && sends && threadIdx.x == blockDim.x - kWave) came_ = atomic_inc(&c.state->arrived, gridDim.x - 1);
   }
   // Whether there is work.
-  __device__ static bool runs(const MoeCommon& c) { return c.epoch() != 0; }
+  __device__ static bool runs(const Common& c) { return c.epoch() != 0; }
   // At the end of the kernel: the last of the blocks to have read the turn passes it.
-  __device__ void leave(const MoeCommon& c) const {
+  __device__ void leave(const Common& c) const {
     if (came_ == gridDim.x - 1) pass_turn(c);
   }
 
  private:
-  __device__ static void skip(const MoeCommon& c, bool sends) {
+  __device__ static void skip(const Common& c, bool sends) {
     if (!sends || blockIdx.x != 0) return;
     skip_operation(c);
     if (threadIdx.x == 0) c.cell->epoch = 0;
@@ -169,7 +169,7 @@ class Heads {
  public:
   // At the start of the kernel, and before the kernel ahead of it has ended: a read of host memory takes longer
   // than all else. The last thread waits for it.
-  __device__ Heads(const MoeCommon& c, const DecodeArgs& s, const Part& part) : decode_(s), part_(part), given_up_(0) {
+  __device__ Heads(const Common& c, const DecodeArgs& s, const Part& part) : decode_(s), part_(part), given_up_(0) {
     if (part.posts && last()) given_up_ = load_relaxed(c.abort);
   }
 
@@ -177,7 +177,7 @@ class Heads {
 
   // Once the operation is known: names it for the kernels behind it. The block that reports the outcome stores
   // all values of `code`, so they need no order among blocks.
-  __device__ void open(const MoeCommon& c) const {
+  __device__ void open(const Common& c) const {
     if (threadIdx.x != 0) return;
     if (part_.tells() || !part_.any_receives) c.cell->code = 0;
     if (!posts()) return;
@@ -190,7 +190,7 @@ class Heads {
   // aborted before: their own head then lacks its first word. Other ranks need only this head of all that
   // this kernel has stored.
   template <class Up, class RowsFor>
-  __device__ TY_INLINED void post(const MoeCommon& c, const Up& up, const DecodeHead& h, const GivenId* topk_idx,
+  __device__ TY_INLINED void post(const Common& c, const Up& up, const DecodeHead& h, const GivenId* topk_idx,
                                   RowsFor rows_for) const {
     // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not wait.
     u32 words = kHead + c.ranks, text = h.verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords;
@@ -214,7 +214,7 @@ class Heads {
 
  private:
   template <class RowsFor>
-  __device__ static u32 head_word(const MoeCommon& c, const DecodeHead& h, u32 word, u32 peer, RowsFor rows_for) {
+  __device__ static u32 head_word(const Common& c, const DecodeHead& h, u32 word, u32 peer, RowsFor rows_for) {
     switch (word) {
       case kHeadVerdict: return h.verdict | (h.verdict == kEnter ? kSendsRows : 0);
       case kHeadSignature: return (u32)c.signature;
@@ -239,7 +239,7 @@ class Heads {
 
 // The first token of `source` of which a piece of its row has arrived, or none. One thread.
 template <class Up>
-__device__ u32 find_row(const MoeCommon& c, const DecodeArgs& s, const Up& up, u32 source, Guard& guard) {
+__device__ u32 find_row(const Common& c, const DecodeArgs& s, const Up& up, u32 source, Guard& guard) {
   u32 token = 0;
   auto look = [&]() -> u64 {
     for (token = 0; token < c.max_tokens; token++) {
@@ -254,13 +254,13 @@ __device__ u32 find_row(const MoeCommon& c, const DecodeArgs& s, const Up& up, u
 
 // See logfmt.cuh.
 template <class Up>
-__device__ void drain_coded(const MoeCommon& c, const DecodeArgs& s, const Up& up, u32 source, u32 token, u32 blocks,
+__device__ void drain_coded(const Common& c, const DecodeArgs& s, const Up& up, u32 source, u32 token, u32 blocks,
                             Guard& guard);
 
 // Where an operation is refused, ranks that have not yet received the refusal have sent rows that no rank
 // wants: removes them. All blocks that receive; the result is `guard` after it. `AnyFormat`: rows may be encoded.
 template <bool AnyFormat, class Up>
-__device__ TY_COLD Guard drain(const MoeCommon& c, const DecodeArgs& s, Up up, const u32* heard, Portion portion,
+__device__ TY_COLD Guard drain(const Common& c, const DecodeArgs& s, Up up, const u32* heard, Portion portion,
                                Guard guard) {
   __shared__ u32 found;
 #pragma unroll 1
@@ -295,7 +295,7 @@ __device__ TY_COLD Guard drain(const MoeCommon& c, const DecodeArgs& s, Up up, c
 // Where a wait was ended: no more operations are entered, and received data of this operation is no row of
 // the next one in its slot. The whole block, after all its other work.
 template <class Up>
-__device__ TY_COLD void empty_inbox(const MoeCommon& c, const DecodeArgs& s, Up up) {
+__device__ TY_COLD void empty_inbox(const Common& c, const DecodeArgs& s, Up up) {
   stop_all(c);
   uint4* rows = decode_row(c, s, up, c.rank, place_of(c, 0, 0));
   u64 pieces = (u64)c.ranks * c.max_tokens * s.row_pitch / 16;
@@ -303,7 +303,7 @@ __device__ TY_COLD void empty_inbox(const MoeCommon& c, const DecodeArgs& s, Up 
   for (u64 i = threadIdx.x; i < pieces; i += blockDim.x) store_16_relaxed(rows + i, make_uint4(0, 0, 0, 0));
 }
 template <class Up>
-__device__ void mend_inbox(const MoeCommon& c, const DecodeArgs& s, const Up& up, const Guard& guard) {
+__device__ void mend_inbox(const Common& c, const DecodeArgs& s, const Up& up, const Guard& guard) {
   if (sync_block_or(guard.ended())) empty_inbox(c, s, up);
 }
 
@@ -321,13 +321,13 @@ __device__ TY_INLINED u32 poll_seen(const u64* at, u64 seen, const What& what, G
 
 // A first read of this thread's first word of the heads, which may not have arrived.
 template <class Up>
-__device__ u64 look_at_heads(const MoeCommon& c, const Up& up) {
+__device__ u64 look_at_heads(const Common& c, const Up& up) {
   u32 source = threadIdx.x / kHead, word = threadIdx.x % kHead;
   return source < c.ranks ? load_relaxed(entry_word(c, up, c.rank, source, word)) : 0;
 }
 
 // The decision, once all heads are in the table and a barrier has followed; all threads hold it. The whole block.
-__device__ TY_INLINED Decision decide_together(const MoeCommon& c, const u32* heard) {
+__device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard) {
   __shared__ Decision found;
   bool against = false;
 #pragma unroll 1
@@ -342,7 +342,7 @@ __device__ TY_INLINED Decision decide_together(const MoeCommon& c, const u32* he
 // Receives the heads of all ranks that take part; those of the others agree with everything. False if a wait was
 // ended. The whole block.
 template <class Up>
-__device__ TY_COLD bool poll_masked_heads(const MoeCommon& c, const DecodeArgs& s, Up up, u32* heard) {
+__device__ TY_COLD bool poll_masked_heads(const Common& c, const DecodeArgs& s, Up up, u32* heard) {
   Guard guard(c.abort, c.cap_ns, c.report);
   poll_present(c, s, {kByHeads, kHead, heard}, guard, [&](u32 source, u32 word, bool is_there) -> u32 {
     What what{kPhaseEntry, source, word, c.epoch()};
@@ -365,7 +365,7 @@ __device__ TY_COLD bool poll_masked_heads(const MoeCommon& c, const DecodeArgs& 
 // Receives the heads of all ranks; `seen` is from `look_at_heads`. False if a wait was ended. The whole block.
 // Later kernels do what a head allows, so these loads order nothing.
 template <class Up>
-__device__ TY_INLINED bool poll_heads(const MoeCommon& c, const DecodeArgs& s, const Up& up, u64 seen, u32* heard,
+__device__ TY_INLINED bool poll_heads(const Common& c, const DecodeArgs& s, const Up& up, u64 seen, u32* heard,
                                       Decision& decision, Guard& guard) {
   u64 epoch = c.epoch();
   if (masks(s) && !poll_masked_heads(c, s, up, heard)) guard.end();
@@ -383,7 +383,7 @@ __device__ TY_INLINED bool poll_heads(const MoeCommon& c, const DecodeArgs& s, c
 
 // An operation that does not continue. The whole block.
 template <bool AnyFormat = false, class Up>
-__device__ void end_refused(const MoeCommon& c, const DecodeArgs& s, const Up& up, const u32* heard, const Decision& d,
+__device__ void end_refused(const Common& c, const DecodeArgs& s, const Up& up, const u32* heard, const Decision& d,
                             const Part& part, Guard& guard) {
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
   // The rows of ranks that are out of step are unknown; those ranks do not continue.

@@ -51,13 +51,13 @@ struct DecodeCombineArgs {
 
 // This rank does not take part: see `refuse_decode`.
 struct DecodeRefusalArgs {
-  MoeCommon c;
+  Common c;
   DecodeArgs decode;
 };
 
 #ifdef TY_ARGS_BYTES
-static_assert(sizeof(DecodeDispatchArgs) == kHostBytes[12] && sizeof(DecodeCombineArgs) == kHostBytes[13] &&
-              sizeof(DecodeRefusalArgs) == kHostBytes[14],
+static_assert(sizeof(DecodeDispatchArgs) == kHostBytes[11] && sizeof(DecodeCombineArgs) == kHostBytes[12] &&
+              sizeof(DecodeRefusalArgs) == kHostBytes[13],
               "moe/args.rs and decode_args.cuh differ");
 #endif
 

@@ -21,7 +21,7 @@ constexpr u32 kOwnPartBytes = 16 * kMostPieces * kWarps * kWave;
 // block, each warp a token.
 template <class Up>
 __device__ TY_INLINED void send_weights(const DecodeCombineArgs& args, const Up& up, const Part& part) {
-  const MoeCommon& c = args.combine.c;
+  const Common& c = args.combine.c;
   u32 lane = lane_id(), step = part.sending.step;
   u64 epoch = (u64)c.epoch() << 32;
 #pragma unroll 1
@@ -61,7 +61,7 @@ struct OwedRow {
 
   // A handle of a dispatch that failed has any numbers: they are not used, but they may be loaded.
   __device__ void load(const DecodeCombineArgs& args, const SumRange& range, u32 i) {
-    const MoeCommon& c = args.combine.c;
+    const Common& c = args.combine.c;
     u32 number = range.number(i);
     if (i >= range.rows || number >= c.ranks * c.max_tokens) return;
     from = args.sources[number];
@@ -91,7 +91,7 @@ template <class Type, class Partial, u32 N, class Up>
 __device__ TY_INLINED void send_partial(const DecodeCombineArgs& args, const Up& up, const OwedRow& owed,
                                         Guard& guard) {
   constexpr u32 P = kParts<Type, Partial>;
-  const MoeCommon& c = args.combine.c;
+  const Common& c = args.combine.c;
   const MergeArgs& m = args.merge;
   u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16);
   u32 source = quotient(owed.from, c.max_tokens, args.decode.tokens_factor), token = owed.from - source * c.max_tokens;
@@ -162,7 +162,7 @@ struct OwnPart {
 template <class Type, class Partial, u32 N, u32 P>
 __device__ TY_INLINED void make_own(const DecodeCombineArgs& args, u32 token, const OwnSelection& mine,
                                     const OwnPart<Partial, N, P>& own) {
-  const MoeCommon& c = args.combine.c;
+  const Common& c = args.combine.c;
   bool here = token < c.tokens() && mine.expert >= 0 && c.rank_of(mine.expert) == c.rank;
   i32 slot = here && (u64)(u32)mine.slot < args.merge.rows ? mine.slot : -1;
   float weight = dispatched_weight(args, slot);
@@ -227,7 +227,7 @@ struct ArrivingPart<Partial, N, P, true> {
 // The place of a partial row of a rank.
 template <class Up>
 __device__ DecodePlace place_of_part(const DecodeCombineArgs& args, const Up& up, u32 token, u32 rank) {
-  const MoeCommon& c = args.combine.c;
+  const Common& c = args.combine.c;
   return {c, args.decode, up, place_of(c, rank, token), (u32)(args.combine.row_bytes / 16)};
 }
 
@@ -257,7 +257,7 @@ __device__ TY_INLINED void receive_token(const DecodeCombineArgs& args, const Up
                                          Lanes owners, bool keeps, const OwnPart<Partial, N, P>& own,
                                          ArrivingPart<Partial, N, P>& coming, Guard& guard) {
   const CombineArgs& a = args.combine;
-  const MoeCommon& c = a.c;
+  const Common& c = a.c;
   u32 pieces = (u32)(a.row_bytes / 16);
   u64 at = (u64)token * a.row_bytes;
   RowSum<Type, N> total;
@@ -301,7 +301,7 @@ template <class Up>
 __device__ TY_INLINED void receive_weights(const DecodeCombineArgs& args, const Up& up, u32 token,
                                            const OwnSelection& mine, u32 owner, bool keeps, Guard& guard) {
   const CombineArgs& a = args.combine;
-  const MoeCommon& c = a.c;
+  const Common& c = a.c;
   u32 lane = lane_id();
   if (lane >= c.topk) return;
   float weight = 0.0f;
@@ -328,7 +328,7 @@ __device__ TY_INLINED void note_missing(const DecodeCombineArgs& args, u32 token
 template <bool Codes, class Up>
 __device__ TY_INLINED bool poll_all_heads(const DecodeCombineArgs& args, const Up& up, u64 seen, u32* heard,
                                       const Part& part, Guard& guard) {
-  const MoeCommon& c = args.combine.c;
+  const Common& c = args.combine.c;
   Decision d{};
   if (!poll_heads(c, args.decode, up, seen, heard, d, guard)) {
     mend_inbox(c, args.decode, up, guard);
@@ -351,7 +351,7 @@ template <class Type, class Partial, u32 N, u32 P, class Up>
 __device__ TY_INLINED void receive_partials(const DecodeCombineArgs& args, const Up& up, u32* heard, const Part& part,
                                             OwnSelection mine, const OwnPart<Partial, N, P>& own, bool entered,
                                             Guard& guard) {
-  const MoeCommon& c = args.combine.c;
+  const Common& c = args.combine.c;
   bool keeps = part.keeps_own();
   u64 seen = look_at_heads(c, up);
 #pragma unroll 1
@@ -382,7 +382,7 @@ __device__ TY_INLINED void receive_partials(const DecodeCombineArgs& args, const
 template <class Type, class Partial, class Up>
 __device__ TY_INLINED bool begin_sums(const DecodeCombineArgs& args, const Up& up, u32* heard, const u32* promised,
                                       const Part& part, const Heads& heads, Guard& guard) {
-  const MoeCommon& c = args.combine.c;
+  const Common& c = args.combine.c;
   u32 pieces = (u32)(args.merge.row_bytes / 16) * kParts<Type, Partial>;
   if (kCodes<Partial>) pieces = kSendsCoded | pieces / kBlockPieces;
   if (heads.posts())

@@ -100,7 +100,7 @@ struct ComingRows {
 template <class Up>
 __device__ TY_INLINED bool look_at_entries(const DecodeDispatchArgs& args, const Up& up, const ComingTables& t,
                                            Guard& guard) {
-  const MoeCommon& c = args.dispatch.c;
+  const Common& c = args.dispatch.c;
   u32 heads = c.ranks * kHead, waves = min((heads + kWave - 1) / kWave, block_waves() - 1), limit = waves * kWave;
   u64 epoch = c.epoch();
   bool there = true;
@@ -134,7 +134,7 @@ __device__ TY_INLINED bool look_at_entries(const DecodeDispatchArgs& args, const
 // Receives the reports of the ranks that take part, where masks may be. The whole block.
 template <class Up>
 __device__ TY_COLD Guard poll_masked_reports(const DecodeDispatchArgs& args, Up up, ComingTables t, Guard guard) {
-  const MoeCommon& c = args.dispatch.c;
+  const Common& c = args.dispatch.c;
   auto ask = [&](u32 source, u32 w, bool is_there) -> u32 {
     const u64* at = decode_word(c, args.decode, up, c.rank, source, w);
     return is_there ? poll_seen(at, 0, {kPhaseEntry, source, w, c.epoch()}, guard) : 0;
@@ -282,7 +282,7 @@ __device__ TY_INLINED void spread_row(const DecodeDispatchArgs& args, const Comi
 
 // A row of a source that has stopped midway, and is left out. Its places are not known. The whole block.
 __device__ TY_COLD void miss_row(const DecodeDispatchArgs& args, u8* region, u32 number, u32 from) {
-  const MoeCommon& c = args.dispatch.c;
+  const Common& c = args.dispatch.c;
   PackedOutput out(args.dispatch, region);
   if (threadIdx.x != 0) return;
   out.array<u32>(out.at.landed_source)[number] = from;
@@ -336,7 +336,7 @@ struct SeenRow {
 
   template <class Up>
   __device__ DecodePlace place(const DecodeDispatchArgs& args, const Up& up) const {
-    const MoeCommon& c = args.dispatch.c;
+    const Common& c = args.dispatch.c;
     return {c, args.decode, up, place_of(c, from.source, from.token), sent_pieces(args.dispatch)};
   }
   template <class Up>
@@ -402,7 +402,7 @@ template <u32 N, bool kCast, class Up>
 __device__ TY_INLINED void receive_rows(const DecodeDispatchArgs& args, const Up& up, const ComingTables& t,
                                         KeptRow<N, kCast> own, const Part& part, Guard& guard) {
   const DispatchArgs& a = args.dispatch;
-  const MoeCommon& c = a.c;
+  const Common& c = a.c;
   bool there = false;
   if (!masks(args.decode))
     there = look_at_entries(args, up, t, guard);

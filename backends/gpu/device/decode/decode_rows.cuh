@@ -5,23 +5,21 @@
 namespace ty {
 
 // The place of the rows and records of one writer and token.
-__device__ inline u64 place_of(const MoeCommon& c, u32 writer, u32 token) {
+__device__ inline u64 place_of(const Common& c, u32 writer, u32 token) {
   return ((u64)c.slot() * c.ranks + writer) * c.max_tokens + token;
 }
 template <class Up>
-__device__ uint4* decode_row(const MoeCommon& c, const DecodeArgs& s, const Up& up, u32 peer, u64 place) {
+__device__ uint4* decode_row(const Common& c, const DecodeArgs& s, const Up& up, u32 peer, u64 place) {
   return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.rows + place * s.row_pitch));
 }
 template <class Up>
-__device__ uint4* decode_record(const MoeCommon& c, const DecodeArgs& s, const Up& up, u32 peer, u64 place) {
+__device__ uint4* decode_record(const Common& c, const DecodeArgs& s, const Up& up, u32 peer, u64 place) {
   return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.records + place * s.record_pitch));
 }
 // Words of `source`'s report about its rows at `peer`.
-__device__ inline u32 report_words(const MoeCommon& c, const DecodeArgs& s) {
-  return s.token_words + c.local_experts();
-}
+__device__ inline u32 report_words(const Common& c, const DecodeArgs& s) { return s.token_words + c.local_experts(); }
 template <class Up>
-__device__ u64* decode_word(const MoeCommon& c, const DecodeArgs& s, const Up& up, u32 peer, u32 source, u32 word) {
+__device__ u64* decode_word(const Common& c, const DecodeArgs& s, const Up& up, u32 peer, u32 source, u32 word) {
   u64 at = ((u64)c.slot() * c.ranks + source) * report_words(c, s) + word;
   return reinterpret_cast<u64*>(up.peer_ptr(kControl, peer, s.words + 8 * at));
 }
@@ -102,7 +100,7 @@ struct DecodePlace {
   u32 pieces;  // of each part of the row
 
   template <class Up>
-  __device__ DecodePlace(const MoeCommon& c, const DecodeArgs& s, const Up& up, u64 place, u32 pieces)
+  __device__ DecodePlace(const Common& c, const DecodeArgs& s, const Up& up, u64 place, u32 pieces)
       : row(decode_row(c, s, up, c.rank, place)), record(decode_record(c, s, up, c.rank, place)), pieces(pieces) {}
 };
 

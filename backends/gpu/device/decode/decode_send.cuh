@@ -188,8 +188,8 @@ struct SentRow {
     bool inside = first < a.hidden;
     CastLane lane{};
     if (inside && a.dtype == kFp32) {
-      lane.half[0].widen(3, given[0], given[1]);
-      lane.half[1].widen(3, given[2], given[3]);
+      lane.half[0].widen(kFp32, given[0], given[1]);
+      lane.half[1].widen(kFp32, given[2], given[3]);
     } else if (inside) {
       lane.half[0].widen(a.dtype, given[0], given[0]);
       lane.half[1].widen(a.dtype, given[1], given[1]);
@@ -268,7 +268,7 @@ __device__ TY_INLINED void send_row(const DecodeDispatchArgs& args, const Up& up
 template <class Up>
 __device__ TY_INLINED void report_counts(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
                                          const Portion& portion) {
-  const MoeCommon& c = args.dispatch.c;
+  const Common& c = args.dispatch.c;
   u64 epoch = (u64)c.epoch() << 32;
   auto report = [&](u32 d, u32 word, u32 value) {
     if (is_left_out(args.decode, d)) return;
@@ -294,7 +294,7 @@ __device__ TY_INLINED void post_heads(const DispatchArgs& a, const Up& up, const
   bool enters = problem == ~0ull;
   if (threadIdx.x == 0 && !a.replay) *a.r.note = {a.c.epoch() | (u64)tokens << 32, 0};
   if (!enters) {
-    if (threadIdx.x == 0) a.c.shares->problem = problem;
+    if (threadIdx.x == 0) a.c.state->problem = problem;
     sync_block();
   } else {
     t.join();
@@ -305,7 +305,7 @@ __device__ TY_INLINED void post_heads(const DispatchArgs& a, const Up& up, const
   });
   if (enters) return;
   sync_block();
-  if (threadIdx.x == 0) a.c.shares->problem = ~0ull;
+  if (threadIdx.x == 0) a.c.state->problem = ~0ull;
 }
 
 // Sends what begins with the row that is loaded; at the end, `row` is that of the block's last token. False if the

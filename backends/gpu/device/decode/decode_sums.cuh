@@ -100,7 +100,7 @@ struct GivenTerm {
   bool counts = false;
 
   __device__ GivenTerm(const DecodeCombineArgs& args, u32 token) {
-    const MoeCommon& c = args.combine.c;
+    const Common& c = args.combine.c;
     u64 at = (u64)token * c.topk + lane_id();
     if (token >= c.tokens() || lane_id() >= c.topk) return;
     weight = args.topk_weights[at];

@@ -7,7 +7,7 @@
 // some of its places stay empty. The last block fills them with zeros.
 #pragma once
 #include "decode_args.cuh"
-#include "faults.cuh"
+#include "entry.cuh"
 
 namespace ty {
 
@@ -29,7 +29,7 @@ __device__ inline LeftOut& left_out() {
 
 __device__ inline bool masks(const DecodeArgs& s) { return kMasks && s.masking.masks != nullptr; }
 __device__ inline bool is_left_out(const DecodeArgs& s, u32 rank) { return masks(s) && left_out().ranks[rank] != 0; }
-__device__ inline u64* settled_word(const MoeCommon& c, const DecodeArgs& s, u32 round, u32 rank) {
+__device__ inline u64* settled_word(const Common& c, const DecodeArgs& s, u32 round, u32 rank) {
   return s.masking.settled + ((u64)c.slot() * kSettled + round) * c.ranks + rank;
 }
 
@@ -46,7 +46,7 @@ __device__ TY_INLINED void note_wait(const DecodeArgs& s, u32 rank) {
 }
 
 // Reads the masks, and the clock; they are there behind the next barrier. Once the kernel ahead has ended.
-__device__ TY_INLINED void learn_masks(const MoeCommon& c, const DecodeArgs& s) {
+__device__ TY_INLINED void learn_masks(const Common& c, const DecodeArgs& s) {
   // The last block receives heads in every kernel that does.
   if (s.waited_ns && threadIdx.x == 0) begun_ns() = blockIdx.x == gridDim.x - 1 ? now_ns() : 0;
   if (!masks(s) || wave_id() != block_waves() - 1) return;
@@ -66,7 +66,7 @@ __device__ TY_INLINED void leave_out(u32 rank) {
 }
 
 // Settles which ranks are left out: all blocks of this rank get the same answer. The whole block.
-__device__ TY_COLD void settle(const MoeCommon& c, const DecodeArgs& s, u32 round) {
+__device__ TY_COLD void settle(const Common& c, const DecodeArgs& s, u32 round) {
   LeftOut& out = left_out();
   sync_block();
 #pragma unroll 1
@@ -91,7 +91,7 @@ struct Polled {
 // Receives words of the ranks that take part. `ask(source, word, is_there)` waits for one, or gives what stands for
 // a word of a rank that is left out. The whole block.
 template <class Ask>
-__device__ inline void poll_present(const MoeCommon& c, const DecodeArgs& s, const Polled& p, Guard& guard, Ask ask) {
+__device__ inline void poll_present(const Common& c, const DecodeArgs& s, const Polled& p, Guard& guard, Ask ask) {
   LeftOut& out = left_out();
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < c.ranks * p.words; i += blockDim.x) {

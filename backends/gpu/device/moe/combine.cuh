@@ -102,7 +102,7 @@ __device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
   sync_block();
   if (a.out_weights) fetch_weights(a, tokens, terms.back);
   Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
-                  &a.c.shares->summed};
+                  &a.c.state->summed};
   sum_rows<Type>(terms, summing, stages);
 }
 
@@ -173,7 +173,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
     fence_system();
     // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not
     // wait.
-    post_entry(a.c, up, a.c.common_words, verdict, RoutingText{a.c, verdict, nullptr}, guard,
+    post_entry(a.c, up, kHead + a.c.ranks * a.c.groups(), verdict, nullptr, guard,
           [&](u32, u32 w) { return w < kHead ? head[w] : 0; },
           // A read of host memory takes longer than all else before records leave.
           [&] { return !sync_block_or(given_up != 0); });

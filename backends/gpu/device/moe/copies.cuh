@@ -42,7 +42,7 @@ struct CopyArgs {
 };
 
 #ifdef TY_ARGS_BYTES
-static_assert(sizeof(CopyArgs) == kHostBytes[16] && sizeof(CountArgs) == kHostBytes[17],
+static_assert(sizeof(CopyArgs) == kHostBytes[15] && sizeof(CountArgs) == kHostBytes[16],
               "args.rs and copies.cuh differ");
 #endif
 

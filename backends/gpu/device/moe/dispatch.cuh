@@ -5,7 +5,7 @@
 // states that the region it names is free. So one exchange is counting, grant and entry barrier at
 // once.
 #pragma once
-#include "faults.cuh"
+#include "entry.cuh"
 #include "put_rows.cuh"
 #include "metadata.cuh"
 
@@ -50,8 +50,7 @@ __device__ inline void write_head(const DispatchArgs& a, const EntryHeader& head
 template <class Up>
 __device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const EntryHeader& header, Guard& guard) {
   u32 words = words_of(a) + Counted(a, 0).count * a.c.groups();
-  u32 verdict = header.words[kHeadVerdict] & 0xff;
-  post_entry(a.c, up, words, verdict, RoutingText{a.c, verdict, a.topk_idx}, guard, [&](u32 peer, u32 w) -> u32 {
+  post_entry(a.c, up, words, header.words[kHeadVerdict] & 0xff, a.topk_idx, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return header.words[w];
     if (verdict_of(a) != kEnter) return 0;
     w -= kHead;
@@ -314,7 +313,7 @@ __device__ inline void prepare(const DispatchArgs& a, u32 tokens, u8* shared) {
 
 // The state for later kernels, until it is known how the operation continues. One thread.
 __device__ inline void begin(const DispatchArgs& a, bool counted) {
-  a.c.shares->dealt = a.c.shares->taken = a.c.shares->gathered = a.c.shares->summed = 0;
+  a.c.state->dealt = a.c.state->taken = a.c.state->gathered = a.c.state->summed = 0;
   pass_turn(a.c);
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
@@ -333,13 +332,13 @@ __device__ void post_last_entry(const DispatchArgs& a, const Up& up, u8* shared,
   bool given_up = sync_block_or(load_relaxed(&a.c.state->stopped) != 0);
   if (threadIdx.x == 0) {
     begin(a, counted);
-    write_head(a, header, counted && a.c.shares->problem != ~0ull);
+    write_head(a, header, counted && a.c.state->problem != ~0ull);
   }
   scan(a, header.counts(), counted);
   if (!given_up) post_dispatch_entry(a, up, header, guard);
   sync_block();
   if (threadIdx.x == 0) {
-    a.c.shares->problem = ~0ull;
+    a.c.state->problem = ~0ull;
     a.c.trace->counted = now;
   }
 }

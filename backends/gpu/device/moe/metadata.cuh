@@ -223,7 +223,7 @@ __device__ inline void spread_metadata(const DispatchArgs& a, const SpreadArgs& 
 // The next unit that a warp takes: its first lane has it. Units are dealt as warps come free, because
 // two warps of the first block, those of `note`, have other work first.
 __device__ inline u32 take_metadata(const DispatchArgs& a) {
-  return lane_id() == 0 ? (u32)atomic_add(&a.c.shares->gathered, 1ull) : 0;
+  return lane_id() == 0 ? (u32)atomic_add(&a.c.state->gathered, 1ull) : 0;
 }
 
 // Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they

@@ -1,21 +1,9 @@
 // The arguments of dispatch and combine. Mirrored in moe/args.rs; TY_ARGS_BYTES checks the sizes.
-//
-// TY_GROUPED: the tokens of this rank are rows that it received from several domains, one *group* of
-// tokens from each, and forwards inside its own domain. Received rows are in order of groups, then
-// of ranks.
 #pragma once
 #include "args.cuh"
 #include "region.cuh"
 
 namespace ty {
-
-#if TY_GROUPED
-constexpr bool kGrouped = true;
-using GivenId = i32;  // ids as a dispatch leaves them
-#else
-constexpr bool kGrouped = false;
-using GivenId = i64;  // as callers pass them
-#endif
 
 // Whether rows may be taken in tiles: see tiles.cuh.
 constexpr bool kMayTile = !kPuts && !kGrouped;
@@ -29,60 +17,13 @@ constexpr u32 kBf16 = 1;
 constexpr u32 kFp16 = 2;
 constexpr u32 kFp32 = 3;
 
-// Words of a head. Its place is of the region in units of kRegionAlign in a dispatch, of the rows in units of 16 bytes
-// in a combine.
-constexpr u32 kHeadCapacity = 4;       // dispatch: room of the region, in the same unit
-constexpr u32 kHeadWeights = 4;        // combine: the place of the rows' weights, in units of 16 bytes
-constexpr u32 kHeadPieces = 4;         // decode: pieces of 16 bytes in a row
-constexpr u32 kHeadRows = 5;           // combine: the rows that it has; decode: those that it sends the receiver
-constexpr u32 kHeadLanding = 7;        // combine: the place where rows are pushed to, in units of 16 bytes
-
 constexpr u32 kMetadataWarps = kWarps / 4;  // of a block that move row metadata
 constexpr u32 kRings = 2;       // of a block that sums, each with its own share of the tokens
 constexpr u32 kRingWarps = 256 / kWave;  // few, so that each has much of a row
 constexpr u32 kSummingWarps = kRings * kRingWarps;
 
-// The error of a routing.
-constexpr u32 kNoExpert = 1, kTwice = 2, kTooMany = 3;
-
 // Each returned weight is the sum of the entries of all ranks that have a row of the token.
 constexpr u32 kWeightsOfAll = 2;
-
-// n / by; the host has computed `factor`: 2^32 / by, rounded up, or 0 for 1. A division takes a tenth of a microsecond.
-__device__ inline u32 quotient(u32 n, u32 by, u32 factor) {
-  if (factor == 0) return n;
-  u32 found = (u32)((u64)n * factor >> 32);
-  // The factor is rounded up, so the product may be one too many.
-  return found - ((i32)(n - found * by) < 0);
-}
-
-// The work that warps of a kernel share out among themselves, in device memory.
-struct Shares {
-  u64 dealt;        // pieces of rows that warps have taken
-  u64 taken;        // shares of tiles that warps have taken
-  u64 gathered;     // units of row metadata that warps have taken
-  u64 summed;       // units that rings have taken, beyond those that each starts with; then 0 again
-  u64 problem;      // first bad entry of topk_idx: token << 16 | k << 8 | kind; all ones if none
-};
-
-// Arguments of every dispatch and combine.
-struct MoeCommon : Common {
-  Shares* shares;
-  u32 experts, topk;
-  u32 max_tokens;
-  u32 input_rows;       // rows of the call's tensors: T, or the most that it may be
-  u32 group_count;      // of sources, where kGrouped
-  u32 local;            // El
-  u32 local_factor;     // see `quotient`
-  u32 reserved;
-
-  __device__ u32 groups() const {
-    if constexpr (kGrouped) return group_count;
-    return 1;
-  }
-  __device__ u32 local_experts() const { return local; }
-  __device__ u32 rank_of(u32 expert) const { return quotient(expert, local, local_factor); }
-};
 
 // The routing that a handle holds, in device memory. A warp counts a *span* of tokens, a block the
 // spans of its kWarps warps.
@@ -108,7 +49,7 @@ struct Routing {
 };
 
 // The group of a token.
-__device__ inline u32 group_of(const MoeCommon& c, const Routing& r, u32 token) {
+__device__ inline u32 group_of(const Common& c, const Routing& r, u32 token) {
   u32 group = 0;
   if constexpr (kGrouped)
     while (group + 1 < c.groups() && token >= r.group_starts[group + 1]) group++;
@@ -118,7 +59,7 @@ constexpr u32 kNoRow = ~0u;
 constexpr u32 kPlaceBits = 20;
 
 struct DispatchArgs {
-  MoeCommon c;
+  Common c;
   Routing r;
   const GivenId* topk_idx;  // [T, K]
   const u32* tokens;    // T, where only the device knows it; or null
@@ -239,7 +180,7 @@ struct MergeArgs {
 };
 
 struct CombineArgs {
-  MoeCommon c;
+  Common c;
   Routing r;
   const u8* bias0;     // [T, row_bytes], or null
   const u8* bias1;
@@ -287,8 +228,7 @@ struct GroupArgs {
 #ifdef TY_ARGS_BYTES
 static_assert(sizeof(DispatchArgs) == kHostBytes[3] && sizeof(CombineArgs) == kHostBytes[4] &&
               sizeof(SpreadArgs) == kHostBytes[6] && sizeof(MergeArgs) == kHostBytes[7] &&
-              sizeof(GroupArgs) == kHostBytes[9] && sizeof(MoeCommon) == kHostBytes[11] &&
-              sizeof(FusedCombineArgs) == kHostBytes[15] && sizeof(Shares) == kHostBytes[18],
+              sizeof(GroupArgs) == kHostBytes[9] && sizeof(FusedCombineArgs) == kHostBytes[14],
               "moe/args.rs and moe_args.cuh differ");
 #endif
 

@@ -10,7 +10,7 @@
 // The first blocks of a rank push, and wait for no rank meanwhile; then they help the others, which sum
 // from the start.
 #pragma once
-#include "faults.cuh"
+#include "entry.cuh"
 #include "experts.cuh"
 
 namespace ty {

@@ -55,7 +55,7 @@ __device__ void post_returning_entry(const CombineArgs& a, const Up& up, Guard& 
   // At least as many words as a dispatch, so that ranks that run a dispatch see the mismatch and do
   // not wait.
   u32 groups = a.c.groups(), words = kHead + max(a.c.ranks * groups, groups + 1);
-  post_entry(a.c, up, words, verdict, RoutingText{a.c, verdict, nullptr}, guard, [&](u32 peer, u32 w) -> u32 {
+  post_entry(a.c, up, words, verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
     if (!a.c.enters() || w >= return_words(a)) return 0;
     if (w == kHead) return rows_before(a, peer);

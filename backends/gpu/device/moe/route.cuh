@@ -12,7 +12,7 @@ __device__ inline u32 verdict_of(const DispatchArgs& a) {
 }
 
 __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32 kind) {
-  atomic_min(&a.c.shares->problem, (u64)token << 16 | k << 8 | kind);
+  atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
 // Runs before a dispatch of grouped tokens counts. One block.
@@ -40,7 +40,7 @@ struct Tally {
   u32* picks;    // [tokens, K]: the experts that they select
   u32 columns, pitch;
 
-  __device__ Tally(u8* shared, const MoeCommon& c, u32 tokens)
+  __device__ Tally(u8* shared, const Common& c, u32 tokens)
       : columns(c.ranks + c.experts), pitch(2 * columns + tokens * c.topk) {
     bits = reinterpret_cast<u32*>(shared) + wave_id() * pitch;
     rows = bits + columns, picks = rows + columns;
@@ -52,7 +52,7 @@ struct Tally {
     return rows + (i64)pitch * ((i32)warp - (i32)(wave_id()));
   }
   // Adds the tokens from `first` on, at most kTallied, to the earlier counts.
-  __device__ void close(const MoeCommon& c, const Routing& r, u32 first) {
+  __device__ void close(const Common& c, const Routing& r, u32 first) {
     sync_wave();
 #pragma unroll 1
     for (u32 i = lane_id(); i < columns; i += kWave) {
@@ -65,7 +65,7 @@ struct Tally {
 
  private:
   // Notes, of a column's tokens among those, the number of each group.
-  __device__ void note_groups(const MoeCommon& c, const Routing& r, u32 first, u32 column) const {
+  __device__ void note_groups(const Common& c, const Routing& r, u32 first, u32 column) const {
     for (u32 left = bits[column], g = 0; left != 0; g++) {
       u32 end = r.group_starts[g + 1], inside = end <= first ? 0 : end - first;
       u32 of_group = inside >= kTallied ? left : left & ((1u << inside) - 1);
@@ -209,7 +209,7 @@ __device__ inline void scan(const DispatchArgs& a, u32* totals, bool counted) {
 __device__ inline u32 span_of(const Routing& r, u32 token) { return token >> popc(r.span - 1); }
 
 // The place, among this rank's rows for `rank`, of the row that `packed` of Routing::rows names.
-__device__ inline u32 row_of(const MoeCommon& c, const Routing& r, u32 token, u32 packed, u32 rank) {
+__device__ inline u32 row_of(const Common& c, const Routing& r, u32 token, u32 packed, u32 rank) {
   u32 span = span_of(r, token);
   return (packed & ((1u << kPlaceBits) - 1)) + r.span_ranks[span * c.ranks + rank] +
          r.block_ranks[span / kWarps * c.ranks + rank];
@@ -236,14 +236,14 @@ struct BlockTokens {
 
 // The amount to add to a token's place among this rank's rows for a rank. kGrouped: 0 where there
 // is no table.
-__device__ inline u32 base_of(const MoeCommon& c, const Routing& r, const u32* row_base, u32 token,
+__device__ inline u32 base_of(const Common& c, const Routing& r, const u32* row_base, u32 token,
                               u32 rank) {
   if constexpr (!kGrouped) return row_base[rank];
   return row_base ? row_base[group_of(c, r, token) * c.ranks + rank] : 0;
 }
 
 // The row of a token at the rank of its selection k, or -1 if another k represents that rank.
-__device__ inline i64 row_at(const MoeCommon& c, const Routing& r, const u32* row_base, u32 token,
+__device__ inline i64 row_at(const Common& c, const Routing& r, const u32* row_base, u32 token,
                              u32 packed, u32* rank) {
   if (packed == kNoRow) return -1;
   *rank = packed >> kPlaceBits;
@@ -251,13 +251,13 @@ __device__ inline i64 row_at(const MoeCommon& c, const Routing& r, const u32* ro
 }
 
 // The value of Routing::rows for a token and lane k. All lanes of a warp.
-__device__ inline u32 packed_row(const MoeCommon& c, const Routing& r, u32 token) {
+__device__ inline u32 packed_row(const Common& c, const Routing& r, u32 token) {
   u32 lane = lane_id();
   return lane < c.topk ? r.rows[(u64)token * c.topk + lane] : kNoRow;
 }
 
 // The expert-major row of a token's selection k, which selects `expert`.
-__device__ inline u32 expert_row(const MoeCommon& c, const Routing& r, const u32* expert_base,
+__device__ inline u32 expert_row(const Common& c, const Routing& r, const u32* expert_base,
                                  u32 token, u32 k, u32 expert) {
   u32 span = span_of(r, token);
   if constexpr (kGrouped) expert_base += group_of(c, r, token) * c.experts;

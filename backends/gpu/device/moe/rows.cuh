@@ -163,7 +163,7 @@ class Stages {
     if (!share_.dealt)
       dealt_ = share_.first + share_.step * (ahead() + taken_++);
     else
-      dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.shares->dealt, 1ull) + share_.step * ahead() : 0;
+      dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + share_.step * ahead() : 0;
   }
 
   // Pieces that are left for each warp once the piece that is dealt to this one is taken.
@@ -432,7 +432,7 @@ class Mover {
     if (!share_.dealt) {
       dealt_ = share_.first + (u64)share_.step * taken_++;
     } else {
-      dealt_ = lane_id() == 0 ? atomic_add(&a_.c.shares->dealt, 1ull) : 0;
+      dealt_ = lane_id() == 0 ? atomic_add(&a_.c.state->dealt, 1ull) : 0;
       dealt_ = shfl(dealt_, 0);
     }
   }

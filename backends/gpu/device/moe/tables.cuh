@@ -21,7 +21,7 @@ struct DispatchTables {
   u32* expert_base;  // [G, E]: this rank's first row of each expert, at its owner; kGrouped: as row_base
   u32* expert_all;   // [E]: rows of each expert from all ranks
 
-  __device__ DispatchTables(u8* shared, const MoeCommon& c) {
+  __device__ DispatchTables(u8* shared, const Common& c) {
     u64* wide = reinterpret_cast<u64*>(shared);
     x = wide, scales = x + c.ranks, weights = scales + c.ranks, ids = weights + c.ranks;
     source = ids + c.ranks, needed = source + c.ranks;

@@ -140,7 +140,7 @@ __device__ void leave_tile(const DispatchArgs& a, const Up& up, const TilePart& 
 
 // The next share that a warp takes: its first lane has it.
 __device__ inline u32 take_part(const DispatchArgs& a) {
-  return lane_id() == 0 ? (u32)atomic_add(&a.c.shares->taken, 1ull) : 0;
+  return lane_id() == 0 ? (u32)atomic_add(&a.c.state->taken, 1ull) : 0;
 }
 
 // Spreads rows as they arrive, until all have. True unless a wait was ended. One warp of those that

@@ -14,7 +14,7 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../../device/exchange.cu") };
-const HEADERS: [(&str, &str); 36] = [
+const HEADERS: [(&str, &str); 35] = [
     ("arch.cuh", include_str!("../../device/common/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/common/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/common/arch_amd.cuh")),
@@ -22,7 +22,6 @@ const HEADERS: [(&str, &str); 36] = [
     ("args.cuh", include_str!("../../device/common/args.cuh")),
     ("moe_args.cuh", include_str!("../../device/moe/moe_args.cuh")),
     ("decode_args.cuh", include_str!("../../device/decode/decode_args.cuh")),
-    ("faults.cuh", include_str!("../../device/moe/faults.cuh")),
     ("copies.cuh", include_str!("../../device/moe/copies.cuh")),
     ("region.cuh", include_str!("../../device/moe/region.cuh")),
     ("types.cuh", include_str!("../../device/common/types.cuh")),

@@ -12,12 +12,12 @@ use crate::decode::loaded::SumKind;
 use crate::decode::sizes::{DecodeCall, DecodeSizes, not_packed, senders};
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::args::{ENTER, Masking, THREADS};
+use crate::engine::args::{Common, ENTER, Masking, THREADS};
 use crate::engine::masking::Masks;
 use crate::engine::mode::Mode;
 use crate::moe::args::{
     CombineArgs, DecodeCombineArgs, DecodeDispatchArgs, DecodeRefusalArgs, DispatchArgs, MergeArgs,
-    MoeCommon, RECEIVES, SENDS,
+    RECEIVES, SENDS,
 };
 use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
@@ -125,9 +125,8 @@ impl DecodeSteps<'_> {
     /// # Safety
     /// As [`send_combine`](Self::send_combine).
     unsafe fn launch_combine(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<()> {
-        let mut common =
-            self.moe.common(self.engine.common(call.operation, ENTER, &[], mode.no_host_sync));
-        let called = self.engine.sign(call.operation, &mut common.common, call.signature);
+        let mut common = self.engine.common(call.operation, ENTER, &[], mode.no_host_sync);
+        let called = self.engine.sign(call.operation, &mut common, call.signature);
         let state = &self.moe.routing.handles[call.handle as usize];
         let Some((kernels, sizes)) = self.moe.decode(state.layout) else {
             return Err(not_packed());
@@ -231,7 +230,7 @@ impl DecodeSteps<'_> {
 
     /// Reports that this rank refuses, and removes the rows that others have sent it; false where no
     /// low-latency operations run.
-    pub(crate) fn refuse(&self, operation: u64, common: &MoeCommon) -> Result<bool> {
+    pub(crate) fn refuse(&self, operation: u64, common: &Common) -> Result<bool> {
         let Some((kernels, sizes)) = self.moe.decode(Layout::Packed) else { return Ok(false) };
         let decode = sizes.arguments(&self.moe.exchange.shape, SENDS | RECEIVES, 0, &self.call());
         let launch = Launch::of_threads(1, THREADS, sizes.shared(&self.moe.exchange.shape));

@@ -59,8 +59,6 @@ fn cell_bytes(ranks: u32) -> u64 {
 pub(crate) struct Records {
     /// 64-bit words of one.
     pub(crate) words: u32,
-    /// The first of them, which every operation writes.
-    pub(crate) common_words: u32,
     /// Where they end in the control window.
     pub(crate) end: u64,
 }
@@ -74,6 +72,15 @@ pub(crate) struct Planned {
     pub(crate) windows: [u64; 2],
     /// The counters of its kernels, for reports.
     pub(crate) counters: PeerCounters,
+    /// The fields that the operations add to the arguments of each call, and to the state that kernels share.
+    pub(crate) added: Added,
+}
+
+/// Fields of arguments that belong to the operations over an engine: all others are the engine's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Added {
+    pub(crate) common: Common,
+    pub(crate) state: State,
 }
 
 /// The kernels that an engine itself launches.
@@ -109,6 +116,7 @@ pub(crate) struct Engine {
     pub(crate) places: Places,
     pub(crate) member: Member,
     pub(crate) records: Records,
+    added: Common,
     /// The last operation that was sent.
     pub(crate) latest: u64,
     faults: Box<dyn InputFaults>,
@@ -166,6 +174,7 @@ impl Engine {
             places,
             member,
             records,
+            added: planned.added.common,
             latest: 0,
             faults,
         })
@@ -220,11 +229,11 @@ impl Engine {
             no_host_sync: no_host_sync.into(),
             verdict,
             entry_words: self.records.words,
-            common_words: self.records.common_words,
             text_bytes: bytes as u32,
             slots: self.member.slots,
             objector: self.member.world_rank(),
             text: room,
+            ..self.added
         }
     }
 
@@ -236,7 +245,7 @@ impl Engine {
 
 /// The memory of the device that kernels of all operations share.
 fn device_state(context: &Arc<Context>, planned: &Planned) -> Result<DeviceState> {
-    let Planned { member, records, windows, counters } = *planned;
+    let Planned { member, records, windows, counters, added } = *planned;
     let (ranks, slots) = (u64::from(member.ranks), u64::from(member.slots));
     let expected =
         [Buffer::new(context, 8 * ranks * slots)?, Buffer::new(context, 8 * ranks * slots)?];
@@ -258,7 +267,7 @@ fn device_state(context: &Arc<Context>, planned: &Planned) -> Result<DeviceState
         counters: counters.address,
         counters_step: counters.step.into(),
         put_bytes: put_bytes.address(),
-        ..State::default()
+        ..added.state
     };
     let cell_bytes = cell_bytes(member.ranks);
     Ok(DeviceState {

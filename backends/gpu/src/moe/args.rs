@@ -38,42 +38,15 @@ pub(crate) fn bytes() -> String {
         size_of::<Trace>(),
         size_of::<GroupArgs>(),
         size_of::<Common>(),
-        size_of::<MoeCommon>(),
         size_of::<DecodeDispatchArgs>(),
         size_of::<DecodeCombineArgs>(),
         size_of::<DecodeRefusalArgs>(),
         size_of::<FusedCombineArgs>(),
         size_of::<CopyArgs>(),
         size_of::<CountArgs>(),
-        size_of::<Shares>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MoeCommon {
-    pub(crate) common: Common,
-    pub(crate) shares: u64,
-    pub(crate) experts: u32,
-    pub(crate) topk: u32,
-    pub(crate) max_tokens: u32,
-    pub(crate) input_rows: u32,
-    pub(crate) group_count: u32,
-    pub(crate) local: u32,
-    pub(crate) local_factor: u32,
-    pub(crate) reserved: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Shares {
-    pub(crate) dealt: u64,
-    pub(crate) taken: u64,
-    pub(crate) gathered: u64,
-    pub(crate) summed: u64,
-    pub(crate) problem: u64,
 }
 
 #[repr(C)]
@@ -100,7 +73,7 @@ pub(crate) struct Routing {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DispatchArgs {
-    pub(crate) common: MoeCommon,
+    pub(crate) common: Common,
     pub(crate) routing: Routing,
     pub(crate) topk_idx: u64,
     pub(crate) tokens: u64,
@@ -150,7 +123,7 @@ pub(crate) struct DispatchArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CombineArgs {
-    pub(crate) common: MoeCommon,
+    pub(crate) common: Common,
     pub(crate) routing: Routing,
     pub(crate) bias0: u64,
     pub(crate) bias1: u64,
@@ -230,7 +203,7 @@ pub(crate) struct DecodeCombineArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodeRefusalArgs {
-    pub(crate) common: MoeCommon,
+    pub(crate) common: Common,
     pub(crate) decode: DecodeArgs,
 }
 

@@ -9,13 +9,13 @@ use crate::decode::loaded::SumKind;
 use crate::decode::steps::DecodeSteps;
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::args::{ENTER, THREADS};
+use crate::engine::args::{Common, ENTER, THREADS};
 use crate::engine::mode::Mode;
 use crate::engine::outcome::Refusal;
 use crate::engine::path::Transfer;
 use crate::engine::step::Step;
 use crate::flat_sms::{FlatOp, FlatWork};
-use crate::moe::args::{CombineArgs, MergeArgs, MoeCommon, RINGS, Routing, WEIGHTS_OF_ALL};
+use crate::moe::args::{CombineArgs, MergeArgs, RINGS, Routing, WEIGHTS_OF_ALL};
 use crate::moe::combine_tiling::CombineTiling;
 use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
@@ -40,7 +40,7 @@ struct Staged {
 
 /// The arguments of a combine without rows.
 pub(crate) fn arguments(
-    common: MoeCommon,
+    common: Common,
     routing: Routing,
     row_bytes: u64,
     combine_tiling: &CombineTiling,
@@ -172,8 +172,8 @@ impl Combine<'_> {
         }
         self.engine.order.select_stream(None);
         // The handle may be another communicator's, so its routing is not named.
-        let mut common = self.moe.refused(self.engine, call.operation, refusal, mode.no_host_sync);
-        let called = self.engine.sign(call.operation, &mut common.common, call.signature);
+        let mut common = self.engine.refused(call.operation, refusal, mode.no_host_sync);
+        let called = self.engine.sign(call.operation, &mut common, call.signature);
         let combine_tiling = self.moe.combine_tiling(16);
         let arguments = arguments(common, Routing::default(), 16, &combine_tiling);
         let sent =
@@ -323,10 +323,9 @@ impl Combine<'_> {
         step: &Step,
     ) -> Result<()> {
         let state = &self.moe.routing.handles[call.handle as usize];
-        let mut common =
-            self.moe.common(self.engine.common(call.operation, ENTER, &[], mode.no_host_sync));
-        step.follow(&mut common.common);
-        let called = self.engine.sign(call.operation, &mut common.common, call.signature);
+        let mut common = self.engine.common(call.operation, ENTER, &[], mode.no_host_sync);
+        step.follow(&mut common);
+        let called = self.engine.sign(call.operation, &mut common, call.signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.moe.exchange.shape.hidden) * element;
         let combine_tiling = self.moe.combine_tiling(row_bytes);

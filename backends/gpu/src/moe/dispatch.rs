@@ -8,11 +8,11 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::decode::steps::DecodeSteps;
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::args::{ENTER, Outcome, THREADS};
+use crate::engine::args::{Common, ENTER, Outcome, THREADS};
 use crate::engine::mode::Mode;
 use crate::engine::outcome::{Called, Refusal, ticket};
 use crate::engine::step::Step;
-use crate::moe::args::{DispatchArgs, GroupArgs, MoeCommon, Routing};
+use crate::moe::args::{DispatchArgs, GroupArgs, Routing};
 use crate::moe::deferred::Grouped;
 use crate::moe::handle::Output;
 use crate::moe::operation::{DispatchOp, Operation};
@@ -46,7 +46,7 @@ pub(crate) struct Launched {
 /// The arguments of a dispatch without rows.
 fn arguments(
     call: &DispatchCall<'_>,
-    common: MoeCommon,
+    common: Common,
     routing: Routing,
     dispatch_tiling: &DispatchTiling,
 ) -> DispatchArgs {
@@ -175,10 +175,10 @@ impl Dispatch<'_> {
             return Err(self.engine.refuse_recorded(&mode, refusal));
         }
         self.engine.order.select_stream(None);
-        let mut common = self.moe.refused(self.engine, call.operation, refusal, mode.no_host_sync);
+        let mut common = self.engine.refused(call.operation, refusal, mode.no_host_sync);
         // The handle may be another communicator's.
         let routing = Routing::default();
-        let called = self.engine.sign(call.operation, &mut common.common, call.signature);
+        let called = self.engine.sign(call.operation, &mut common, call.signature);
         let row = RowFormat { x_bytes: 16, scale_bytes: 0, weights: false };
         let dispatch_tiling = self.moe.dispatch_tiling(&row, Layout::Flat, false);
         let arguments = arguments(call, common, routing, &dispatch_tiling);
@@ -348,13 +348,9 @@ impl Dispatch<'_> {
         let scarce = capacity < wanted.room.bytes;
         let holders = if scarce { self.engine.places.arena.holders() } else { String::new() };
         let no_host_sync = wanted.mode.no_host_sync;
-        let mut common = self.moe.common(self.engine.common(
-            call.operation,
-            ENTER,
-            holders.as_bytes(),
-            no_host_sync,
-        ));
-        place.step.follow(&mut common.common);
+        let mut common =
+            self.engine.common(call.operation, ENTER, holders.as_bytes(), no_host_sync);
+        place.step.follow(&mut common);
         let state = self.moe.routing.handle(call.handle);
         let (tokens, on_device) = match wanted.replay {
             true => (state.tokens, state.has_device_tokens),
@@ -374,7 +370,7 @@ impl Dispatch<'_> {
             true => RegionRows { tokens: state.received, ..state.exact },
             false => wanted.most,
         };
-        let called = self.engine.sign(call.operation, &mut common.common, call.signature);
+        let called = self.engine.sign(call.operation, &mut common, call.signature);
         if let Some(grouped) = place.grouped.filter(|_| !wanted.replay) {
             self.group(self.engine.slot(call.operation), &routing, grouped.counts)?;
         }

@@ -7,7 +7,6 @@ use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::Capabilities;
 
 use crate::compile::Role;
-use crate::engine::args::HEAD;
 use crate::engine::member::{Member, Team};
 use crate::engine::path::Path;
 use crate::moe::sizes::Sizes;
@@ -108,11 +107,6 @@ impl Exchange {
 
     pub(crate) fn world_rank(&self) -> u32 {
         self.team.rank(self.rank)
-    }
-
-    /// Words of a record that every operation writes: its head, and counts of rows.
-    pub(crate) fn head_words(&self) -> u32 {
-        HEAD + self.shape.ranks * self.groups
     }
 
     /// This rank among those of the exchange.

@@ -8,17 +8,23 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use crate::config::GpuConfig;
 use crate::decode::masked::Masked;
 use crate::driver::{Context, RawStream};
+use crate::engine::args::{Common, State};
 use crate::engine::masking::Masks;
 use crate::engine::places::Places;
 use crate::engine::posting::Posting;
-use crate::engine::{Engine, Parts, Planned, Records};
+use crate::engine::{Added, Engine, Parts, Planned, Records};
 use crate::moe::combine::Combine;
 use crate::moe::copies::OutputCopies;
 use crate::moe::dispatch::Dispatch;
+use crate::moe::exchange::Exchange;
 use crate::moe::faults::RoutingFaults;
 use crate::moe::loaded::Kernels;
+use crate::moe::quotient::factor;
 use crate::moe::sizes::ARENA;
 use crate::moe::state::{MoeState, PlannedExchange};
+
+/// No bad entry of a routing.
+const NO_PROBLEM: u64 = u64::MAX;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -50,13 +56,10 @@ impl Exchanger {
         let (engine_kernels, kernels) = Kernels::load(context, config, &device_api, role)?;
         let planned = Planned {
             member,
-            records: Records {
-                words: sizes.entry_words,
-                common_words: exchange.head_words(),
-                end: sizes.entries(sizes.slots),
-            },
+            records: Records { words: sizes.entry_words, end: sizes.entries(sizes.slots) },
             windows,
             counters: counters.of(&member),
+            added: added(&exchange),
         };
         let parts = Parts {
             posting,
@@ -129,5 +132,22 @@ impl Exchanger {
             stride: [columns as i64, 1],
         };
         Ok((region.id, tensor))
+    }
+}
+
+/// The fields that dispatch and combine add to the arguments of each call, and to the state that kernels share.
+fn added(exchange: &Exchange) -> Added {
+    let shape = &exchange.shape;
+    Added {
+        common: Common {
+            experts: shape.experts,
+            topk: shape.topk,
+            max_tokens: shape.max_tokens,
+            group_count: exchange.groups,
+            local: shape.local_experts(),
+            local_factor: factor(shape.local_experts()),
+            ..Common::NONE
+        },
+        state: State { problem: NO_PROBLEM, ..State::default() },
     }
 }

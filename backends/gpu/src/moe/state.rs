@@ -11,11 +11,8 @@ use crate::decode::loaded::DecodeKernels;
 use crate::decode::sizes::DecodeSizes;
 use crate::driver::{Buffer, Context};
 use crate::engine::Engine;
-use crate::engine::args::Common;
 use crate::engine::counters::Counters;
 use crate::engine::mode::Mode;
-use crate::engine::outcome::Refusal;
-use crate::moe::args::{MoeCommon, Shares};
 use crate::moe::blocks::Blocks;
 use crate::moe::combine_tiling::CombineTiling;
 use crate::moe::exchange::{Exchange, Scope};
@@ -24,12 +21,8 @@ use crate::moe::host_counts::HostCounts;
 use crate::moe::limits::BlockLimits;
 use crate::moe::loaded::Kernels;
 use crate::moe::moving::Moving;
-use crate::moe::quotient::factor;
 use crate::moe::routing::RoutingTable;
 use crate::moe::sizes::{CONTROL, DispatchTiling, Sizes};
-
-/// No bad entry of a routing.
-const NO_PROBLEM: u64 = u64::MAX;
 
 /// The plan of an exchange.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +54,6 @@ pub(crate) struct MoeState {
     pub(crate) control: u64,
     /// `[R]` zeros: the ranks that an output leaves out where a lost rank ends the communicator.
     pub(crate) lost: Buffer,
-    /// [`Shares`] of the kernels.
-    shares: Buffer,
 }
 
 impl MoeState {
@@ -98,36 +89,7 @@ impl MoeState {
             outside: config.outside,
             control: windows[CONTROL],
             lost: Buffer::new(context, exchange.regions.ranks.into())?,
-            shares: Buffer::of(context, &[Shares { problem: NO_PROBLEM, ..Shares::default() }])?,
         })
-    }
-
-    /// The arguments of every dispatch and combine.
-    pub(crate) fn common(&self, common: Common) -> MoeCommon {
-        let shape = &self.exchange.shape;
-        MoeCommon {
-            common,
-            shares: self.shares.address(),
-            experts: shape.experts,
-            topk: shape.topk,
-            max_tokens: shape.max_tokens,
-            input_rows: 0,
-            group_count: self.exchange.groups,
-            local: shape.local_experts(),
-            local_factor: factor(shape.local_experts()),
-            reserved: 0,
-        }
-    }
-
-    /// The arguments of an operation in which this rank does not take part.
-    pub(crate) fn refused(
-        &self,
-        engine: &Engine,
-        operation: u64,
-        refusal: &Refusal,
-        no_host_sync: bool,
-    ) -> MoeCommon {
-        self.common(engine.refused(operation, refusal, no_host_sync))
     }
 
     /// How a dispatch of rows moves them, if it does not cast them.

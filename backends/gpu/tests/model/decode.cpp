@@ -465,7 +465,7 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
   for (u32 kind : {0u, kNoExpert, kTwice}) {
     std::vector<DecodeDispatchArgs> args;
     for (Rank* r : ranks) args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
-    MoeCommon refused = args[1].dispatch.c;
+    Common refused = args[1].dispatch.c;
     refused.verdict = kRefuseText, refused.text_bytes = sizeof text;
     memcpy(refused.text, text, sizeof text);
     i64 kept = ranks[0]->topk[1];

@@ -72,7 +72,6 @@ struct Rank : Inputs {
   u32 some_blocks() const { return (u32)(1 + (operations + me) % kBlocks); }
   WaitReport* report = room<WaitReport>(1);
   State* state = room<State>(1);
-  Shares* shares = room<Shares>(1);
   Outcome *outcome = room<Outcome>(1), *late = room<Outcome>(1);
   u64* host_counts = room<u64>(s.local());
   u32* tokens_word = room<u32>(1);
@@ -93,8 +92,7 @@ struct Rank : Inputs {
     u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
     for (Cell*& cell : cells) cell = (Cell*)room<u64>(128);
     if (entries + std::max(entries, units) > kDecodeAt) fail("the control window is too small");
-    shares->problem = ~0ull;
-    *state = State{0, 0, 1, 0, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
+    *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), counters, 1, room<u64>(s.ranks)};
     u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
@@ -107,11 +105,11 @@ struct Rank : Inputs {
   u32 entry_words() const {
     return (kHead + (s.ranks + s.experts) * s.groups + kTextWords + 15) / 16 * 16;
   }
-  MoeCommon common(u64 signature) {
-    MoeCommon c{};
-    c.entry_words = entry_words(), c.common_words = kHead + s.ranks * s.groups;
+  Common common(u64 signature) {
+    Common c{};
+    c.entry_words = entry_words();
     c.cell = cells[operations % kSlots];
-    c.abort = abort, c.report = report, c.state = state, c.shares = shares, c.outcome = outcome, c.trace = trace;
+    c.abort = abort, c.report = report, c.state = state, c.outcome = outcome, c.trace = trace;
     // Where a wait must end, soon.
     bool ends = fault == Fault::kLost || fault == Fault::kWrongQueue || fault == Fault::kWaits;
     c.cap_ns = ends ? 3'000'000'000ull : 300'000'000'000ull;
