@@ -2,8 +2,8 @@
 //! folders. `cargo test -p tokenyard-lints` checks all.
 #![cfg(test)]
 
-mod engines;
 mod environment;
+mod methods;
 mod module_circles;
 mod named;
 mod names;

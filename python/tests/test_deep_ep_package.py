@@ -186,15 +186,15 @@ def test_the_profiler_gives_no_figure_where_there_is_no_kernel(capsys):
 
 def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work():
     runs = [
-        ("ty_dispatch_staged", -9.0, 900.0),
+        ("ty_dispatch_decode", -9.0, 900.0),
         ("ty_merge_bf16", -8.0, 900.0),
         ("ty_combine_bf16", -7.0, 900.0),
         ("elementwise", -6.0, 900.0),
-        ("ty_dispatch_staged", 0.0, 3.0),
+        ("ty_dispatch_decode", 0.0, 3.0),
         ("ty_merge_bf16", 2.0, 1.0),
         ("ty_combine_bf16", 4.0, 5.0),
         ("elementwise", 9.0, 7.0),
-        ("ty_dispatch_staged_cast", 10.0, 4.0),
+        ("ty_dispatch_decode_cast", 10.0, 4.0),
         ("ty_merge_bf16", 12.0, 1.0),
         ("ty_combine_bf16", 14.0, 7.0),
         ("elementwise", 15.0, 9.0),

@@ -80,17 +80,17 @@ impl Usage {
 fn most_spills(kernel: &str) -> [u32; 2] {
     match kernel {
         "ty_dispatch" => [8, 8],
-        "ty_dispatch_staged_cast_long" => [20, 44],
-        "ty_dispatch_staged_long" => [0, 16],
+        "ty_dispatch_decode_cast_long" => [20, 44],
+        "ty_dispatch_decode_long" => [0, 16],
         "ty_ring_posts" => [8, 0],
-        "ty_combine_staged_bf16" => [0, 20],
-        "ty_combine_staged_f16" => [0, 12],
-        "ty_combine_staged_f32" => [0, 16],
-        "ty_combine_staged_bf16_long" | "ty_combine_staged_f16_long" => [288, 376],
-        "ty_combine_staged_f32_long" => [88, 138],
-        "ty_combine_staged_bf16_once" => [12, 28],
-        "ty_combine_staged_f16_once" => [12, 32],
-        "ty_combine_staged_bf16_logfmt" => [88, 80],
+        "ty_combine_decode_bf16" => [0, 20],
+        "ty_combine_decode_f16" => [0, 12],
+        "ty_combine_decode_f32" => [0, 16],
+        "ty_combine_decode_bf16_long" | "ty_combine_decode_f16_long" => [288, 376],
+        "ty_combine_decode_f32_long" => [88, 138],
+        "ty_combine_decode_bf16_once" => [12, 28],
+        "ty_combine_decode_f16_once" => [12, 32],
+        "ty_combine_decode_bf16_logfmt" => [88, 80],
         _ => [0; 2],
     }
 }

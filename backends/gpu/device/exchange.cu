@@ -4,7 +4,7 @@
 //
 // With several domains, each level has a program of its own: this one over the device API of its
 // level.
-#include "args.cuh"
+#include "decode_args.cuh"
 // Headers of the device API, which open namespaces of their own.
 #ifdef TY_UP_PRELUDE
 #include TY_UP_PRELUDE
@@ -20,8 +20,8 @@ namespace up {
 #include "experts.cuh"
 #include "fused_combine.cuh"
 #include "put_combine.cuh"
-#include "staged_combine.cuh"
-#include "staged_dispatch.cuh"
+#include "decode_combine.cuh"
+#include "decode_dispatch.cuh"
 
 using Up = up::DeviceApi;
 static_assert(Up::kLoadStore == !TY_PUTS, "the device API loads and stores, or it puts, as the host defines");
@@ -93,32 +93,32 @@ TY_KERNEL_ALONE(ty::kFusedWarps * ty::kWave)
 #if !TY_PUTS && !TY_GROUPED
 
 // A kernel for each length of rows. Rows that are cast have half as many pieces.
-#define TY_STAGED_DISPATCH(name, pieces, is_cast) \
-  TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::StagedDispatchArgs a, TY_ARGUMENT Up::Params p) { \
-    ty::dispatch_staged<pieces, is_cast>(ty::in_place(a), Up(p), shared); \
+#define TY_DECODE_DISPATCH(name, pieces, is_cast) \
+  TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::DecodeDispatchArgs a, TY_ARGUMENT Up::Params p) { \
+    ty::dispatch_decode<pieces, is_cast>(ty::in_place(a), Up(p), shared); \
   }
-#define TY_STAGED_COMBINE(name, pieces, Type, Partial) \
-  TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::StagedCombineArgs a, TY_ARGUMENT Up::Params p) { \
-    ty::combine_staged<ty::Type, ty::Partial, pieces>(ty::in_place(a), Up(p), shared); \
+#define TY_DECODE_COMBINE(name, pieces, Type, Partial) \
+  TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::DecodeCombineArgs a, TY_ARGUMENT Up::Params p) { \
+    ty::combine_decode<ty::Type, ty::Partial, pieces>(ty::in_place(a), Up(p), shared); \
   }
-TY_STAGED_DISPATCH(ty_dispatch_staged, 2, false)
-TY_STAGED_DISPATCH(ty_dispatch_staged_long, ty::kMostPieces, false)
-TY_STAGED_DISPATCH(ty_dispatch_staged_cast, 1, true)
-TY_STAGED_DISPATCH(ty_dispatch_staged_cast_long, ty::kMostPieces, true)
-TY_STAGED_COMBINE(ty_combine_staged_bf16, 2, Bf16, Bf16)
-TY_STAGED_COMBINE(ty_combine_staged_bf16_long, ty::kMostPieces, Bf16, Bf16)
-TY_STAGED_COMBINE(ty_combine_staged_f16, 2, F16, F16)
-TY_STAGED_COMBINE(ty_combine_staged_f16_long, ty::kMostPieces, F16, F16)
-TY_STAGED_COMBINE(ty_combine_staged_f32, 2, F32, F32)
-TY_STAGED_COMBINE(ty_combine_staged_f32_long, ty::kMostPieces, F32, F32)
-// Sums that are rounded once: no longer rows can be staged as f32.
-TY_STAGED_COMBINE(ty_combine_staged_bf16_once, 2, Bf16, F32)
-TY_STAGED_COMBINE(ty_combine_staged_f16_once, 2, F16, F32)
+TY_DECODE_DISPATCH(ty_dispatch_decode, 2, false)
+TY_DECODE_DISPATCH(ty_dispatch_decode_long, ty::kMostPieces, false)
+TY_DECODE_DISPATCH(ty_dispatch_decode_cast, 1, true)
+TY_DECODE_DISPATCH(ty_dispatch_decode_cast_long, ty::kMostPieces, true)
+TY_DECODE_COMBINE(ty_combine_decode_bf16, 2, Bf16, Bf16)
+TY_DECODE_COMBINE(ty_combine_decode_bf16_long, ty::kMostPieces, Bf16, Bf16)
+TY_DECODE_COMBINE(ty_combine_decode_f16, 2, F16, F16)
+TY_DECODE_COMBINE(ty_combine_decode_f16_long, ty::kMostPieces, F16, F16)
+TY_DECODE_COMBINE(ty_combine_decode_f32, 2, F32, F32)
+TY_DECODE_COMBINE(ty_combine_decode_f32_long, ty::kMostPieces, F32, F32)
+// Sums that are rounded once: no longer rows fit the inbox as f32.
+TY_DECODE_COMBINE(ty_combine_decode_bf16_once, 2, Bf16, F32)
+TY_DECODE_COMBINE(ty_combine_decode_f16_once, 2, F16, F32)
 // Sums that travel in LogFMT-10.
-TY_STAGED_COMBINE(ty_combine_staged_bf16_logfmt, 2, Bf16, LogFmt10)
+TY_DECODE_COMBINE(ty_combine_decode_bf16_logfmt, 2, Bf16, LogFmt10)
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
-    ty_refuse_staged(TY_ARGUMENT ty::StagedRefusalArgs a, TY_ARGUMENT Up::Params p) {
-  ty::refuse_staged(ty::in_place(a), Up(p), shared);
+    ty_refuse_decode(TY_ARGUMENT ty::DecodeRefusalArgs a, TY_ARGUMENT Up::Params p) {
+  ty::refuse_decode(ty::in_place(a), Up(p), shared);
 }
 
 #endif

@@ -11,7 +11,7 @@
 //! Where rows are put, kernels stage outgoing data in these windows, and post it themselves or through a
 //! ring that a thread of the host reads: see `path.rs`, `puts.cuh` and `gpu_ring.rs`.
 //!
-//! See `args.cuh` for the arguments of the kernels, and `entry.cuh` for how ranks enter.
+//! See `args.cuh` and `moe_args.cuh` for the arguments of the kernels, and `entry.cuh` for how ranks enter.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -28,17 +28,18 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile;
 use crate::config::GpuConfig;
+use crate::decode;
 use crate::driver::{self, Context, Device, Graph, Pooled, RawStream, Stream};
 use crate::engine::counters::Counters;
-use crate::engine::limits::{BlockLimits, check, unsupported};
-use crate::engine::path::{Path, WindowMemory};
+use crate::engine::path::{Path, WindowMemory, unsupported};
 use crate::engine::window::Memory;
-use crate::engine::{Engine, Planned};
 use crate::moe::exchange::Exchange;
+use crate::moe::exchanger::Exchanger;
 use crate::moe::exchanges::{Exchanges, Rail};
 use crate::moe::foresight;
+use crate::moe::limits::{BlockLimits, check};
 use crate::moe::sizes::{ARENA, CONTROL, Sizes};
-use crate::moe::staging;
+use crate::moe::state::PlannedExchange;
 use crate::platform::Components;
 
 pub(crate) use crate::engine::device_api::DeviceApi;
@@ -198,10 +199,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             windows: (WINDOWS * exchanges.len()) as u32,
             capabilities: Path::capabilities(
                 &paths,
-                exchanges.iter().any(|exchange| exchange.stages),
+                exchanges.iter().any(|exchange| exchange.decodes),
             ) | exchanges
                 .iter()
-                .map(staging::capabilities)
+                .map(decode::sizes::capabilities)
                 .fold(0, |all, flags| all | flags),
             scale_up: NO_LINK_NEEDS,
             scale_out: NO_LINK_NEEDS,
@@ -215,8 +216,8 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             let facts = self.context.device.facts()?;
             check(&exchange, BlockLimits::of(&facts))?;
             let sizes = Sizes::new(&exchange, &self.config)?;
-            if let Some(staging) = &sizes.staging {
-                staging.check(&exchange.shape, facts.most_shared)?;
+            if let Some(decode) = &sizes.decode {
+                decode.check(&exchange.shape, facts.most_shared)?;
             }
             let first = WINDOWS * index;
             needs.window_bytes[first + CONTROL] = sizes.control_bytes();
@@ -275,30 +276,31 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
-        // Dropped behind the engines, whatever fails.
+        // Dropped behind the exchangers, whatever fails.
         let counters = Counters::new(&self.context, self.shape.ranks)?;
-        let mut engines = Vec::new();
+        let mut exchangers = Vec::new();
         // SAFETY: the host's list of windows, valid for the call; they are as many as `needs` returned.
         let windows = unsafe { std::slice::from_raw_parts(plan.windows, plan.window_count) };
         for (index, (exchange, sizes)) in self.exchanges.iter().enumerate() {
             let address = |id: usize| self.address_of(&windows[WINDOWS * index + id]);
-            let planned = Planned {
+            let planned = PlannedExchange {
                 exchange: *exchange,
                 sizes: *sizes,
                 windows: [address(CONTROL)?, address(ARENA)?],
-                counters: counters.of(exchange),
+                counters: &counters,
                 handles: self.shape.handles,
             };
             // SAFETY: links stay valid while there are operations, windows and the board until the
-            // engine is dropped, by this function's contract.
-            engines.push(unsafe { Engine::new(&self.context, &self.config, planned, plan)? });
+            // exchanger is dropped, by this function's contract.
+            exchangers
+                .push(unsafe { Exchanger::new(&self.context, &self.config, &planned, plan)? });
         }
-        let mut engines = engines.into_iter();
-        let Some(owners) = engines.next() else {
+        let mut exchangers = exchangers.into_iter();
+        let Some(owners) = exchangers.next() else {
             let message = "`plan` came before `needs`";
             return Err(Error::new(ErrorKind::Internal, "plan kernels", message));
         };
-        self.planned = Some(Exchanges { owners, rail: engines.next().map(Rail::new) });
+        self.planned = Some(Exchanges { owners, rail: exchangers.next().map(Rail::new) });
         self.counters = Some(counters);
         Ok(())
     }
@@ -317,7 +319,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
-        self.planned()?.owners.expert_counts(operation, counts)
+        self.planned()?.owners.copies().expert_counts(operation, counts)
     }
 
     unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
@@ -325,13 +327,13 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             self.settle()?;
         }
         // SAFETY: by this function's contract.
-        unsafe { self.planned()?.owners.copy_out(copies)? };
+        unsafe { self.planned()?.owners.copies().copy_out(copies)? };
         if copies.stream.is_none() { self.settle() } else { Ok(()) }
     }
 
     unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.planned()?.owners.count_routing(counts) }
+        unsafe { self.planned()?.owners.copies().count_routing(counts) }
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
@@ -364,11 +366,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn masks(&mut self) -> Result<Vec<bool>> {
-        self.planned()?.owners.masks()
+        self.planned()?.owners.masked().read()
     }
 
     fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
-        self.planned()?.owners.set_mask(rank, is_masked)
+        self.planned()?.owners.masked().set(rank, is_masked)
     }
 
     fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {
@@ -377,12 +379,12 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn release(&mut self, region: u64) {
         if let Some(planned) = &mut self.planned {
-            planned.owners.release(region);
+            planned.owners.engine.release(region);
         }
     }
 
     unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
-        self.planned()?.owners.order.regions.free_after(RawStream::of(stream))
+        self.planned()?.owners.engine.order.regions.free_after(RawStream::of(stream))
     }
 }
 
@@ -421,8 +423,8 @@ impl<C: Components> DeviceTools for GpuKernels<C> {
         if let Err(error) = stream.synchronize() {
             tracing::warn!("a tool's stream did not end well: {error}");
         }
-        for engine in self.planned.iter_mut().flat_map(Exchanges::each) {
-            engine.forget(stream.name());
+        for exchanger in self.planned.iter_mut().flat_map(Exchanges::each) {
+            exchanger.forget(stream.name());
         }
     }
 

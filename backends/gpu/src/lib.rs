@@ -21,9 +21,9 @@ mod transport;
 pub mod warm;
 
 pub use config::{Decode, Devices, GpuConfig, Outside, PeersConfig, RowCopy, Sms};
-pub use engine::limits::BlockLimits;
 pub use flat_sms::{FlatOp, FlatWork};
 pub use kernels::GpuKernels;
 pub use moe::foresight::{Foreseen, LevelBytes, LinkPath};
+pub use moe::limits::BlockLimits;
 pub use platform::{Components, Dialect, Names, Platform};
 pub use transport::Peers;

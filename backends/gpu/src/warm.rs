@@ -114,7 +114,7 @@ pub fn programs(up: Option<&Over>, out: &[Over], world: World) -> Vec<(Over, Rol
         }
     }
     if up.is_none() || domains != Some(1) {
-        // Rows are staged, and ranks masked, where kernels store: with one level, which this may be.
+        // Rows are sent without a request, and ranks masked, where kernels store: with one level, which this may be.
         let alone = |over: &Over| up.is_none() && !over.source().puts;
         let role = |over: &Over| if alone(over) { whole } else { Role::Direct };
         all.extend(out.iter().map(|over| (over.clone(), role(over))));

@@ -1,4 +1,4 @@
-//! Host and kernels agree on the arguments of kernels: every field of `args.rs` is one of `args.cuh`,
+//! Host and kernels agree on the arguments of kernels: every field of an `args.rs` is one of an `args.cuh`,
 //! with the same name, type and place.
 
 // A test may panic.
@@ -6,14 +6,17 @@
 
 use std::collections::BTreeMap;
 
-const HOST: [&str; 3] = [
+const HOST: [&str; 4] = [
+    include_str!("../src/engine/args.rs"),
     include_str!("../src/moe/args.rs"),
     include_str!("../src/probe/args.rs"),
     include_str!("../src/probe/ring.rs"),
 ];
-const DEVICE: [&str; 5] = [
-    include_str!("../device/moe/args.cuh"),
-    include_str!("../device/common/copies.cuh"),
+const DEVICE: [&str; 7] = [
+    include_str!("../device/moe/moe_args.cuh"),
+    include_str!("../device/common/args.cuh"),
+    include_str!("../device/decode/decode_args.cuh"),
+    include_str!("../device/moe/copies.cuh"),
     include_str!("../device/common/transport.cuh"),
     include_str!("../src/probe/probe.cu"),
     include_str!("../src/probe/ring.cu"),

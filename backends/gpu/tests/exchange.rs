@@ -16,10 +16,10 @@ use tokenyard_gpu::compile::Rows;
 
 #[path = "exchange/coded.rs"]
 mod coded;
+#[path = "exchange/decode.rs"]
+mod decode;
 #[path = "exchange/local.rs"]
 mod local;
-#[path = "exchange/staged.rs"]
-mod staged;
 
 /// The file as the model has it: the dialect's words are the model's own, everything else is the
 /// product's.

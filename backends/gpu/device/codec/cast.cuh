@@ -3,6 +3,7 @@
 // Bit for bit the result of the CPU: all in f32, to the nearest, ties to even, saturating; a NaN
 // keeps the sign of its channel.
 #pragma once
+#include "moe_args.cuh"
 #include "types.cuh"
 
 namespace ty {

@@ -3,13 +3,13 @@
 // The format, and why its bits are those of every kernel set, are in core/src/moe/logfmt.rs. A block of this
 // file has 512 channels, which are 64 pieces of 16 bytes: the words of its groups, then the pieces, or, where the
 // block is encoded, half as many bytes with the low bits of all codes, and a quarter of that with the others.
-// Each block of a staged row has its place, and its first words say which of its bytes come. Words show their own
+// Each block of a row has its place, and its first words say which of its bytes come. Words show their own
 // arrival as those of other rows do, so a lane may take 4 or 8 bytes at once.
 //
 // The lanes of a group, and of two pieces that share a word of high bits, are neighbours in one warp: rows have
 // whole blocks, and blocks of threads are multiples of 64.
 #pragma once
-#include "staging.cuh"
+#include "decode.cuh"
 
 namespace ty {
 
@@ -150,7 +150,7 @@ __device__ TY_INLINED void decode_piece(const uint4& piece, u32 word, float* val
     values[i] = scale.value((low[i / 4] >> 8 * (i % 4) & 0xff) | (high >> 2 * i & 3) << 8);
 }
 
-// The places of a piece in a staged row.
+// The places of a piece in a row of the inbox.
 struct CodedPlace {
   u8* block;
   u32 piece;  // of the block
@@ -253,7 +253,7 @@ struct CodedPiece {
   u32 word;
 };
 
-// Takes a piece out of staging, of which the last reads are given: of its codes, and of the word of its group. Its
+// Takes a piece out of the inbox, of which the last reads are given: of its codes, and of the word of its group. Its
 // places are free then, also where the wait was ended, and nothing is taken. The whole warp.
 __device__ TY_INLINED CodedPiece take_coded_piece(const CodedPlace& place, uint4 piece, u32 word, u32 key,
                                                   const What& what, Guard& guard) {
@@ -321,17 +321,17 @@ __device__ TY_INLINED void add_coded(Total& total, const uint4 (&row)[N], const 
   }
 }
 
-// Removes a staged row that no rank wants. The whole block.
+// Removes a row that no rank wants. The whole block.
 template <class Up>
-__device__ void drain_coded(const Common& c, const Staging& s, const Up& up, u32 source, u32 token, u32 blocks,
+__device__ void drain_coded(const Common& c, const DecodeArgs& s, const Up& up, u32 source, u32 token, u32 blocks,
                             Guard& guard) {
   u64 at = place_of(c, source, token);
   What what{kPhaseRows, source, token, c.epoch()};
-  u32 key = poll_seen(first_half(staged_record(c, s, up, c.rank, at)), 0, what, guard);
+  u32 key = poll_seen(first_half(decode_record(c, s, up, c.rank, at)), 0, what, guard);
   blocks = min(blocks, (u32)(s.row_pitch / kBlockBytes));
 #pragma unroll 1
   for (u32 piece = threadIdx.x; piece < blocks * kBlockPieces; piece += blockDim.x) {
-    CodedPlace place(staged_row(c, s, up, c.rank, at), piece);
+    CodedPlace place(decode_row(c, s, up, c.rank, at), piece);
     take_coded_piece(place, make_uint4(0, 0, 0, 0), 0, key, what, guard);
   }
 }

@@ -100,14 +100,14 @@ __device__ u64* entry_word(const Common& c, const Up& up, u32 peer, u32 source, 
 // Word `word` of a text that this rank passes on, as `poll_text` has stored it.
 __device__ TY_COLD u32 passed_word(const Outcome& from, u32 word) {
   const u32* words = reinterpret_cast<const u32*>(from.text);
-  if (from.verdict == kRefuseRoute) return word < 4 ? words[word] : 0;
+  if (from.verdict == kRefuseInput) return word < 4 ? words[word] : 0;
   return word == 0 ? from.text_bytes : words[word - 1];
 }
 
 // Word `word` of the text of a refusal.
 __device__ TY_COLD u32 text_word(const Common& c, u32 verdict, u32 word, const GivenId* topk_idx) {
   if (c.passes_on()) return passed_word(*c.former_outcome, word);
-  if (verdict != kRefuseRoute) {
+  if (verdict != kRefuseInput) {
     if (word == 0) return c.text_bytes;
     u32 value = 0;
     for (u32 i = 0; i < 4; i++) value |= (u32)c.text[4 * (word - 1) + i] << 8 * i;
@@ -286,8 +286,8 @@ __device__ bool poll_text(const Common& c, const Up& up, u32 source, u32 verdict
   for (u32 w = 0; w < kTextWords; w++) {
     u32 value;
     if (!poll_word(c, up, source, first + w, guard, &value)) return false;
-    if (verdict != kRefuseRoute && w == 0) o.text_bytes = value;
-    u32 at = verdict != kRefuseRoute ? w - 1 : w;
+    if (verdict != kRefuseInput && w == 0) o.text_bytes = value;
+    u32 at = verdict != kRefuseInput ? w - 1 : w;
     if (at < kTextBytes / 4) reinterpret_cast<u32*>(o.text)[at] = value;
   }
   return true;

@@ -33,7 +33,7 @@ struct EntryHeader {
 
 // The head. One thread. `bad`: the routing is refused.
 __device__ inline void write_head(const DispatchArgs& a, const EntryHeader& header, bool bad) {
-  u32 verdict = bad ? kRefuseRoute : verdict_of(a);
+  u32 verdict = bad ? kRefuseInput : verdict_of(a);
   u32 objector = kGrouped ? a.c.objector_now() : a.c.objector;
   u32 place = verdict == kEnter ? (u32)(a.region / kRegionAlign) : objector;
   u32* head = header.words;

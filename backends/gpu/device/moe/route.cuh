@@ -1,6 +1,6 @@
 // Counting: the ranks and experts of each token, in order of tokens, the same on every run.
 #pragma once
-#include "args.cuh"
+#include "moe_args.cuh"
 
 namespace ty {
 

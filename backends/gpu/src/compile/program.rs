@@ -14,13 +14,15 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../../device/exchange.cu") };
-const HEADERS: [(&str, &str); 33] = [
+const HEADERS: [(&str, &str); 35] = [
     ("arch.cuh", include_str!("../../device/common/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/common/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/common/arch_amd.cuh")),
     ("transport.cuh", include_str!("../../device/common/transport.cuh")),
-    ("args.cuh", include_str!("../../device/moe/args.cuh")),
-    ("copies.cuh", include_str!("../../device/common/copies.cuh")),
+    ("args.cuh", include_str!("../../device/common/args.cuh")),
+    ("moe_args.cuh", include_str!("../../device/moe/moe_args.cuh")),
+    ("decode_args.cuh", include_str!("../../device/decode/decode_args.cuh")),
+    ("copies.cuh", include_str!("../../device/moe/copies.cuh")),
     ("region.cuh", include_str!("../../device/moe/region.cuh")),
     ("types.cuh", include_str!("../../device/common/types.cuh")),
     ("cast.cuh", include_str!("../../device/codec/cast.cuh")),
@@ -40,14 +42,14 @@ const HEADERS: [(&str, &str); 33] = [
     ("fused_plan.cuh", include_str!("../../device/moe/fused_plan.cuh")),
     ("fused_combine.cuh", include_str!("../../device/moe/fused_combine.cuh")),
     ("put_combine.cuh", include_str!("../../device/moe/put_combine.cuh")),
-    ("masking.cuh", include_str!("../../device/common/masking.cuh")),
-    ("staged_rows.cuh", include_str!("../../device/decode/staged_rows.cuh")),
-    ("staged_sums.cuh", include_str!("../../device/decode/staged_sums.cuh")),
-    ("staging.cuh", include_str!("../../device/decode/staging.cuh")),
+    ("masking.cuh", include_str!("../../device/decode/masking.cuh")),
+    ("decode_rows.cuh", include_str!("../../device/decode/decode_rows.cuh")),
+    ("decode_sums.cuh", include_str!("../../device/decode/decode_sums.cuh")),
+    ("decode.cuh", include_str!("../../device/decode/decode.cuh")),
     ("logfmt.cuh", include_str!("../../device/codec/logfmt.cuh")),
-    ("staged_send.cuh", include_str!("../../device/decode/staged_send.cuh")),
-    ("staged_dispatch.cuh", include_str!("../../device/decode/staged_dispatch.cuh")),
-    ("staged_combine.cuh", include_str!("../../device/decode/staged_combine.cuh")),
+    ("decode_send.cuh", include_str!("../../device/decode/decode_send.cuh")),
+    ("decode_dispatch.cuh", include_str!("../../device/decode/decode_dispatch.cuh")),
+    ("decode_combine.cuh", include_str!("../../device/decode/decode_combine.cuh")),
 ];
 
 /// A GPU architecture that kernels are compiled for.

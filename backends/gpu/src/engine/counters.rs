@@ -8,7 +8,7 @@ use tokenyard_core::abi::TyPeerCounters;
 use tokenyard_core::{Result, abi};
 
 use crate::driver::{Context, Pinned};
-use crate::moe::exchange::Exchange;
+use crate::engine::member::Member;
 
 /// Bytes that one rank's counters are apart. Mirrored by `PeerCounters` of the kernels.
 const BYTES: u64 = size_of::<TyPeerCounters>() as u64;
@@ -34,8 +34,8 @@ impl Counters {
         Ok(Self { ranks, peers: Pinned::new(context, 2 * ranks as usize)? })
     }
 
-    pub(crate) fn of(&self, exchange: &Exchange) -> PeerCounters {
-        place(self.peers.at(0) as u64, self.ranks, exchange)
+    pub(crate) fn of(&self, member: &Member) -> PeerCounters {
+        place(self.peers.at(0) as u64, self.ranks, member)
     }
 
     /// The form that crosses the ABI. Kernels that load and store post no commands, so there is no
@@ -52,40 +52,37 @@ impl Counters {
     }
 }
 
-fn place(base: u64, ranks: u32, exchange: &Exchange) -> PeerCounters {
-    let first = exchange.level * u64::from(ranks) + u64::from(exchange.team.first);
-    PeerCounters { address: base + BYTES * first, step: exchange.team.step }
+fn place(base: u64, ranks: u32, member: &Member) -> PeerCounters {
+    let first = member.level * u64::from(ranks) + u64::from(member.team.first);
+    PeerCounters { address: base + BYTES * first, step: member.team.step }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokenyard_core::kernels::KernelShape;
-
     use super::*;
+    use crate::engine::member::Team;
     use crate::engine::path::Path;
 
     #[test]
     fn each_level_counts_by_world_rank() {
-        let shape = KernelShape {
-            size: size_of::<KernelShape>(),
-            reserved: 0,
-            rank: 5,
-            ranks: 8,
-            domains: 2,
-            experts: 16,
-            topk: 2,
-            hidden: 64,
-            max_tokens: 4,
-            in_flight: 2,
-            handles: 2,
-        };
         let at = |counters: PeerCounters, peer: u64| {
             (counters.address - 4096) / BYTES + peer * u64::from(counters.step)
         };
-        let whole = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_OUT, Path::STORE);
+        let whole = Member {
+            level: abi::TY_LEVEL_SCALE_OUT,
+            team: Team { first: 0, step: 1 },
+            rank: 5,
+            ranks: 8,
+            path: Path::STORE,
+            slots: 2,
+            steps: 1,
+            is_whole: true,
+        };
         assert_eq!([0, 7].map(|peer| at(place(4096, 8, &whole), peer)), [8, 15]);
-        let [inside, between] = Exchange::levels(&shape, [Path::STORE; 2]);
         // Ranks 4 to 7 are this domain; 1 and 5 are its rail.
+        let inside =
+            Member { level: abi::TY_LEVEL_SCALE_UP, team: Team { first: 4, step: 1 }, ..whole };
+        let between = Member { team: Team { first: 1, step: 4 }, ..whole };
         assert_eq!([0, 3].map(|peer| at(place(4096, 8, &inside), peer)), [4, 7]);
         assert_eq!([0, 1].map(|peer| at(place(4096, 8, &between), peer)), [9, 13]);
     }

@@ -1,11 +1,12 @@
 //! How the host learns that operations of an engine have ended, and with which result.
 
-use tokenyard_core::{Result, abi};
+use tokenyard_core::signature::Signature;
+use tokenyard_core::{ErrorKind, Result, abi};
 
 use crate::engine::Engine;
+use crate::engine::args::{Common, Outcome};
 use crate::engine::outcome::{Called, Refusal, numbered, reported_late, ticket};
 use crate::engine::waits::Wait;
-use crate::moe::args::Outcome;
 
 impl Engine {
     /// Waits until all launched work has ended, and streams have passed the regions that were taken
@@ -13,10 +14,10 @@ impl Engine {
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.check()?;
         self.take_back_late();
-        let wait = self.wait(self.routing.latest, abi::TY_PHASE_DONE);
+        let wait = self.wait(self.latest, abi::TY_PHASE_DONE);
         let is_over = || self.order.stream.is_idle();
-        self.launcher.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
-        self.launcher.waits.ended(wait)?;
+        self.waits.until(wait, &|| matches!(is_over(), Ok(true)), &is_over)?;
+        self.waits.ended(wait)?;
         self.order.regions.settle()?;
         self.check()
     }
@@ -28,24 +29,23 @@ impl Engine {
     pub(crate) fn check(&self) -> Result<()> {
         self.observer.check()?;
         let Some(outcome) = self.launcher.late_outcome() else { return Ok(()) };
-        let called = self.called(numbered(outcome.epoch, self.routing.latest));
-        let refusal = Refusal::of(&outcome, &called, &self.exchange.regions);
+        let called = self.called(numbered(outcome.epoch, self.latest));
+        let refusal = Refusal::of(&outcome, &called, &*self.faults);
         self.abort_on_fatal(refusal.map_or(Ok(()), |refusal| Err(reported_late(&refusal.error()))))
     }
 
     /// Waits until the kernel of an operation has written its outcome.
     pub(crate) fn wait_outcome(&mut self, operation: u64, ours: &Called) -> Result<Outcome> {
-        let slot = self.routing.slot(operation);
+        let slot = self.slot(operation);
         let ticket = u64::from(ticket(operation));
         let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
         let (launcher, event) = (&self.launcher, &self.order.events[slot]);
         let is_there = || launcher.epoch(slot) == ticket;
-        let waited = launcher.waits.until(wait, &is_there, &|| event.is_done());
+        let waited = self.waits.until(wait, &is_there, &|| event.is_done());
         // Kernels enter no more operations once one has failed that no caller waited for.
         waited.map_err(|error| self.check().err().unwrap_or(error))?;
         let outcome = self.launcher.outcome(slot);
-        // A routing may be another rank's, which a forwarder passes on: its experts are those of the world.
-        let refusal = Refusal::of(&outcome, ours, &self.exchange.regions);
+        let refusal = Refusal::of(&outcome, ours, &*self.faults);
         refusal.map_or(Ok(outcome), |refusal| Err(refusal.error()))
     }
 
@@ -57,8 +57,8 @@ impl Engine {
 
     /// Waits until all launched work of an operation has ended well.
     pub(crate) fn finish(&self, operation: u64, phase: u64) -> Result<()> {
-        let slot = self.routing.slot(operation);
-        let (waits, event) = (&self.launcher.waits, &self.order.events[slot]);
+        let slot = self.slot(operation);
+        let (waits, event) = (&self.waits, &self.order.events[slot]);
         let wait = self.wait(operation, phase);
         waits.until(wait, &|| matches!(event.is_done(), Ok(true)), &|| event.is_done())?;
         waits.ended(wait)?;
@@ -81,8 +81,8 @@ impl Engine {
 
     /// The times of an operation whose kernels have ended.
     pub(crate) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
-        self.routing.check_recent(operation)?;
-        let t = self.launcher.trace(self.order.context(), self.routing.slot(operation))?;
+        self.check_recent(operation)?;
+        let t = self.launcher.trace(self.order.context(), self.slot(operation))?;
         Ok(abi::TyTrace {
             size: size_of::<abi::TyTrace>(),
             begun: t.begun,
@@ -93,16 +93,16 @@ impl Engine {
         })
     }
 
+    /// The wait for an operation, as far as the host knows it by itself.
     pub(crate) fn wait(&self, operation: u64, phase: u64) -> Wait {
-        let exchange = &self.exchange;
-        let rank = exchange.team.rank((exchange.rank + 1) % exchange.shape.ranks);
-        let operation = operation / u64::from(exchange.steps());
-        Wait { operation, phase, level: exchange.level, rank }
+        let member = &self.member;
+        let rank = member.team.rank((member.rank + 1) % member.ranks);
+        Wait { operation: member.number(operation), phase, level: member.level, rank }
     }
 
-    /// See [`Launcher::abort_on_fatal`](crate::engine::launch::Launcher::abort_on_fatal).
+    /// See [`Waits::abort_on_fatal`](crate::engine::waits::Waits::abort_on_fatal).
     pub(crate) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
-        self.launcher.abort_on_fatal(result)
+        self.waits.abort_on_fatal(result)
     }
 
     /// Stores for later calls the refusal of this rank of a call that no caller waits for: the other
@@ -123,5 +123,34 @@ impl Engine {
     pub(crate) fn watch_no_host_sync(&mut self) -> Result<()> {
         let stood = self.observer.stand();
         self.abort_on_fatal(stood)
+    }
+
+    /// The arguments of an operation in which this rank does not take part.
+    pub(crate) fn refused(&self, operation: u64, refusal: &Refusal, no_host_sync: bool) -> Common {
+        let (objector, why) = (refusal.objector, refusal.why.as_bytes());
+        Common { objector, ..self.common(operation, refusal.verdict(), why, no_host_sync) }
+    }
+
+    /// Writes into `common` the values that ranks compare.
+    pub(crate) fn sign(&self, operation: u64, common: &mut Common, signature: Signature) -> Called {
+        common.signature = signature.word;
+        self.called(operation)
+    }
+
+    /// This rank, and the operation that its caller has given this number.
+    pub(crate) fn called(&self, operation: u64) -> Called {
+        let member = &self.member;
+        Called {
+            rank: member.world_rank(),
+            team: member.team,
+            operation: member.number(operation),
+            steps: member.steps,
+            graphs: self.order.has_recorded,
+        }
+    }
+
+    /// An objection of this rank itself.
+    pub(crate) fn objection(&self, kind: ErrorKind, why: impl Into<String>) -> Refusal {
+        Refusal::new(kind, self.member.world_rank(), why)
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::driver::{Buffer, Context, Pinned, copy};
-use crate::moe::args::Masking;
-use crate::moe::exchange::Exchange;
+use crate::engine::args::Masking;
+use crate::engine::member::Member;
 
 /// Most ranks of which some may be masked: `kMostMasked` of the kernels.
 const MOST_RANKS: u32 = 128;
@@ -35,7 +35,7 @@ pub(crate) struct Masks {
 
 impl Masks {
     /// Makes the masks; none where a lost rank ends the communicator. A wait for a live rank masks the rank when it
-    /// has lasted `after`.
+    /// has lasted `after`. `goes_on`: operations can go on without a rank.
     ///
     /// # Errors
     /// `Unsupported` where the exchange, or a communicator without some ranks, has no masks.
@@ -44,27 +44,28 @@ impl Masks {
     /// The plan's table of lost ranks outlives the result.
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
-        exchange: &Exchange,
+        member: &Member,
+        goes_on: bool,
         plan: &abi::TyPlan,
         after: Option<Duration>,
     ) -> Result<Option<Self>> {
         if plan.lost.is_null() {
             return Ok(None);
         }
-        let ranks = exchange.shape.ranks;
+        let ranks = member.ranks;
         // SAFETY: R bytes that are only accessed atomically, by this function's contract.
         let lost =
             unsafe { std::slice::from_raw_parts(plan.lost.cast::<AtomicU8>(), ranks as usize) };
-        check(exchange, lost)?;
+        check(ranks, goes_on, lost)?;
         let of = |words: u64| Buffer::new(context, words * u64::from(ranks));
         Ok(Some(Self {
             lost,
             passed_on: Pinned::new(context, ranks as usize)?,
             masks: of(4)?,
-            settled: of(8 * SETTLED * u64::from(exchange.slots()))?,
+            settled: of(8 * SETTLED * u64::from(member.slots))?,
             leaving: Buffer::new(context, 4)?,
             after,
-            rank: exchange.rank,
+            rank: member.rank,
             shared: OnceLock::new(),
         }))
     }
@@ -133,18 +134,18 @@ impl Masks {
     }
 }
 
-fn check(exchange: &Exchange, lost: &[AtomicU8]) -> Result<()> {
+fn check(ranks: u32, goes_on: bool, lost: &[AtomicU8]) -> Result<()> {
     let unsupported = |found: String, fix: &str| {
         let message = format!("on_failure = \"mask\": found {found}");
         Err(Error::new(ErrorKind::Unsupported, "plan kernels", message).with_fix(fix))
     };
     let stop = "let a lost rank end the communicator, or use kernels = \"cpu\"";
-    if !exchange.stages {
+    if !goes_on {
         let found = "decode = \"direct\"; only low-latency operations go on without a lost rank";
         return unsupported(found.to_owned(), stop);
     }
-    if exchange.shape.ranks > MOST_RANKS {
-        let found = format!("{} ranks; expected at most {MOST_RANKS}", exchange.shape.ranks);
+    if ranks > MOST_RANKS {
+        let found = format!("{ranks} ranks; expected at most {MOST_RANKS}");
         return unsupported(found, stop);
     }
     let is_absent = |lost: &AtomicU8| lost.load(Ordering::Acquire) == abi::TY_RANK_ABSENT;
@@ -160,28 +161,20 @@ fn check(exchange: &Exchange, lost: &[AtomicU8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::path::Path;
-    use crate::moe::exchange::tests::SHAPE;
 
-    fn exchange(stages: bool, ranks: u32) -> Exchange {
-        let exchange = Exchange::whole(&SHAPE, abi::TY_LEVEL_SCALE_UP, Path::STORE);
-        let shape = tokenyard_core::moe::Shape { ranks, ..exchange.shape };
-        Exchange { stages, shape, ..exchange }
-    }
-
-    fn refusal(exchange: &Exchange, states: &[u8]) -> Option<String> {
+    fn refusal(goes_on: bool, ranks: u32, states: &[u8]) -> Option<String> {
         let lost: Vec<_> = states.iter().copied().map(AtomicU8::new).collect();
-        check(exchange, &lost).err().map(|error| error.to_string())
+        check(ranks, goes_on, &lost).err().map(|error| error.to_string())
     }
 
     #[test]
     fn only_low_latency_operations_of_a_communicator_with_all_ranks_go_on_without_one() {
-        assert_eq!(refusal(&exchange(true, 3), &[0, abi::TY_RANK_LOST, 0]), None);
-        let text = refusal(&exchange(false, 3), &[0; 3]).unwrap();
+        assert_eq!(refusal(true, 3, &[0, abi::TY_RANK_LOST, 0]), None);
+        let text = refusal(false, 3, &[0; 3]).unwrap();
         assert!(text.contains("decode = \"direct\"") && text.contains("mask"), "{text}");
-        let text = refusal(&exchange(true, 129), &[0; 129]).unwrap();
+        let text = refusal(true, 129, &[0; 129]).unwrap();
         assert!(text.contains("129 ranks; expected at most 128"), "{text}");
-        let text = refusal(&exchange(true, 3), &[0, 0, abi::TY_RANK_ABSENT]).unwrap();
+        let text = refusal(true, 3, &[0, 0, abi::TY_RANK_ABSENT]).unwrap();
         assert!(text.contains("no rank 2"), "{text}");
     }
 }

@@ -1,18 +1,16 @@
-//! One exchange, planned: compiled kernels, memory, and the state that its operations share.
+//! The base of every operation, whatever it moves: launches, the order of streams, waits and their outcomes, places of
+//! the arena.
 
 pub(crate) mod agree;
+pub(crate) mod args;
 pub(crate) mod capture_marks;
-pub(crate) mod copies;
 pub(crate) mod counters;
 pub(crate) mod device_api;
 pub(crate) mod ends;
 pub(crate) mod gpu_ring;
-pub(crate) mod host_counts;
 pub(crate) mod launch;
-pub(crate) mod limits;
-pub(crate) mod loaded;
-pub(crate) mod masked;
 pub(crate) mod masking;
+pub(crate) mod member;
 pub(crate) mod mode;
 pub(crate) mod observer;
 pub(crate) mod order;
@@ -23,43 +21,30 @@ pub(crate) mod path;
 pub(crate) mod places;
 pub(crate) mod posting;
 pub(crate) mod queue;
-pub(crate) mod quotient;
+pub(crate) mod region_order;
+pub(crate) mod step;
 pub(crate) mod waits;
 pub(crate) mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenyard_core::abi;
-use tokenyard_core::link::Link;
-use tokenyard_core::moe::{DType, Holder, Layout, RowFormat};
 use tokenyard_core::wait::{WaitBoard, Waiter};
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use crate::compile::Rows;
-use crate::config::{GpuConfig, Sms};
-use crate::driver::{Buffer, Context, Pinned, RawStream};
+use crate::driver::{Buffer, Context, Function, Pinned};
+use crate::engine::args::{Common, ENTER, State, TEXT, Trace, WaitReport};
 use crate::engine::counters::PeerCounters;
-use crate::engine::device_api::DeviceApi;
 use crate::engine::gpu_ring::Ring;
-use crate::engine::host_counts::HostCounts;
-use crate::engine::launch::{Blocks, DeviceState, Launcher};
-use crate::engine::limits::BlockLimits;
-use crate::engine::loaded::Kernels;
+use crate::engine::launch::{DeviceState, Launcher};
 use crate::engine::masking::Masks;
+use crate::engine::member::Member;
 use crate::engine::observer::Observer;
 use crate::engine::order::StreamOrder;
-use crate::engine::outcome::ticket;
+use crate::engine::outcome::{InputFaults, ticket};
 use crate::engine::places::Places;
-use crate::engine::posting::{Health, Posting};
-use crate::engine::quotient::factor;
+use crate::engine::posting::Posting;
 use crate::engine::waits::{Turn, Waits};
-use crate::moe::args::{Common, ENTER, State, TEXT, Trace, WaitReport};
-use crate::moe::combine_tiling::CombineTiling;
-use crate::moe::exchange::{Exchange, Scope};
-use crate::moe::moving::Moving;
-use crate::moe::routing::RoutingTable;
-use crate::moe::sizes::{DispatchTiling, Sizes};
 
 /// Epoch 1 in slot 0.
 const FIRST_TURN: u64 = 1;
@@ -69,129 +54,106 @@ fn cell_bytes(ranks: u32) -> u64 {
     16 + 2 * 8 * u64::from(ranks)
 }
 
+/// The records by which ranks enter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Records {
+    /// 64-bit words of one.
+    pub(crate) words: u32,
+    /// Where they end in the control window.
+    pub(crate) end: u64,
+}
+
 /// The plan of an engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
-    pub(crate) exchange: Exchange,
-    pub(crate) sizes: Sizes,
+    pub(crate) member: Member,
+    pub(crate) records: Records,
     /// Addresses of its windows: control and arena.
     pub(crate) windows: [u64; 2],
     /// The counters of its kernels, for reports.
     pub(crate) counters: PeerCounters,
-    /// The number of handles that it stores.
-    pub(crate) handles: u32,
+    /// The fields that the operations add to the arguments of each call, and to the state that kernels share.
+    pub(crate) added: Added,
 }
 
-/// The planned exchange. Fields drop in order: streams end before the memory that they use.
+/// Fields of arguments that belong to the operations over an engine: all others are the engine's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Added {
+    pub(crate) common: Common,
+    pub(crate) state: State,
+}
+
+/// The kernels that an engine itself launches.
+#[derive(Debug)]
+pub(crate) struct EngineKernels {
+    /// Waits for a signal of every rank.
+    pub(crate) arrive: Function,
+    /// The operation without data.
+    pub(crate) agree: Function,
+}
+
+/// The parts that an engine is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) posting: Posting,
+    /// Parameters of the device API.
+    pub(crate) params: Vec<u64>,
+    /// None where a lost rank ends the communicator.
+    pub(crate) masks: Option<Masks>,
+    pub(crate) kernels: EngineKernels,
+    pub(crate) places: Places,
+    pub(crate) faults: Box<dyn InputFaults>,
+}
+
+/// See the [module](self). Fields drop in order: streams end before the memory that they use.
 #[derive(Debug)]
 pub(crate) struct Engine {
     /// Dropped first: it reads the stream.
     pub(crate) observer: Observer,
     pub(crate) order: StreamOrder,
     pub(crate) launcher: Launcher,
-    pub(crate) routing: RoutingTable,
+    pub(crate) waits: Arc<Waits>,
     pub(crate) places: Places,
-    pub(crate) exchange: Exchange,
-    pub(crate) sizes: Sizes,
-    /// The address of the control window.
-    pub(crate) control: u64,
+    pub(crate) member: Member,
+    pub(crate) records: Records,
+    added: Common,
+    /// The last operation that was sent.
+    pub(crate) latest: u64,
+    faults: Box<dyn InputFaults>,
 }
 
 impl Engine {
     /// # Safety
-    /// Objects that the plan points to (except for the list of windows) outlive the engine.
+    /// The plan's board outlives the engine.
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
-        config: &GpuConfig,
         planned: Planned,
+        parts: Parts,
         plan: &abi::TyPlan,
     ) -> Result<Self> {
-        let Planned { exchange, sizes, windows, counters, handles } = planned;
-        let Exchange { shape: moe, level, .. } = exchange;
-        let is_up = level == abi::TY_LEVEL_SCALE_UP;
-        let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
+        let Planned { member, records, .. } = planned;
+        let Parts { posting, params, masks, kernels, places, faults } = parts;
         // SAFETY: by this function's contract; the host passes judged tables.
-        let (link, board) = unsafe { (Link::from_abi(raw)?, WaitBoard::from_abi(plan.board)) };
-        // SAFETY: the plan's table outlives the engine, by this function's contract.
-        let masks = unsafe { Masks::new(context, &exchange, plan, config.mask_after())? };
-        let is_masked = masks.is_some();
-        let (posting, device_api) = if exchange.path.has_ring() {
-            let ring = Ring::new(context, level, sizes.signals())?;
-            let device_api = ring.device_api(exchange.rank);
-            (Posting::Ring(ring, link), device_api)
-        } else {
-            // SAFETY: the link lives, and with it the objects that its device API points to.
-            let device_api =
-                unsafe { DeviceApi::read(&context.device.platform.dialect, &link.device_api()?)? };
-            device_api.check_puts(exchange.path.puts())?;
-            (Posting::DeviceApi(Health::new(link)), device_api)
-        };
-        let facts = context.device.facts()?;
-        let (processors, block) = (facts.processors, BlockLimits::of(&facts));
-        let kernels = Kernels::load(context, config, &device_api, exchange.role(is_masked))?;
-        let totals = 8 * u64::from(moe.ranks) * u64::from(sizes.slots);
-        let expected = [Buffer::new(context, totals)?, Buffer::new(context, totals)?];
-        let entered = Buffer::new(context, 8 * u64::from(sizes.slots))?;
-        let tallies = Buffer::new(context, 8 * u64::from(moe.ranks))?;
-        let put_bytes = Buffer::new(context, 8 * u64::from(moe.ranks))?;
-        let state = State {
-            turn: FIRST_TURN,
-            problem: u64::MAX,
-            rows: expected[0].address(),
-            done: expected[1].address(),
-            entered: entered.address(),
-            outbox: sizes.entries(sizes.slots),
-            largest_put: exchange.path.largest_put,
-            queues: exchange.path.queues.into(),
-            // Behind the signals of `Common`.
-            entry_signals: 2 * u64::from(moe.ranks) * u64::from(sizes.slots),
-            windows,
-            tallies: tallies.address(),
-            counters: counters.address,
-            counters_step: counters.step.into(),
-            put_bytes: put_bytes.address(),
-            ..State::default()
-        };
-        let blocks = Blocks {
-            exchange: config.sms.blocks(processors),
-            by_formula: config.sms == Sms::Auto
-                && exchange.scope == Scope::Flat
-                && !exchange.path.puts()
-                && kernels.rows == Rows::Tma,
-            local: config.local_sms.local_blocks(processors),
-            local_is_set: config.local_sms != Sms::Auto,
-            decode: config.decode_sms,
-            all: processors,
-        };
-        let slots = sizes.slots as usize;
-        let cell_bytes = cell_bytes(moe.ranks);
-        let memory = DeviceState {
-            state: Buffer::of(context, &[state])?,
-            _expected: expected,
-            _entered: entered,
-            _tallies: tallies,
-            _put_bytes: put_bytes,
-            lost: Buffer::new(context, exchange.regions.ranks.into())?,
-            cells: Buffer::new(context, cell_bytes * slots as u64)?,
-            cell_bytes,
-        };
+        let board = unsafe { WaitBoard::from_abi(plan.board) };
+        let slots = member.slots as usize;
         let report = Pinned::<WaitReport>::new(context, 1)?;
         if let Some(masks) = &masks {
             let masking = masks.shared(context)?;
             // SAFETY: pinned memory that no kernel knows yet.
             unsafe { report.at(0).write(WaitReport { masking, ..WaitReport::default() }) };
         }
+        let is_masked = masks.is_some();
         let waits = Arc::new(Waits {
             waiter: Waiter::new(board, Duration::from_nanos(plan.cap_ns)),
             report,
             abort: Pinned::new(context, 1)?,
-            ranks: exchange.world_ranks(),
+            ranks: member.world_ranks(),
             posting,
             masks,
             turn: Turn::default(),
         });
         let order = StreamOrder::new(context, slots, Duration::from_nanos(plan.cap_ns))?;
-        let mut observer = Observer::new(context, &order.stream, &waits, level)?;
+        let mut observer = Observer::new(context, &order.stream, &waits, member.level)?;
         if is_masked {
             // It passes losses on to kernels.
             observer.stand()?;
@@ -201,28 +163,37 @@ impl Engine {
             order,
             launcher: Launcher {
                 kernels,
-                params: device_api.params,
+                params,
                 outcomes: Pinned::new(context, slots)?,
-                counts: HostCounts::new(context, slots, moe.local_experts())?,
                 late: Pinned::new(context, 1)?,
                 traces: Buffer::new(context, (slots * size_of::<Trace>()) as u64)?,
-                waits,
-                memory,
+                memory: device_state(context, &planned)?,
                 cap_ns: plan.cap_ns,
-                blocks,
-                block,
             },
-            routing: RoutingTable::new(&exchange, handles, blocks.most_counting(), block.warps()),
-            places: Places::new(
-                windows[1],
-                sizes.arena_bytes,
-                format!("{} arena_mib", context.device.platform.names.table()),
-                config.outside,
-            ),
-            exchange,
-            sizes,
-            control: windows[0],
+            waits,
+            places,
+            member,
+            records,
+            added: planned.added.common,
+            latest: 0,
+            faults,
         })
+    }
+
+    /// The slot of an operation.
+    pub(crate) fn slot(&self, operation: u64) -> usize {
+        (operation % u64::from(self.member.slots)) as usize
+    }
+
+    /// Refuses an operation that was never sent, or whose slot has passed to another.
+    pub(crate) fn check_recent(&self, operation: u64) -> Result<()> {
+        let (slots, latest) = (u64::from(self.member.slots), self.latest);
+        if operation > latest || operation + slots <= latest {
+            let text =
+                format!("found operation {operation}; expected one of the {slots} up to {latest}");
+            return Err(Error::new(ErrorKind::InvalidInput, "trace operation", text));
+        }
+        Ok(())
     }
 
     /// The arguments of every operation: how this rank enters, and up to [`TEXT`] bytes that say
@@ -234,14 +205,14 @@ impl Engine {
         text: &[u8],
         no_host_sync: bool,
     ) -> Common {
-        let slot = self.routing.slot(operation);
+        let slot = self.slot(operation);
         let late = no_host_sync && verdict == ENTER;
         let bytes = text.len().min(TEXT);
         let mut room = [0; TEXT];
         room[..bytes].copy_from_slice(&text[..bytes]);
         Common {
-            abort: self.launcher.waits.abort.at(0) as u64,
-            report: self.launcher.waits.report.at(0) as u64,
+            abort: self.waits.abort.at(0) as u64,
+            report: self.waits.report.at(0) as u64,
             state: self.launcher.memory.state.address(),
             outcome: if late { self.launcher.late.at(0) } else { self.launcher.outcomes.at(slot) }
                 as u64,
@@ -252,105 +223,68 @@ impl Engine {
             former_stopped: 0,
             cap_ns: self.launcher.cap_ns,
             signature: 0,
-            rank: self.exchange.rank,
-            ranks: self.exchange.shape.ranks,
-            experts: self.exchange.shape.experts,
-            topk: self.exchange.shape.topk,
-            max_tokens: self.exchange.shape.max_tokens,
-            input_rows: 0,
+            rank: self.member.rank,
+            ranks: self.member.ranks,
             ticket: ticket(operation),
             no_host_sync: no_host_sync.into(),
             verdict,
-            entry_words: self.sizes.entry_words,
+            entry_words: self.records.words,
             text_bytes: bytes as u32,
-            slots: self.sizes.slots,
-            objector: self.exchange.world_rank(),
-            group_count: self.exchange.groups,
-            local: self.exchange.shape.local_experts(),
-            local_factor: factor(self.exchange.shape.local_experts()),
+            slots: self.member.slots,
+            objector: self.member.world_rank(),
             text: room,
+            ..self.added
         }
-    }
-
-    /// How a dispatch of rows moves them, if it does not cast them.
-    pub(crate) fn dispatch_tiling(
-        &self,
-        row: &RowFormat,
-        layout: Layout,
-        few: bool,
-    ) -> DispatchTiling {
-        let moving = match layout {
-            Layout::Flat if self.launcher.kernels.rows == Rows::Tma => Moving::Links,
-            Layout::ExpertMajor { .. } | Layout::Packed if self.has_tiles() => {
-                Moving::Tiles { few }
-            }
-            _ => Moving::Any,
-        };
-        DispatchTiling::new(&self.exchange, row, self.launcher.block, moving)
-    }
-
-    /// How a dispatch casts rows of a type as it moves them.
-    pub(crate) fn cast_tiling(&self, row: &RowFormat, dtype: u32) -> DispatchTiling {
-        let channel_bytes = if dtype == DType::F32.code() { 4 } else { 2 };
-        let moving = Moving::Cast { channel_bytes };
-        DispatchTiling::new(&self.exchange, row, self.launcher.block, moving)
-    }
-
-    /// How a combine of rows reads them.
-    pub(crate) fn combine_tiling(&self, row_bytes: u64) -> CombineTiling {
-        CombineTiling::new(&self.exchange, row_bytes, self.launcher.block)
-    }
-
-    /// Forgets a stream that has ended: no later call may name it.
-    pub(crate) fn forget(&mut self, stream: RawStream) {
-        self.order.regions.forget(stream);
-        self.routing.forget(stream);
     }
 
     /// The ring that the host serves, where kernels post through the host.
     pub(crate) fn gpu_ring(&self) -> Option<abi::TyGpuRing> {
-        self.launcher.waits.posting.ring().map(Ring::as_abi)
+        self.waits.posting.ring().map(Ring::as_abi)
     }
+}
 
-    /// A region for the expert outputs of a handle.
-    pub(crate) fn combine_input(
-        &mut self,
-        handle: u32,
-        dtype: u32,
-    ) -> Result<(u64, abi::TyTensor)> {
-        self.check()?;
-        let Some(state) = self.routing.handles.get(handle as usize) else {
-            return Err(Error::new(ErrorKind::Internal, "combine input", "no such handle"));
-        };
-        let (rows, stream) = (state.rows, state.stream);
-        let element = DType::from_code(dtype).map_or(4, DType::bytes) as u64;
-        let columns = u64::from(self.exchange.shape.hidden);
-        let is_captured =
-            stream.map_or(Ok(false), |stream| stream.is_captured(self.order.context()))?;
-        let (bytes, holder) = (rows * columns * element, Holder::CombineInput(handle));
-        let region = match is_captured {
-            true => self.places.arena.allocate_captured(bytes, holder)?,
-            false => self.places.arena.allocate(bytes, holder)?,
-        };
-        if let Err(error) = self.order.regions.lend(region.id, stream) {
-            self.places.arena.release(region.id);
-            return Err(error);
-        }
-        let tensor = abi::TyTensor {
-            data: (self.places.address(&region)) as *mut u8,
-            dtype,
-            reserved: 0,
-            shape: [rows, columns],
-            stride: [columns as i64, 1],
-        };
-        Ok((region.id, tensor))
-    }
+/// The memory of the device that kernels of all operations share.
+fn device_state(context: &Arc<Context>, planned: &Planned) -> Result<DeviceState> {
+    let Planned { member, records, windows, counters, added } = *planned;
+    let (ranks, slots) = (u64::from(member.ranks), u64::from(member.slots));
+    let expected =
+        [Buffer::new(context, 8 * ranks * slots)?, Buffer::new(context, 8 * ranks * slots)?];
+    let entered = Buffer::new(context, 8 * slots)?;
+    let tallies = Buffer::new(context, 8 * ranks)?;
+    let put_bytes = Buffer::new(context, 8 * ranks)?;
+    let state = State {
+        turn: FIRST_TURN,
+        rows: expected[0].address(),
+        done: expected[1].address(),
+        entered: entered.address(),
+        outbox: records.end,
+        largest_put: member.path.largest_put,
+        queues: member.path.queues.into(),
+        // Behind the signals of `Common`.
+        entry_signals: 2 * ranks * slots,
+        windows,
+        tallies: tallies.address(),
+        counters: counters.address,
+        counters_step: counters.step.into(),
+        put_bytes: put_bytes.address(),
+        ..added.state
+    };
+    let cell_bytes = cell_bytes(member.ranks);
+    Ok(DeviceState {
+        state: Buffer::of(context, &[state])?,
+        _expected: expected,
+        _entered: entered,
+        _tallies: tallies,
+        _put_bytes: put_bytes,
+        cells: Buffer::new(context, cell_bytes * slots)?,
+        cell_bytes,
+    })
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         self.observer.stop();
-        self.launcher.waits.end_all();
+        self.waits.end_all();
         let ended = self.order.end();
         if let Err(error) = ended {
             tracing::warn!("the streams of the kernel set did not end well: {error}");

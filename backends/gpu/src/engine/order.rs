@@ -9,8 +9,8 @@ use tokenyard_core::Result;
 
 use crate::driver::{Context, Event, RawStream, Stream};
 use crate::engine::mode::{CAPTURED, ELSEWHERE, Mode};
+use crate::engine::region_order::RegionOrder;
 use crate::engine::waits::{KEEP_TENSORS, see_end};
-use crate::moe::region_order::RegionOrder;
 
 /// Streams and events of an exchange.
 #[derive(Debug)]

@@ -1,15 +1,20 @@
 //! The outcome of an operation, in words.
 
-use tokenyard_core::moe::Shape;
 use tokenyard_core::refusal;
 use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind};
 
-use crate::moe::args::{
-    BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_BROKEN, REFUSE_FULL, REFUSE_ROUTE,
-    REFUSE_TEXT, REFUSED, TEXT, TOO_MANY,
+use crate::engine::args::{
+    BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_BROKEN, REFUSE_FULL, REFUSE_INPUT,
+    REFUSE_TEXT, REFUSED, TEXT,
 };
-use crate::moe::exchange::Team;
+use crate::engine::member::Team;
+
+/// The words for the faults that a rank's own kernel finds in the input of its call.
+pub(crate) trait InputFaults: std::fmt::Debug + Send + Sync {
+    /// Explains the words that the kernel has written into an outcome as a text.
+    fn explain(&self, outcome: &Outcome) -> String;
+}
 
 /// The identity of a call.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +99,7 @@ impl Refusal {
     }
 
     /// The refusal of an outcome, if not all ranks continue.
-    pub(crate) fn of(outcome: &Outcome, ours: &Called, shape: &Shape) -> Option<Self> {
+    pub(crate) fn of(outcome: &Outcome, ours: &Called, faults: &dyn InputFaults) -> Option<Self> {
         let rank = ours.team.rank(outcome.rank);
         let refused = |kind, why| Some(Self { kind, objector: outcome.objector, why });
         let broken = |kind, why| Some(Self { kind, objector: rank, why });
@@ -102,7 +107,7 @@ impl Refusal {
             GO => None,
             REFUSED => match outcome.verdict {
                 REFUSE_FULL => refused(ErrorKind::Full, text(outcome)),
-                REFUSE_ROUTE => refused(ErrorKind::Refused, route_problem(outcome, shape)),
+                REFUSE_INPUT => refused(ErrorKind::Refused, faults.explain(outcome)),
                 REFUSE_BROKEN => refused(ErrorKind::Mismatch, text(outcome)),
                 _ => refused(ErrorKind::Refused, text(outcome)),
             },
@@ -180,31 +185,21 @@ fn text(outcome: &Outcome) -> String {
     String::from_utf8_lossy(&outcome.text[..bytes]).into_owned()
 }
 
-/// The error in the refusing rank's `topk_idx`: token, k and kind, and the expert.
-fn route_problem(outcome: &Outcome, shape: &Shape) -> String {
-    let word = |i: usize| {
-        let mut bytes = [0; 4];
-        bytes.copy_from_slice(&outcome.text[4 * i..][..4]);
-        u32::from_le_bytes(bytes)
-    };
-    if word(1) & 0xff == TOO_MANY {
-        let (found, most) = (word(0), word(2));
-        return format!("tokens: found {found} in device memory; expected at most {most}");
-    }
-    let expert = i64::from(word(2)) | i64::from(word(3)) << 32;
-    let place = format!("found expert {expert} in row {}, column {}", word(0), word(1) >> 8 & 0xff);
-    match word(1) & 0xff {
-        1 => format!("topk_idx: {place}; expected less than experts = {}", shape.experts),
-        _ => format!("topk_idx: {place} and in one before; expected distinct experts within a row"),
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { ranks: 2, experts: 6, topk: 3, hidden: 16, max_tokens: 2 };
-    const OUTCOME: Outcome = Outcome {
+    /// An operation whose input has no faults of its own.
+    #[derive(Debug)]
+    struct NoFaults;
+
+    impl InputFaults for NoFaults {
+        fn explain(&self, _: &Outcome) -> String {
+            String::new()
+        }
+    }
+
+    pub(crate) const OUTCOME: Outcome = Outcome {
         epoch: 1,
         code: GO,
         rank: 1,
@@ -222,28 +217,11 @@ mod tests {
         reserved: 0,
         text: [0; TEXT],
     };
-    const OURS: Called =
+    pub(crate) const OURS: Called =
         Called { rank: 0, team: Team { first: 0, step: 1 }, operation: 4, steps: 1, graphs: false };
 
     fn judge(outcome: &Outcome) -> Option<Error> {
-        Refusal::of(outcome, &OURS, &SHAPE).map(|refusal| refusal.error())
-    }
-
-    #[test]
-    fn a_bad_routing_is_reported_with_row_column_and_value() {
-        let mut bad = Outcome { code: REFUSED, verdict: REFUSE_ROUTE, ..OUTCOME };
-        for (i, word) in [7_u32, 2 << 8 | 1, 9, 0].into_iter().enumerate() {
-            bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
-        }
-        let error = judge(&Outcome { objector: 3, ..bad }).unwrap();
-        assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(3)));
-        let text = error.to_string();
-        assert!(text.contains("found expert 9 in row 7, column 2; expected less than"), "{text}");
-        for (i, word) in [70_u32, TOO_MANY, 64, 0].into_iter().enumerate() {
-            bad.text[4 * i..][..4].copy_from_slice(&word.to_le_bytes());
-        }
-        let text = judge(&bad).unwrap().to_string();
-        assert!(text.contains("tokens: found 70 in device memory; expected at most 64"), "{text}");
+        Refusal::of(outcome, &OURS, &NoFaults).map(|refusal| refusal.error())
     }
 
     #[test]
@@ -276,7 +254,7 @@ mod tests {
     fn where_graphs_run_a_handle_is_not_named_by_a_number_of_the_caller() {
         let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
         let graphs = Called { graphs: true, ..OURS };
-        let text = Refusal::of(&other, &graphs, &SHAPE).unwrap().error().to_string();
+        let text = Refusal::of(&other, &graphs, &NoFaults).unwrap().error().to_string();
         assert!(
             text.contains("rank 1 used the handle of the dispatch that its device did"),
             "{text}"
@@ -299,7 +277,7 @@ mod tests {
     fn a_rank_without_room_on_a_rail_is_named_by_its_world_rank_and_comes_after_refusals() {
         let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
         let full = Outcome { code: FULL, rank: 2, needed: 9, capacity: 8, ..OUTCOME };
-        let refusal = Refusal::of(&full, &rail, &SHAPE).unwrap();
+        let refusal = Refusal::of(&full, &rail, &NoFaults).unwrap();
         assert_eq!((refusal.rank(), refusal.verdict()), (9, REFUSE_FULL));
         assert!(refusal.objector > Refusal::new(ErrorKind::Refused, 11, "").objector);
         // Others receive it from a forwarder, with the same words.
@@ -308,7 +286,7 @@ mod tests {
         passed_on.text_bytes = refusal.why.len() as u32;
         passed_on.text[..refusal.why.len()].copy_from_slice(refusal.why.as_bytes());
         let [first, second] =
-            [&refusal, &Refusal::of(&passed_on, &OURS, &SHAPE).unwrap()].map(Refusal::error);
+            [&refusal, &Refusal::of(&passed_on, &OURS, &NoFaults).unwrap()].map(Refusal::error);
         assert_eq!(first.to_string(), second.to_string());
         assert_eq!((second.kind(), second.rank()), (ErrorKind::Full, Some(9)));
     }
@@ -317,7 +295,7 @@ mod tests {
     fn a_mismatch_on_a_rail_names_numbers_of_callers() {
         let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
         let other = Outcome { code: ORIGIN, origin: 7, ..OUTCOME };
-        let text = Refusal::of(&other, &rail, &SHAPE).unwrap().error().to_string();
+        let text = Refusal::of(&other, &rail, &NoFaults).unwrap().error().to_string();
         assert!(text.contains("rank 5 used the handle of dispatch 3; rank 1 used"), "{text}");
     }
 

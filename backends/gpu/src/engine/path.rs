@@ -1,10 +1,9 @@
 //! How rows leave over one level: read once from the transport's declaration, and stored.
 
 use tokenyard_core::transport::Capabilities;
-use tokenyard_core::{Error, Result, abi};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::config::Windows;
-use crate::engine::limits::unsupported;
 
 /// The longest put of kernels, and the unit of its length.
 const LONGEST_PUT: u64 = 1 << 30;
@@ -123,15 +122,15 @@ impl Path {
     /// The kinds of calls that a communicator over these paths accepts, one path for each level: bits
     /// `TY_KERNELS_CAP_*`. Calls that no caller waits for need one level of loads and stores. Among several domains
     /// the host waits for the end of an operation. If rows are put, it waits until the staging may be written
-    /// again (INV-4). `stages`: rows of the packed layout are staged.
-    pub(crate) fn capabilities(paths: &[Self], stages: bool) -> u32 {
+    /// again (INV-4). `decodes`: rows of the packed layout are sent without a request.
+    pub(crate) fn capabilities(paths: &[Self], decodes: bool) -> u32 {
         let no_sync = matches!(paths, [path] if !path.puts());
         // Between domains each forwarder would have to sum first.
         let sums = if paths.len() == 1 { abi::TY_KERNELS_CAP_SUM_WEIGHTS } else { 0 };
         abi::TY_KERNELS_CAP_STREAMS
             | sums
             | if no_sync { abi::TY_KERNELS_CAP_NO_SYNC } else { 0 }
-            | if stages {
+            | if decodes {
                 abi::TY_KERNELS_CAP_PACKED_SUMS
                     | abi::TY_KERNELS_CAP_MASKING
                     | abi::TY_KERNELS_CAP_STATISTICS
@@ -150,6 +149,11 @@ impl Path {
     pub(crate) fn in_host_memory(&self) -> bool {
         self.memory == WindowMemory::Host
     }
+}
+
+#[cold]
+pub(crate) fn unsupported<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
 }
 
 #[cfg(test)]

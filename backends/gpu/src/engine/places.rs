@@ -1,9 +1,8 @@
-//! Where rows lie: regions of the arena.
+//! Where data lies: regions of the arena.
 
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Arena, Holder, Region};
 
-use crate::config::Outside;
 use crate::engine::mode::Mode;
 
 /// The arena, which is a window that peers read or write.
@@ -12,15 +11,13 @@ pub(crate) struct Places {
     pub(crate) arena: Arena,
     /// Its address.
     pub(crate) arena_at: u64,
-    /// How rows outside of it are returned.
-    pub(crate) outside: Outside,
     bytes: u64,
 }
 
 impl Places {
     /// An arena of `bytes` at an address; errors name the key that sets its size.
-    pub(crate) fn new(arena_at: u64, bytes: u64, key: String, outside: Outside) -> Self {
-        Self { arena: Arena::new(bytes, key), arena_at, outside, bytes }
+    pub(crate) fn new(arena_at: u64, bytes: u64, key: String) -> Self {
+        Self { arena: Arena::new(bytes, key), arena_at, bytes }
     }
 
     /// Where a region begins.

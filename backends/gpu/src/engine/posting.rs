@@ -1,12 +1,16 @@
 //! The means by which kernels reach other ranks, as the host watches them (INV-7).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokenyard_core::Result;
 use tokenyard_core::link::Link;
 use tokenyard_core::wait::monotonic_ns;
+use tokenyard_core::{Result, abi};
 
+use crate::driver::Context;
+use crate::engine::device_api::DeviceApi;
 use crate::engine::gpu_ring::Ring;
+use crate::engine::member::Member;
 
 /// How often the transport is asked while kernels run, in nanoseconds.
 const ASK_EVERY: u64 = 5_000_000;
@@ -21,6 +25,32 @@ pub(crate) enum Posting {
 }
 
 impl Posting {
+    /// The way of kernels to other ranks over a link of a plan, and their device API. `signals`: those of the link.
+    ///
+    /// # Safety
+    /// Objects that the plan points to outlive the result.
+    pub(crate) unsafe fn new(
+        context: &Arc<Context>,
+        member: &Member,
+        signals: u32,
+        plan: &abi::TyPlan,
+    ) -> Result<(Self, DeviceApi)> {
+        let is_up = member.level == abi::TY_LEVEL_SCALE_UP;
+        let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
+        // SAFETY: by this function's contract; the host passes judged tables.
+        let link = unsafe { Link::from_abi(raw)? };
+        if member.path.has_ring() {
+            let ring = Ring::new(context, member.level, signals)?;
+            let device_api = ring.device_api(member.rank);
+            return Ok((Self::Ring(ring, link), device_api));
+        }
+        // SAFETY: the link lives, and with it the objects that its device API points to.
+        let device_api =
+            unsafe { DeviceApi::read(&context.device.platform.dialect, &link.device_api()?)? };
+        device_api.check_puts(member.path.puts())?;
+        Ok((Self::DeviceApi(Health::new(link)), device_api))
+    }
+
     /// Checks that the commands of kernels still leave. Cheap: hosts ask it as fast as they can.
     ///
     /// # Errors

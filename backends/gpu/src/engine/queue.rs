@@ -1,16 +1,13 @@
 //! The queues of an operation's kernels, and the waits of their streams.
 
 use tokenyard_core::call::CallOrder;
-use tokenyard_core::moe::Region;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use crate::driver::{Function, Launch, RelaxedCapture};
+use crate::driver::{Function, Launch, RawStream, RelaxedCapture};
 use crate::engine::Engine;
+use crate::engine::args::{ArriveArgs, THREADS};
 use crate::engine::mode::Mode;
 use crate::engine::outcome::Refusal;
-use crate::moe::args::{ArriveArgs, THREADS};
-use crate::moe::exchange::Scope;
-use crate::moe::handle::HandleState;
 
 impl Engine {
     /// The mode that a call asks for.
@@ -18,7 +15,7 @@ impl Engine {
         let mode = self.abort_on_fatal(Mode::of(order, self.order.context()))?;
         // Among several domains, and over puts, the host has work to do before all rows have
         // arrived.
-        let can = self.exchange.scope == Scope::Flat && !self.exchange.path.puts();
+        let can = self.member.is_whole && !self.member.path.puts();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
     }
 
@@ -47,7 +44,7 @@ impl Engine {
     /// Starts an operation that may move rows: behind the present work of its stream, and behind the
     /// last use of every region that was taken back.
     pub(crate) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
-        self.routing.latest = operation;
+        self.latest = operation;
         self.take_back_late();
         self.order.enter(mode)
     }
@@ -57,14 +54,14 @@ impl Engine {
     pub(crate) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
         // Among several domains the host has already waited for a level, so it waits for the rest as
         // well.
-        let stream = mode.stream.filter(|_| self.exchange.scope == Scope::Flat);
+        let stream = mode.stream.filter(|_| self.member.is_whole);
         let Some(stream) = stream else { return self.finish(operation, phase) };
-        let slot = self.routing.slot(operation);
+        let slot = self.slot(operation);
         if mode.is_recorded() {
             return self.order.join(stream);
         }
         self.order.leave(slot, stream)?;
-        if phase == abi::TY_PHASE_DONE || self.exchange.path.puts() {
+        if phase == abi::TY_PHASE_DONE || self.member.path.puts() {
             // A combine reads regions that its caller may drop now, and its own is returned; where
             // kernels put, the staging of a dispatch is returned too.
             self.order.free_behind(slot)?;
@@ -75,17 +72,17 @@ impl Engine {
 
     /// Launches the kernel that waits for a signal of every rank.
     pub(crate) fn arrive(&self, operation: u64, phase: u64) -> Result<()> {
-        let slot = self.routing.slot(operation);
+        let slot = self.slot(operation);
         let launcher = &self.launcher;
         let arguments = ArriveArgs {
-            abort: launcher.waits.abort.at(0) as u64,
-            report: launcher.waits.report.at(0) as u64,
+            abort: self.waits.abort.at(0) as u64,
+            report: self.waits.report.at(0) as u64,
             cap_ns: launcher.cap_ns,
             cell: launcher.cell(slot),
-            ranks: self.exchange.shape.ranks,
+            ranks: self.member.ranks,
             done: (phase != abi::TY_PHASE_ROWS).into(),
             phase: phase as u32,
-            rank: self.exchange.rank,
+            rank: self.member.rank,
             trace: launcher.trace_at(slot),
             state: launcher.memory.state.address(),
         };
@@ -150,26 +147,8 @@ impl Engine {
         }
     }
 
-    /// The staging of an operation is free behind the operation; the staging of one that may run
-    /// again stays with the handle.
-    pub(crate) fn unstage(&mut self, staging: Option<Region>, handle: u32, mode: &Mode) {
-        let Some(region) = staging else { return };
-        if mode.is_recorded() {
-            self.order.regions.give(region.id, mode.stream);
-            self.routing.handle(handle).kept.push(region);
-        } else {
-            self.places.arena.release(region.id);
-        }
-    }
-
-    /// A handle slot is used for another dispatch, so its caller has dropped the last one. Graphs may still launch
-    /// that: its staging is theirs, and so is the memory of its routing.
-    pub(crate) fn renew(&mut self, handle: u32, is_recorded: bool) -> Result<()> {
-        for region in std::mem::take(&mut self.routing.handle(handle).kept) {
-            self.release(region.id);
-        }
-        let (blocks, warps) = (self.launcher.blocks.most_counting(), self.launcher.block.warps());
-        let state = self.routing.renew(handle, is_recorded, || HandleState::new(blocks, warps));
-        state.allocate(self.order.context_arc(), &self.exchange)
+    /// Forgets a stream that has ended: no later call may name it.
+    pub(crate) fn forget(&mut self, stream: RawStream) {
+        self.order.regions.forget(stream);
     }
 }

@@ -7,9 +7,10 @@ use tokenyard_core::wait::{WaitFor, Waiter, expired, monotonic_ns};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::driver::Pinned;
+use crate::engine::args::WaitReport;
 use crate::engine::masking::Masks;
+use crate::engine::member::Member;
 use crate::engine::posting::Posting;
-use crate::moe::args::WaitReport;
 
 /// A kernel that waits sees a raised abort word within microseconds; one that copies ends by itself.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
@@ -322,6 +323,30 @@ impl Waits {
             level: wait.level,
         };
         Err(expired(&what, report.found, Duration::ZERO))
+    }
+
+    /// Waits until all puts of kernels are done (INV-4). No kernel runs.
+    pub(crate) fn flush_puts(&self, member: &Member) -> Result<()> {
+        let Some(ring) = self.posting.ring() else { return Ok(()) };
+        let what = WaitFor {
+            phase: abi::TY_PHASE_QUEUE,
+            peer: member.world_rank(),
+            signal: 0,
+            expected: ring.numbered()?,
+            operation: 0,
+            level: member.level,
+        };
+        self.waiter.until(&what, || ring.done(), || self.posting.explain())
+    }
+
+    /// Ends every wait of this rank's kernels after an error that closes the communicator: no other code
+    /// does so, and memory must not be freed while a kernel runs.
+    pub(crate) fn abort_on_fatal<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error: &Error| {
+            if !matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) {
+                self.end_all();
+            }
+        })
     }
 }
 

@@ -1,14 +1,7 @@
-//! The arguments and the reports of kernels. Mirrors `args.cuh`; the compiler of the kernels checks
-//! the sizes.
+//! The arguments of dispatch and combine. Mirrors `moe_args.cuh`; the compiler of the kernels checks the sizes.
 
-/// Longest text of a refusal.
-pub(crate) const TEXT: usize = 192;
-/// Words of an entry's head.
-pub(crate) const HEAD: u32 = 8;
-/// Words of a text: its length, then four bytes each.
-pub(crate) const TEXT_WORDS: u32 = 1 + TEXT as u32 / 4;
-/// Threads of a block: `kWarps * kWave` of the kernels, and `kSummingWarps * kWave`.
-pub(crate) const THREADS: u32 = 512;
+use crate::engine::args::{ArriveArgs, Common, Masking, Outcome, State, Trace, WaitReport};
+
 /// Bits of a place among the rows that one warp counts.
 pub(crate) const PLACE_BITS: u32 = 20;
 /// Rings of a block that sums.
@@ -19,17 +12,10 @@ pub(crate) const PUSH_WARPS: u32 = 4;
 /// Pieces that each of these warps has in shared memory: `kPushStages` of the kernels.
 pub(crate) const PUSH_STAGES: u32 = 3;
 
-/// How a rank enters.
-pub(crate) const ENTER: u32 = 0;
-pub(crate) const REFUSE_TEXT: u32 = 1;
-pub(crate) const REFUSE_ROUTE: u32 = 2;
-pub(crate) const REFUSE_FULL: u32 = 3;
-pub(crate) const REFUSE_BROKEN: u32 = 4;
-
-/// The phases that a kernel of staged rows runs: `kSends`, `kReceives` of the kernels.
+/// The phases that a low-latency kernel runs: `kSends`, `kReceives` of the kernels.
 pub(crate) const SENDS: u32 = 1;
 pub(crate) const RECEIVES: u32 = 2;
-/// Pieces of 16 bytes of a staged row that a thread may have: `kMostPieces` of the kernels.
+/// Pieces of 16 bytes of a low-latency row that a thread may have: `kMostPieces` of the kernels.
 pub(crate) const MOST_PIECES: u32 = 4;
 
 /// An error of a routing: more tokens than the call has rows.
@@ -37,14 +23,6 @@ pub(crate) const TOO_MANY: u32 = 3;
 
 /// Each returned weight is the sum of the entries of all ranks that have a row of the token.
 pub(crate) const WEIGHTS_OF_ALL: u32 = 2;
-
-/// How an operation continues.
-pub(crate) const GO: u32 = 1;
-pub(crate) const REFUSED: u32 = 2;
-pub(crate) const FULL: u32 = 3;
-pub(crate) const MISMATCH: u32 = 4;
-pub(crate) const ORIGIN: u32 = 5;
-pub(crate) const BAD_ROWS: u32 = 6;
 
 /// The sizes that the kernels compare with their own.
 pub(crate) fn bytes() -> String {
@@ -60,122 +38,15 @@ pub(crate) fn bytes() -> String {
         size_of::<Trace>(),
         size_of::<GroupArgs>(),
         size_of::<Common>(),
-        size_of::<StagedDispatchArgs>(),
-        size_of::<StagedCombineArgs>(),
-        size_of::<StagedRefusalArgs>(),
+        size_of::<DecodeDispatchArgs>(),
+        size_of::<DecodeCombineArgs>(),
+        size_of::<DecodeRefusalArgs>(),
         size_of::<FusedCombineArgs>(),
         size_of::<CopyArgs>(),
         size_of::<CountArgs>(),
     ]
     .map(|bytes| bytes.to_string())
     .join(",")
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WaitReport {
-    pub(crate) ended: u64,
-    pub(crate) phase: u64,
-    pub(crate) peer: u64,
-    pub(crate) signal: u64,
-    pub(crate) expected: u64,
-    pub(crate) found: u64,
-    pub(crate) waiting: u64,
-    pub(crate) wait_signal: u64,
-    pub(crate) wait_expected: u64,
-    pub(crate) wait_found: u64,
-    pub(crate) begun: u64,
-    pub(crate) masking: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
-    pub(crate) epoch: u64,
-    pub(crate) code: u32,
-    pub(crate) rank: u32,
-    pub(crate) tokens: u64,
-    pub(crate) rows: u64,
-    pub(crate) needed: u64,
-    pub(crate) capacity: u64,
-    pub(crate) verdict: u32,
-    pub(crate) text_bytes: u32,
-    pub(crate) signature: u64,
-    pub(crate) own_signature: u64,
-    pub(crate) origin: u32,
-    pub(crate) own_origin: u32,
-    pub(crate) objector: u32,
-    pub(crate) reserved: u32,
-    pub(crate) text: [u8; TEXT],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Trace {
-    pub(crate) begun: u64,
-    pub(crate) counted: u64,
-    pub(crate) entered: u64,
-    pub(crate) moved: u64,
-    pub(crate) arrived: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct State {
-    pub(crate) arrived: u32,
-    pub(crate) reserved: u32,
-    pub(crate) turn: u64,
-    pub(crate) stopped: u64,
-    pub(crate) dealt: u64,
-    pub(crate) taken: u64,
-    pub(crate) gathered: u64,
-    pub(crate) summed: u64,
-    pub(crate) problem: u64,
-    pub(crate) rows: u64,
-    pub(crate) done: u64,
-    pub(crate) entered: u64,
-    pub(crate) outbox: u64,
-    pub(crate) largest_put: u64,
-    pub(crate) queues: u64,
-    pub(crate) entry_signals: u64,
-    pub(crate) windows: [u64; 2],
-    pub(crate) tallies: u64,
-    pub(crate) counters: u64,
-    pub(crate) counters_step: u64,
-    pub(crate) put_bytes: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Common {
-    pub(crate) abort: u64,
-    pub(crate) report: u64,
-    pub(crate) state: u64,
-    pub(crate) outcome: u64,
-    pub(crate) trace: u64,
-    pub(crate) cell: u64,
-    pub(crate) former: u64,
-    pub(crate) former_outcome: u64,
-    pub(crate) former_stopped: u64,
-    pub(crate) cap_ns: u64,
-    pub(crate) signature: u64,
-    pub(crate) rank: u32,
-    pub(crate) ranks: u32,
-    pub(crate) experts: u32,
-    pub(crate) topk: u32,
-    pub(crate) max_tokens: u32,
-    pub(crate) input_rows: u32,
-    pub(crate) ticket: u32,
-    pub(crate) no_host_sync: u32,
-    pub(crate) verdict: u32,
-    pub(crate) entry_words: u32,
-    pub(crate) text_bytes: u32,
-    pub(crate) slots: u32,
-    pub(crate) objector: u32,
-    pub(crate) group_count: u32,
-    pub(crate) local: u32,
-    pub(crate) local_factor: u32,
-    pub(crate) text: [u8; TEXT],
 }
 
 #[repr(C)]
@@ -289,7 +160,7 @@ pub(crate) struct FusedCombineArgs {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Staging {
+pub(crate) struct DecodeArgs {
     pub(crate) words: u64,
     pub(crate) records: u64,
     pub(crate) rows: u64,
@@ -311,30 +182,18 @@ pub(crate) struct Staging {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Masking {
-    pub(crate) masks: u64,
-    pub(crate) lost: u64,
-    pub(crate) settled: u64,
-    pub(crate) leaving: u64,
-    pub(crate) after_ns: u64,
-    pub(crate) rank: u32,
-    pub(crate) reserved: u32,
-}
-
-#[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StagedDispatchArgs {
+pub(crate) struct DecodeDispatchArgs {
     pub(crate) dispatch: DispatchArgs,
-    pub(crate) staging: Staging,
+    pub(crate) decode: DecodeArgs,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StagedCombineArgs {
+pub(crate) struct DecodeCombineArgs {
     pub(crate) combine: CombineArgs,
     pub(crate) merge: MergeArgs,
-    pub(crate) staging: Staging,
+    pub(crate) decode: DecodeArgs,
     pub(crate) sources: u64,
     pub(crate) topk_weights: u64,
     pub(crate) topk_idx: u64,
@@ -343,9 +202,9 @@ pub(crate) struct StagedCombineArgs {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StagedRefusalArgs {
+pub(crate) struct DecodeRefusalArgs {
     pub(crate) common: Common,
-    pub(crate) staging: Staging,
+    pub(crate) decode: DecodeArgs,
 }
 
 #[repr(C)]
@@ -356,21 +215,6 @@ pub(crate) struct GroupArgs {
     pub(crate) zeros: u64,
     pub(crate) groups: u32,
     pub(crate) words: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ArriveArgs {
-    pub(crate) abort: u64,
-    pub(crate) report: u64,
-    pub(crate) cap_ns: u64,
-    pub(crate) cell: u64,
-    pub(crate) ranks: u32,
-    pub(crate) done: u32,
-    pub(crate) phase: u32,
-    pub(crate) rank: u32,
-    pub(crate) trace: u64,
-    pub(crate) state: u64,
 }
 
 #[repr(C)]

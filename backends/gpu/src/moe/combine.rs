@@ -5,21 +5,23 @@ use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{Holder, Layout, REGION_ALIGN, Region, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::decode::loaded::SumKind;
+use crate::decode::steps::DecodeSteps;
 use crate::driver::Launch;
 use crate::engine::Engine;
-use crate::engine::loaded::{SumKind, summable};
+use crate::engine::args::{Common, ENTER, THREADS};
 use crate::engine::mode::Mode;
 use crate::engine::outcome::Refusal;
 use crate::engine::path::Transfer;
+use crate::engine::step::Step;
 use crate::flat_sms::{FlatOp, FlatWork};
-use crate::moe::args::{
-    CombineArgs, Common, ENTER, MergeArgs, RINGS, Routing, THREADS, WEIGHTS_OF_ALL,
-};
+use crate::moe::args::{CombineArgs, MergeArgs, RINGS, Routing, WEIGHTS_OF_ALL};
 use crate::moe::combine_tiling::CombineTiling;
+use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
 use crate::moe::push::{Push, Work, merged_unit_shift, unit_shift};
 use crate::moe::sizes::landing_bytes;
-use crate::moe::step::Step;
+use crate::moe::state::MoeState;
 
 /// Arena offsets of rows and of their weights, for peers to read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,101 +74,7 @@ pub(crate) fn arguments(
     }
 }
 
-impl Engine {
-    /// # Safety
-    /// The call's tensors are valid until the operation is received.
-    pub(crate) unsafe fn combine_send(
-        &mut self,
-        call: &CombineCall<'_>,
-        step: &Step,
-    ) -> Result<()> {
-        self.check()?;
-        let mode = Mode { deferred: step.deferred, ..self.mode(call.order)? };
-        let _relaxed = mode.relax(self.order.context())?;
-        if mode.no_host_sync {
-            self.watch_no_host_sync()?;
-        }
-        if let Some(refusal) = &call.refusal {
-            return self.refuse_combine(call, &Refusal::passed_on(refusal));
-        }
-        let cannot = self.abort_on_fatal(self.order.cannot_capture(&mode))?;
-        let why = self.too_long_to_return(call).or_else(|| cannot.map(str::to_owned));
-        if let Some(why) = why {
-            let refusal = self.objection(ErrorKind::Refused, why);
-            return self.refuse_combine(call, &refusal);
-        }
-        let entered = self.enter(call.operation, &mode);
-        self.abort_on_fatal(entered)?;
-        self.routing.use_handle(call.handle, &mode);
-        if self.stages(self.routing.handles[call.handle as usize].layout) {
-            // SAFETY: by this function's contract.
-            return unsafe { self.send_staged_combine(call, &mode) };
-        }
-        let staged = match self.stage(call, &mode) {
-            Ok(staged) => staged,
-            Err(error) if error.kind() == ErrorKind::Full => {
-                let refusal = self.objection(ErrorKind::Full, error.detail());
-                let refused = self.refuse_combine(call, &refusal);
-                // Its own reason says more than the text that the other ranks receive.
-                return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
-            }
-            Err(error) => return self.abort_on_fatal(Err(error)),
-        };
-        // SAFETY: by this function's contract.
-        let sent = unsafe { self.sum_rows(call, &mode, &staged, step) };
-        if let Err(error) = self.abort_on_fatal(sent) {
-            self.order.order_refused(self.routing.slot(call.operation), &mode);
-            self.places.release(&staged.region);
-            return Err(error);
-        }
-        let op = CombineOp {
-            operation: call.operation,
-            staging: staged.region,
-            handle: call.handle,
-            mode,
-        };
-        self.routing.begin(call.operation, Operation::Combine(op));
-        Ok(())
-    }
-
-    fn too_long_to_return(&self, call: &CombineCall<'_>) -> Option<String> {
-        let layout = self.routing.handles.get(call.handle as usize)?.layout;
-        let kind = SumKind::of(call);
-        self.too_long(layout, kind.partial_bytes(self.exchange.shape.hidden), 0)
-    }
-
-    /// Enters without rows, so that all ranks learn the reason: no caller may wait for this
-    /// operation.
-    pub(crate) fn refuse_combine(
-        &mut self,
-        call: &CombineCall<'_>,
-        refusal: &Refusal,
-    ) -> Result<()> {
-        let mode = self.mode(call.order)?;
-        if mode.is_recorded() {
-            return Err(self.refuse_recorded(&mode, refusal));
-        }
-        self.order.select_stream(None);
-        // The handle may be another communicator's, so its routing is not named.
-        let mut common = self.refused(call.operation, refusal, mode.no_host_sync);
-        let called = self.sign(call.operation, &mut common, call.signature);
-        let combine_tiling = self.combine_tiling(16);
-        let arguments = arguments(common, Routing::default(), 16, &combine_tiling);
-        let sent = self.refuse_staged(call.operation, &common).and_then(|refused| match refused {
-            true => Ok(()),
-            // SAFETY: the arguments name no tensors.
-            false => unsafe {
-                let blocks = self.launcher.blocks.exchange;
-                self.launch_combine(call, &arguments, &combine_tiling, blocks)
-            },
-        });
-        let outcome = sent.and_then(|()| self.wait_outcome(call.operation, &called));
-        self.order.order_refused(self.routing.slot(call.operation), &mode);
-        self.abort_on_fatal(self.report_no_host_sync(mode.no_host_sync, outcome))?;
-        let message = "all ranks went on with a call that this one refused";
-        Err(Error::new(ErrorKind::Internal, "combine", message))
-    }
-
+impl MoeState {
     /// Bytes of a row, and of the weights that go with it.
     pub(crate) fn combine_widths(&self, call: &CombineCall<'_>) -> [u64; 2] {
         let (_, element) = summable(call.x.dtype);
@@ -183,32 +91,132 @@ impl Engine {
             Transfer::Store => [0; 2],
         }
     }
+}
+
+/// Combines of one exchange.
+#[derive(Debug)]
+pub(crate) struct Combine<'a> {
+    pub(crate) engine: &'a mut Engine,
+    pub(crate) moe: &'a mut MoeState,
+}
+
+impl Combine<'_> {
+    fn decode(&mut self) -> DecodeSteps<'_> {
+        DecodeSteps { engine: self.engine, moe: self.moe }
+    }
+
+    /// # Safety
+    /// The call's tensors are valid until the operation is received.
+    pub(crate) unsafe fn send(&mut self, call: &CombineCall<'_>, step: &Step) -> Result<()> {
+        self.engine.check()?;
+        let mode = Mode { deferred: step.deferred, ..self.engine.mode(call.order)? };
+        let _relaxed = mode.relax(self.engine.order.context())?;
+        if mode.no_host_sync {
+            self.engine.watch_no_host_sync()?;
+        }
+        if let Some(refusal) = &call.refusal {
+            return self.refuse(call, &Refusal::passed_on(refusal));
+        }
+        let cannot = self.engine.abort_on_fatal(self.engine.order.cannot_capture(&mode))?;
+        let why = self.too_long_to_return(call).or_else(|| cannot.map(str::to_owned));
+        if let Some(why) = why {
+            let refusal = self.engine.objection(ErrorKind::Refused, why);
+            return self.refuse(call, &refusal);
+        }
+        let entered = self.engine.enter(call.operation, &mode);
+        self.engine.abort_on_fatal(entered)?;
+        self.moe.routing.use_handle(call.handle, &mode);
+        if self.moe.decodes(self.moe.routing.handles[call.handle as usize].layout) {
+            // SAFETY: by this function's contract.
+            return unsafe { self.decode().send_combine(call, &mode) };
+        }
+        let staged = match self.stage(call, &mode) {
+            Ok(staged) => staged,
+            Err(error) if error.kind() == ErrorKind::Full => {
+                let refusal = self.engine.objection(ErrorKind::Full, error.detail());
+                let refused = self.refuse(call, &refusal);
+                // Its own reason says more than the text that the other ranks receive.
+                return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
+            }
+            Err(error) => return self.engine.abort_on_fatal(Err(error)),
+        };
+        // SAFETY: by this function's contract.
+        let sent = unsafe { self.sum_rows(call, &mode, &staged, step) };
+        if let Err(error) = self.engine.abort_on_fatal(sent) {
+            self.engine.order.order_refused(self.engine.slot(call.operation), &mode);
+            self.engine.places.release(&staged.region);
+            return Err(error);
+        }
+        let op = CombineOp {
+            operation: call.operation,
+            staging: staged.region,
+            handle: call.handle,
+            mode,
+        };
+        self.moe.routing.begin(call.operation, Operation::Combine(op));
+        Ok(())
+    }
+
+    fn too_long_to_return(&self, call: &CombineCall<'_>) -> Option<String> {
+        let layout = self.moe.routing.handles.get(call.handle as usize)?.layout;
+        let kind = SumKind::of(call);
+        self.moe.too_long(layout, kind.partial_bytes(self.moe.exchange.shape.hidden), 0)
+    }
+
+    /// Enters without rows, so that all ranks learn the reason: no caller may wait for this
+    /// operation.
+    pub(crate) fn refuse(&mut self, call: &CombineCall<'_>, refusal: &Refusal) -> Result<()> {
+        let mode = self.engine.mode(call.order)?;
+        if mode.is_recorded() {
+            return Err(self.engine.refuse_recorded(&mode, refusal));
+        }
+        self.engine.order.select_stream(None);
+        // The handle may be another communicator's, so its routing is not named.
+        let mut common = self.engine.refused(call.operation, refusal, mode.no_host_sync);
+        let called = self.engine.sign(call.operation, &mut common, call.signature);
+        let combine_tiling = self.moe.combine_tiling(16);
+        let arguments = arguments(common, Routing::default(), 16, &combine_tiling);
+        let sent =
+            self.decode().refuse(call.operation, &common).and_then(|refused| match refused {
+                true => Ok(()),
+                // SAFETY: the arguments name no tensors.
+                false => unsafe {
+                    let blocks = self.moe.blocks.exchange;
+                    self.launch_kernel(call, &arguments, &combine_tiling, blocks)
+                },
+            });
+        let outcome = sent.and_then(|()| self.engine.wait_outcome(call.operation, &called));
+        self.engine.order.order_refused(self.engine.slot(call.operation), &mode);
+        self.engine.abort_on_fatal(self.engine.report_no_host_sync(mode.no_host_sync, outcome))?;
+        let message = "all ranks went on with a call that this one refused";
+        Err(Error::new(ErrorKind::Internal, "combine", message))
+    }
 
     /// How this many flat rows outside the arena are pushed, unless they are copied there.
     fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
-        let Shape { ranks, topk, .. } = self.exchange.shape;
+        let Shape { ranks, topk, .. } = self.moe.exchange.shape;
         let work = Work {
             ranks,
-            blocks: self.launcher.blocks.exchange,
+            blocks: self.moe.blocks.exchange,
             bytes: rows * row_bytes,
             row_bytes,
             topk,
-            warps: self.launcher.block.warps(),
+            warps: self.moe.block.warps(),
         };
-        let may = !self.exchange.path.puts() && self.exchange.groups == 1;
-        may.then(|| work.way(self.places.outside, self.launcher.kernels.rows)).flatten()
+        let may = !self.moe.exchange.path.puts() && self.moe.exchange.groups == 1;
+        may.then(|| work.way(self.moe.outside, self.moe.kernels.rows)).flatten()
     }
 
     /// Puts one row per received token where peers can read it: the caller's rows, or copies, or rows
     /// merged from them. Rows that are pushed are not copied, but they have memory here, because a source
     /// may have no memory for them to land in.
     fn stage(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<Staged> {
-        let state = &self.routing.handles[call.handle as usize];
+        let state = &self.moe.routing.handles[call.handle as usize];
         let (rows, flat) = (state.received, state.layout == Layout::Flat);
-        let widths = self.combine_widths(call);
+        let widths = self.moe.combine_widths(call);
         let tensors = [call.x.data as u64, call.weights.data as u64];
         let inside = [0, 1].map(|i| match flat {
-            true => self.places.offset_of(tensors[i], rows * widths[i]),
+            true => self.engine.places.offset_of(tensors[i], rows * widths[i]),
             false => None,
         });
         let room = [0, 1].map(|i| match inside[i] {
@@ -221,11 +229,13 @@ impl Engine {
             // A graph holds its memory as long as its handle.
             true if mode.is_recorded() => [0; 2],
             true => [self.landing_of_pushed(room[0] + room[1], widths[0]), 0],
-            false => self.landing(call),
+            false => self.moe.landing(call),
         };
         let region = match room[0] + room[1] + landing[0] + landing[1] {
             0 => None,
-            bytes => Some(self.places.allocate(bytes, Holder::Combine(call.operation), mode)?),
+            bytes => {
+                Some(self.engine.places.allocate(bytes, Holder::Combine(call.operation), mode)?)
+            }
         };
         let base = region.map_or(0, |r| r.offset);
         let starts = [base, base + room[0]];
@@ -238,12 +248,12 @@ impl Engine {
             false if fused.is_some() && !call.returns_weights() => Ok(()),
             false => self.merge(call, &staged),
             true => [0, 1].into_iter().filter(copies).try_for_each(|i| {
-                let (to, bytes) = (self.places.arena_at + starts[i], rows * widths[i]);
-                self.order.work().copy(self.order.context(), to, tensors[i], bytes)
+                let (to, bytes) = (self.engine.places.arena_at + starts[i], rows * widths[i]);
+                self.engine.order.work().copy(self.engine.order.context(), to, tensors[i], bytes)
             }),
         };
         if copied.is_err() {
-            self.places.release(&region);
+            self.engine.places.release(&region);
         }
         copied.map(|()| staged)
     }
@@ -251,18 +261,19 @@ impl Engine {
     /// Bytes for rows that other ranks push, beside the needed bytes. None if the arena would then lack
     /// room for an output of as many rows and their metadata: an optimisation must not fill the arena.
     fn landing_of_pushed(&self, needed: u64, row_bytes: u64) -> u64 {
-        let rows = u64::from(self.exchange.shape.ranks) * u64::from(self.exchange.shape.max_tokens);
+        let rows = u64::from(self.moe.exchange.shape.ranks)
+            * u64::from(self.moe.exchange.shape.max_tokens);
         let bytes = rows * row_bytes;
-        let spares =
-            self.exchange.shape.ranks > 1 && needed + 3 * bytes <= self.places.arena.largest_gap();
+        let spares = self.moe.exchange.shape.ranks > 1
+            && needed + 3 * bytes <= self.engine.places.arena.largest_gap();
         if spares { bytes } else { 0 }
     }
 
     /// The merge of expert rows, to places that the caller adds.
     pub(crate) fn merge_arguments(&self, call: &CombineCall<'_>) -> MergeArgs {
-        let state = &self.routing.handles[call.handle as usize];
-        let [row_bytes, _] = self.combine_widths(call);
-        let combine_tiling = self.combine_tiling(row_bytes);
+        let state = &self.moe.routing.handles[call.handle as usize];
+        let [row_bytes, _] = self.moe.combine_widths(call);
+        let combine_tiling = self.moe.combine_tiling(row_bytes);
         MergeArgs {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
@@ -274,7 +285,7 @@ impl Engine {
             tokens: state.received,
             rows: state.rows,
             row_bytes,
-            topk: self.exchange.shape.topk,
+            topk: self.moe.exchange.shape.topk,
             piece_bytes: combine_tiling.piece_bytes,
             pieces: combine_tiling.pieces,
             stages: combine_tiling.stages,
@@ -288,22 +299,22 @@ impl Engine {
     fn merge(&self, call: &CombineCall<'_>, staged: &Staged) -> Result<()> {
         let (kernel, _) = summable(call.x.dtype);
         let arguments = MergeArgs {
-            out: if staged.fused.is_some() { 0 } else { self.places.arena_at + staged.x },
-            out_weights: self.places.arena_at + staged.weights,
+            out: if staged.fused.is_some() { 0 } else { self.engine.places.arena_at + staged.x },
+            out_weights: self.engine.places.arena_at + staged.weights,
             ..self.merge_arguments(call)
         };
         let shared = RINGS * arguments.stages * arguments.stage_bytes;
-        let size = Launch::of_threads(self.launcher.blocks.local, THREADS, shared);
-        let slot = self.routing.slot(call.operation);
-        // SAFETY: the kernel's type; the tensors are valid by the contract of `combine_send`, the
+        let size = Launch::of_threads(self.moe.blocks.local, THREADS, shared);
+        let slot = self.engine.slot(call.operation);
+        // SAFETY: the kernel's type; the tensors are valid by the contract of `send`, the
         // rest is held by the handle and the operation.
-        unsafe { self.launch(&self.launcher.kernels.merge[kernel], size, &arguments, slot) }
+        unsafe { self.engine.launch(&self.moe.kernels.merge[kernel], size, &arguments, slot) }
     }
 
     /// Launches the kernel, and waits until it reports how the operation continues, unless the host does so later.
     ///
     /// # Safety
-    /// As [`combine_send`](Self::combine_send).
+    /// As [`send`](Self::send).
     unsafe fn sum_rows(
         &mut self,
         call: &CombineCall<'_>,
@@ -311,18 +322,18 @@ impl Engine {
         staged: &Staged,
         step: &Step,
     ) -> Result<()> {
-        let state = &self.routing.handles[call.handle as usize];
-        let mut common = self.common(call.operation, ENTER, &[], mode.no_host_sync);
+        let state = &self.moe.routing.handles[call.handle as usize];
+        let mut common = self.engine.common(call.operation, ENTER, &[], mode.no_host_sync);
         step.follow(&mut common);
-        let called = self.sign(call.operation, &mut common, call.signature);
+        let called = self.engine.sign(call.operation, &mut common, call.signature);
         let (_, element) = summable(call.x.dtype);
-        let row_bytes = u64::from(self.exchange.shape.hidden) * element;
-        let combine_tiling = self.combine_tiling(row_bytes);
-        let max_tokens = self.exchange.shape.max_tokens;
+        let row_bytes = u64::from(self.moe.exchange.shape.hidden) * element;
+        let combine_tiling = self.moe.combine_tiling(row_bytes);
+        let max_tokens = self.moe.exchange.shape.max_tokens;
         if !call.missing.data.is_null() {
             // A lost rank ends the communicator, so no expert is left out of a sum.
             let (at, bytes) = (call.missing.data as u64, state.tokens.into());
-            self.order.work().zero(self.order.context(), at, bytes)?;
+            self.engine.order.work().zero(self.engine.order.context(), at, bytes)?;
         }
         let push = staged.push.unwrap_or(Push { blocks: 0, warps: 0 });
         let pushes = staged.push.is_some() || staged.fused.is_some();
@@ -342,8 +353,8 @@ impl Engine {
             landing: staged.landing[0],
             landing_weights: staged.landing[1],
             own: if pushes { call.x.data as u64 } else { 0 },
-            flags: self.sizes.flags(),
-            most_units: self.sizes.units,
+            flags: self.moe.sizes.flags(),
+            most_units: self.moe.sizes.units,
             unit_shift: match state.layout {
                 Layout::Flat => unit_shift(row_bytes, max_tokens),
                 _ => merged_unit_shift(max_tokens),
@@ -358,14 +369,14 @@ impl Engine {
                 Some(blocks) => self.launch_fused(call, &arguments, blocks)?,
                 None => {
                     let blocks = self.summing_blocks(call, staged, row_bytes);
-                    self.launch_combine(call, &arguments, &combine_tiling, blocks)?
+                    self.launch_kernel(call, &arguments, &combine_tiling, blocks)?
                 }
             }
         }
         if mode.waits() {
-            self.wait_outcome(call.operation, &called)?;
+            self.engine.wait_outcome(call.operation, &called)?;
         }
-        if self.exchange.path.puts() {
+        if self.moe.exchange.path.puts() {
             // SAFETY: as above.
             unsafe { self.sum_returned(call, &arguments, &combine_tiling)? };
         }
@@ -374,93 +385,94 @@ impl Engine {
 
     /// Blocks of the kernel that sums. The estimate for pushed rows is for as many as an exchange has.
     fn summing_blocks(&self, call: &CombineCall<'_>, staged: &Staged, row_bytes: u64) -> u32 {
-        let Shape { ranks, topk, .. } = self.exchange.shape;
-        let state = &self.routing.handles[call.handle as usize];
+        let Shape { ranks, topk, .. } = self.moe.exchange.shape;
+        let state = &self.moe.routing.handles[call.handle as usize];
         let (op, tokens) = (FlatOp::Combine, state.tokens);
         let work = FlatWork { op, ranks, topk, tokens, row_bytes, beside_bytes: 0 };
         // Sums of biases, and loads of weights, come on top.
         let is_biased = call.bias.iter().any(|bias| !bias.data.is_null());
         let more = call.returns_weights() || is_biased || state.has_device_tokens;
         match staged.push {
-            Some(_) => self.launcher.blocks.exchange,
-            None => self.launcher.blocks.of_link(&work, more),
+            Some(_) => self.moe.blocks.exchange,
+            None => self.moe.blocks.of_link(&work, more),
         }
     }
 
     /// Where kernels put: sums the rows once they have returned.
     ///
     /// # Safety
-    /// As [`combine_send`](Self::combine_send).
+    /// As [`send`](Self::send).
     unsafe fn sum_returned(
         &self,
         call: &CombineCall<'_>,
         arguments: &CombineArgs,
         combine_tiling: &CombineTiling,
     ) -> Result<()> {
-        self.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
+        self.engine.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
-        let size =
-            Launch::of_threads(self.launcher.blocks.exchange, THREADS, combine_tiling.shared);
-        let slot = self.routing.slot(call.operation);
+        let size = Launch::of_threads(self.moe.blocks.exchange, THREADS, combine_tiling.shared);
+        let slot = self.engine.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(&self.launcher.kernels.combine[kernel], size, arguments, slot) }
+        unsafe { self.engine.launch(&self.moe.kernels.combine[kernel], size, arguments, slot) }
     }
 
     /// # Safety
     /// Memory that the arguments name, except for the engine's own, is valid until the operation is
     /// received.
-    unsafe fn launch_combine(
+    unsafe fn launch_kernel(
         &self,
         call: &CombineCall<'_>,
         arguments: &CombineArgs,
         combine_tiling: &CombineTiling,
         blocks: u32,
     ) -> Result<()> {
-        let slot = self.routing.slot(call.operation);
-        let (kernel, size) = match &self.launcher.kernels.combine_put {
+        let slot = self.engine.slot(call.operation);
+        let (kernel, size) = match &self.moe.kernels.combine_put {
             Some(combine_put) => {
                 (combine_put, Launch::of_threads(1, THREADS, combine_tiling.table_bytes))
             }
             None => {
                 let (kernel, _) = summable(call.x.dtype);
                 (
-                    &self.launcher.kernels.combine[kernel],
+                    &self.moe.kernels.combine[kernel],
                     Launch::of_threads(blocks, THREADS, combine_tiling.shared),
                 )
             }
         };
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(kernel, size, arguments, slot) }
+        unsafe { self.engine.launch(kernel, size, arguments, slot) }
     }
 
     /// Removes the combine with this number from those that were sent.
-    pub(crate) fn take_combine(&mut self, operation: u64) -> Option<CombineOp> {
-        self.routing.take(operation, |op| match op {
+    pub(crate) fn take(&mut self, operation: u64) -> Option<CombineOp> {
+        self.moe.routing.take(operation, |op| match op {
             Operation::Combine(op) if op.operation == operation => Some(*op),
             _ => None,
         })
     }
 
-    pub(crate) fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        self.check()?;
-        let Some(op) = self.take_combine(operation) else {
+    pub(crate) fn receive(&mut self, operation: u64) -> Result<()> {
+        self.engine.check()?;
+        let Some(op) = self.take(operation) else {
             return Err(Error::new(
                 ErrorKind::Internal,
                 "receive combine",
                 format!("no combine with number {operation} was sent"),
             ));
         };
-        self.resume(&op.mode)?;
+        self.engine.resume(&op.mode)?;
         // The caller may change its rows after this, so no peer may still read them. Where kernels put,
         // the wait for the returned rows has also waited until these rows have left.
-        let layout = self.routing.handles[op.handle as usize].layout;
-        let read = match self.exchange.path.rows {
-            _ if self.stages(layout) => self.receive_staged(operation),
+        let layout = self.moe.routing.handles[op.handle as usize].layout;
+        let read = match self.moe.exchange.path.rows {
+            _ if self.moe.decodes(layout) => self.decode().receive(operation),
             Transfer::Put => Ok(()),
-            Transfer::Store => self.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE),
+            Transfer::Store => {
+                self.engine.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE)
+            }
         };
-        let done = read.and_then(|()| self.leave(operation, abi::TY_PHASE_DONE, &op.mode));
-        self.unstage(op.staging, op.handle, &op.mode);
-        self.abort_on_fatal(done)
+        let done = read.and_then(|()| self.engine.leave(operation, abi::TY_PHASE_DONE, &op.mode));
+        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
+        self.engine.abort_on_fatal(done)
     }
 }

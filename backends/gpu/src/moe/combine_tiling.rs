@@ -2,9 +2,10 @@
 
 use tokenyard_core::moe::REGION_ALIGN;
 
-use crate::engine::limits::BlockLimits;
-use crate::moe::args::{HEAD, PUSH_STAGES, PUSH_WARPS, RINGS};
+use crate::engine::args::HEAD;
+use crate::moe::args::{PUSH_STAGES, PUSH_WARPS, RINGS};
 use crate::moe::exchange::Exchange;
+use crate::moe::limits::BlockLimits;
 use crate::moe::moving::{LONGEST_PIECE, pieces};
 use crate::moe::sizes::KEPT;
 
@@ -70,9 +71,9 @@ mod tests {
     use tokenyard_core::moe::Shape;
 
     use super::*;
+    use crate::engine::args::THREADS;
     use crate::engine::path::Path;
     use crate::engine::path::tests::ring;
-    use crate::moe::args::THREADS;
     use crate::moe::exchange::tests::SHAPE;
     use crate::moe::sizes::tests::{HOPPER, whole};
 

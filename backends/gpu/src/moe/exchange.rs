@@ -7,25 +7,12 @@ use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::Capabilities;
 
 use crate::compile::Role;
+use crate::engine::member::{Member, Team};
 use crate::engine::path::Path;
 use crate::moe::sizes::Sizes;
 
 /// Commands of kernels, on one queue, that the transport has not ended.
 const QUEUE_DEPTH: u32 = 256;
-
-/// World ranks of a team; neighbours in it have the same distance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Team {
-    pub(crate) first: u32,
-    pub(crate) step: u32,
-}
-
-impl Team {
-    /// The world rank of a peer.
-    pub(crate) fn rank(self, peer: u32) -> u32 {
-        self.first + peer * self.step
-    }
-}
 
 /// The part of the work that an exchange does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +44,8 @@ pub(crate) struct Exchange {
     pub(crate) path: Path,
     /// Operations of callers that may be open.
     pub(crate) in_flight: u32,
-    /// Whether rows of the packed layout are staged without a request: see `staging.rs`.
-    pub(crate) stages: bool,
+    /// Whether rows of the packed layout are sent without a request: see `decode`.
+    pub(crate) decodes: bool,
 }
 
 impl Exchange {
@@ -75,7 +62,7 @@ impl Exchange {
             rank: shape.rank,
             path,
             in_flight: shape.in_flight,
-            stages: false,
+            decodes: false,
         }
     }
 
@@ -100,7 +87,7 @@ impl Exchange {
             rank: index,
             path: paths[0],
             in_flight: shape.in_flight,
-            stages: false,
+            decodes: false,
         };
         let rail = domains.rail(&world);
         let between = Self {
@@ -113,7 +100,7 @@ impl Exchange {
             rank: mine,
             path: paths[1],
             in_flight: shape.in_flight,
-            stages: false,
+            decodes: false,
         };
         [inside, between]
     }
@@ -122,9 +109,18 @@ impl Exchange {
         self.team.rank(self.rank)
     }
 
-    /// World ranks of the team.
-    pub(crate) fn world_ranks(&self) -> Vec<u32> {
-        (0..self.shape.ranks).map(|peer| self.team.rank(peer)).collect()
+    /// This rank among those of the exchange.
+    pub(crate) fn member(&self) -> Member {
+        Member {
+            level: self.level,
+            team: self.team,
+            rank: self.rank,
+            ranks: self.shape.ranks,
+            path: self.path,
+            slots: self.slots(),
+            steps: self.steps(),
+            is_whole: self.scope == Scope::Flat,
+        }
     }
 
     /// The program of the kernels; `is_masked`: some ranks may be masked.
@@ -144,10 +140,10 @@ impl Exchange {
 
     /// Operations whose records have places of their own. At least two of callers, because a rank may enter
     /// the next one while others still read its record of the last. Twice as many as may be open, where
-    /// senders wait for no rank: see `staging.cuh`.
+    /// senders wait for no rank: see `decode.cuh`.
     pub(crate) fn slots(&self) -> u32 {
         let open = self.in_flight.max(2) * self.steps();
-        if self.stages { 2 * open } else { open }
+        if self.decodes { 2 * open } else { open }
     }
 
     /// The exchange's use of its level's transport.
@@ -206,7 +202,7 @@ pub(crate) mod tests {
         assert_eq!((inside.shape.ranks, inside.shape.max_tokens, inside.groups), (2, 24, 3));
         assert_eq!((between.shape.ranks, between.shape.experts, between.groups), (3, 24, 1));
         assert_eq!((inside.slots(), between.slots()), (2, 4));
-        assert_eq!(between.world_ranks(), [1, 3, 5]);
-        assert_eq!(inside.world_ranks(), [4, 5]);
+        assert_eq!(between.member().world_ranks(), [1, 3, 5]);
+        assert_eq!(inside.member().world_ranks(), [4, 5]);
     }
 }

@@ -3,7 +3,7 @@
 //! The host composes operations of both, see `tokenyard_core::host`. Here rows pass between them. Rows that a
 //! dispatch has received on the rail are dispatched inside, with the source domains as groups. The sums of a
 //! combine inside are the rows of the combine on the rail. The host waits for nothing between the two: see
-//! `step.rs`.
+//! `engine/step.rs`.
 
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
@@ -12,16 +12,19 @@ use tokenyard_core::moe::{Cast, DType, Holder, Layout, REGION_ALIGN};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::RelaxedCapture;
-use crate::engine::Engine;
-use crate::engine::loaded::summable;
+use crate::engine::agree::{agree, agreed};
 use crate::engine::outcome::Refusal;
-use crate::moe::step::{Grouped, Step, is_refusal};
+use crate::engine::step::{Former, Step, queue_behind};
+use crate::moe::deferred::{Grouped, is_refusal};
+use crate::moe::dispatch::StepPlace;
+use crate::moe::exchanger::Exchanger;
+use crate::moe::loaded::summable;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Exchanges {
     /// The exchange with the owners of experts: all ranks, or the ranks of this domain.
-    pub(crate) owners: Engine,
+    pub(crate) owners: Exchanger,
     /// The exchange between several domains.
     pub(crate) rail: Option<Rail>,
 }
@@ -29,7 +32,7 @@ pub(crate) struct Exchanges {
 /// The exchange between domains.
 #[derive(Debug)]
 pub(crate) struct Rail {
-    pub(crate) between: Engine,
+    pub(crate) between: Exchanger,
     /// By slot of the caller's operations: the rows that an operation holds until it is received.
     held: Vec<Option<Held>>,
 }
@@ -44,12 +47,12 @@ enum Held {
     Sums { region: u64, x: abi::TyTensor, weights: abi::TyTensor },
 }
 
-// SAFETY: tensors describe memory of the rail's arena, which its engine holds; they are used where the engine is.
+// SAFETY: tensors describe memory of the rail's arena, which its engine holds; they are used where that is.
 unsafe impl Send for Held {}
 
 impl Rail {
-    pub(crate) fn new(between: Engine) -> Self {
-        let slots = between.exchange.in_flight.max(2) as usize;
+    pub(crate) fn new(between: Exchanger) -> Self {
+        let slots = between.moe.exchange.in_flight.max(2) as usize;
         Self { between, held: vec![None; slots] }
     }
 
@@ -60,8 +63,8 @@ impl Rail {
 
     fn release(&mut self, operation: u64) {
         match self.slot(operation).take() {
-            Some(Held::Received(received)) => self.between.release(received.region),
-            Some(Held::Sums { region, .. }) => self.between.release(region),
+            Some(Held::Received(received)) => self.between.engine.release(received.region),
+            Some(Held::Sums { region, .. }) => self.between.engine.release(region),
             None => {}
         }
     }
@@ -87,15 +90,15 @@ impl Exchanges {
         let sent = unsafe {
             match (call.exchange, rail) {
                 (ExchangeKind::Owners, None) => {
-                    return owners.dispatch_send(call, &Step::default());
+                    return owners.dispatch().send(call, &StepPlace::default());
                 }
                 (ExchangeKind::Rail, None) => return internal("there is one domain"),
                 (ExchangeKind::Owners, Some(rail)) => {
-                    let _relaxed = owners.relax(call.order)?;
+                    let _relaxed = owners.engine.relax(call.order)?;
                     forward(owners, rail, call)
                 }
                 (ExchangeKind::Rail, Some(rail)) => {
-                    let _relaxed = owners.relax(call.order)?;
+                    let _relaxed = owners.engine.relax(call.order)?;
                     cross(rail, call)
                 }
             }
@@ -103,12 +106,12 @@ impl Exchanges {
         self.abort_on_fatal(sent)
     }
 
-    pub(crate) fn dispatch_output(&self, operation: u64) -> Result<abi::TyReceived> {
-        self.owners.dispatch_output(operation)
+    pub(crate) fn dispatch_output(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        self.owners.dispatch().output(operation)
     }
 
     pub(crate) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        let received = self.owners.dispatch_recv(operation);
+        let received = self.owners.dispatch().receive(operation);
         if let Some(rail) = &mut self.rail {
             // No kernel reads the rows of this rail any more.
             rail.release(operation);
@@ -123,14 +126,16 @@ impl Exchanges {
         // SAFETY: by this function's contract.
         let sent = unsafe {
             match (call.exchange, rail) {
-                (ExchangeKind::Owners, None) => return owners.combine_send(call, &Step::default()),
+                (ExchangeKind::Owners, None) => {
+                    return owners.combine().send(call, &Step::default());
+                }
                 (ExchangeKind::Rail, None) => return internal("there is one domain"),
                 (ExchangeKind::Owners, Some(rail)) => {
-                    let _relaxed = owners.relax(call.order)?;
+                    let _relaxed = owners.engine.relax(call.order)?;
                     sum_inside(owners, rail, call)
                 }
                 (ExchangeKind::Rail, Some(rail)) => {
-                    let _relaxed = owners.relax(call.order)?;
+                    let _relaxed = owners.engine.relax(call.order)?;
                     return_sums(owners, rail, call)
                 }
             }
@@ -139,8 +144,8 @@ impl Exchanges {
     }
 
     pub(crate) fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        let Some(rail) = &mut self.rail else { return self.owners.combine_recv(operation) };
-        let received = rail.between.combine_recv(Rail::number(operation) + 1);
+        let Some(rail) = &mut self.rail else { return self.owners.combine().receive(operation) };
+        let received = rail.between.combine().receive(Rail::number(operation) + 1);
         rail.release(operation);
         self.abort_on_fatal(received)
     }
@@ -152,28 +157,29 @@ impl Exchanges {
             return internal("a round without rows is for the rail");
         };
         // The caller's stream may capture a graph, in which case the operation was refused.
-        let _relaxed = RelaxedCapture::enter(rail.between.order.context())?;
+        let _relaxed = RelaxedCapture::enter(rail.between.engine.order.context())?;
         let number = Rail::number(call.operation) + u64::from(!call.is_combine);
         let refusal = call.refusal.as_ref().map(Refusal::passed_on);
-        let agreed = follow_sums(owners, rail, call)
-            .and_then(|step| rail.between.agree(number, call.signature(), refusal.as_ref(), &step));
+        let agreed = follow_sums(owners, rail, call).and_then(|step| {
+            agree(&mut rail.between.engine, number, call.signature(), refusal.as_ref(), &step)
+        });
         self.abort_on_fatal(agreed)
     }
 
-    pub(crate) fn each(&mut self) -> impl Iterator<Item = &mut Engine> {
+    pub(crate) fn each(&mut self) -> impl Iterator<Item = &mut Exchanger> {
         let between = self.rail.as_mut().map(|rail| &mut rail.between);
         [&mut self.owners].into_iter().chain(between)
     }
 
     pub(crate) fn flush(&mut self) -> Result<()> {
-        self.each().try_for_each(|engine| {
-            engine.flush().and_then(|()| engine.launcher.flush_puts(&engine.exchange))
+        self.each().try_for_each(|Exchanger { engine, .. }| {
+            engine.flush().and_then(|()| engine.waits.flush_puts(&engine.member))
         })
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.owners.order.stream.synchronize()?;
-        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.order.stream.synchronize())
+        self.owners.engine.order.stream.synchronize()?;
+        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.engine.order.stream.synchronize())
     }
 
     /// The times of an operation that has ended.
@@ -183,16 +189,16 @@ impl Exchanges {
                 "an operation of several domains is several exchanges, which keep times apart";
             return Err(Error::new(ErrorKind::Unsupported, "trace operation", message));
         }
-        self.owners.trace(operation)
+        self.owners.engine.trace(operation)
     }
 
     pub(crate) fn gpu_ring(&mut self, level: u64) -> Option<abi::TyGpuRing> {
-        self.each().find(|engine| engine.exchange.level == level)?.gpu_ring()
+        self.each().find(|one| one.engine.member.level == level)?.engine.gpu_ring()
     }
 
     /// Ends the kernels of both exchanges after an error that closes the communicator.
     fn abort_on_fatal<T>(&mut self, result: Result<T>) -> Result<T> {
-        self.each().fold(result, |result, engine| engine.abort_on_fatal(result))
+        self.each().fold(result, |result, one| one.engine.abort_on_fatal(result))
     }
 }
 
@@ -206,9 +212,10 @@ unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
     let order = call.order.waiting();
     let crossing =
         DispatchCall { operation, layout: Layout::Flat, worst_case: true, order, ..*call };
+    let deferred = StepPlace { step: Step::DEFERRED, grouped: None };
     // SAFETY: by this function's contract.
-    unsafe { rail.between.dispatch_send(&crossing, &Step::DEFERRED)? };
-    let received = rail.between.dispatch_arrives(operation)?;
+    unsafe { rail.between.dispatch().send(&crossing, &deferred)? };
+    let received = rail.between.dispatch().arrives(operation)?;
     *rail.slot(call.operation) = Some(Held::Received(received));
     Ok(())
 }
@@ -217,10 +224,10 @@ unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
 ///
 /// # Safety
 /// As [`Exchanges::dispatch_send`].
-unsafe fn forward(owners: &mut Engine, rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
+unsafe fn forward(owners: &mut Exchanger, rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
-        return unsafe { owners.dispatch_send(call, &Step::default()) };
+        return unsafe { owners.dispatch().send(call, &StepPlace::default()) };
     }
     let number = Rail::number(call.operation);
     let Some(Held::Received(received)) = *rail.slot(call.operation) else {
@@ -240,16 +247,16 @@ unsafe fn forward(owners: &mut Engine, rail: &mut Rail, call: &DispatchCall<'_>)
         tokens: received.totals.data as *const u32,
         ..*call
     };
-    let step =
-        Step { former: rail.between.former(number), deferred: false, grouped: Some(grouped) };
-    owners.queue_behind(&rail.between, number)?;
+    let former = Former::of(&rail.between.engine, number);
+    let place = StepPlace { step: Step { former, deferred: false }, grouped: Some(grouped) };
+    queue_behind(&owners.engine, &rail.between.engine, number)?;
     // SAFETY: the received rows are held until the operation is received.
-    let launched = unsafe { owners.dispatch_launch(&forwarded, &step) };
-    let came = unless_refused(rail.between.dispatch_concluded(number))?;
-    let sent = launched.and_then(|launched| owners.dispatch_settle(launched));
+    let launched = unsafe { owners.dispatch().launch(&forwarded, &place) };
+    let came = unless_refused(rail.between.dispatch().concluded(number))?;
+    let sent = launched.and_then(|launched| owners.dispatch().settle(launched));
     match (came, &sent) {
         (Some(tokens), Ok(())) if !call.is_replay => {
-            owners.routing.handle(call.handle).tokens = tokens as u32;
+            owners.moe.routing.handle(call.handle).tokens = tokens as u32;
         }
         (None, Ok(())) => return internal("ranks of a domain went on after a refusal on a rail"),
         (_, Err(_)) => rail.release(call.operation),
@@ -262,17 +269,21 @@ unsafe fn forward(owners: &mut Engine, rail: &mut Rail, call: &DispatchCall<'_>)
 ///
 /// # Safety
 /// As [`Exchanges::combine_send`].
-unsafe fn sum_inside(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
+unsafe fn sum_inside(
+    owners: &mut Exchanger,
+    rail: &mut Rail,
+    call: &CombineCall<'_>,
+) -> Result<()> {
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
-        return unsafe { owners.combine_send(call, &Step::default()) };
+        return unsafe { owners.combine().send(call, &Step::default()) };
     }
     let (out, out_weights) = match make_room(rail, call) {
         Ok(Held::Sums { x, weights, .. }) => (x, weights),
         Ok(Held::Received(_)) => return internal("sums are no rows that came"),
         Err(error) => {
-            let refusal = owners.objection(ErrorKind::Full, error.detail());
-            let refused = owners.refuse_combine(call, &refusal);
+            let refusal = owners.engine.objection(ErrorKind::Full, error.detail());
+            let refused = owners.combine().refuse(call, &refusal);
             // Its own reason says more than the text that the other ranks receive.
             return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
         }
@@ -280,8 +291,8 @@ unsafe fn sum_inside(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_
     let (bias, missing) = ([NO_TENSOR; 2], NO_TENSOR);
     let inner = CombineCall { bias, out, out_weights, missing, ..*call };
     // SAFETY: by this function's contract; the sums are held until the operation is received.
-    let sent = unsafe { owners.combine_send(&inner, &Step::DEFERRED) };
-    let summed = sent.and_then(|()| owners.combine_ends(call.operation));
+    let sent = unsafe { owners.combine().send(&inner, &Step::DEFERRED) };
+    let summed = sent.and_then(|()| owners.combine().ends(call.operation));
     if summed.is_err() {
         rail.release(call.operation);
     }
@@ -289,13 +300,13 @@ unsafe fn sum_inside(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_
 }
 
 /// The place of the round between the two exchanges of a combine: behind the sums inside, if they are queued.
-fn follow_sums(owners: &Engine, rail: &mut Rail, call: &AgreeCall<'_>) -> Result<Step> {
+fn follow_sums(owners: &Exchanger, rail: &mut Rail, call: &AgreeCall<'_>) -> Result<Step> {
     let sums = matches!(rail.slot(call.operation), Some(Held::Sums { .. }));
     if !call.is_combine || !sums || call.refusal.is_some() {
         return Ok(Step::default());
     }
-    rail.between.queue_behind(owners, call.operation)?;
-    Ok(Step { former: owners.former(call.operation), ..Step::DEFERRED })
+    queue_behind(&rail.between.engine, &owners.engine, call.operation)?;
+    Ok(Step { former: Former::of(&owners.engine, call.operation), ..Step::DEFERRED })
 }
 
 /// Between domains: the sums return to the sources of their rows. Then the host waits for both exchanges, and for the
@@ -303,7 +314,11 @@ fn follow_sums(owners: &Engine, rail: &mut Rail, call: &AgreeCall<'_>) -> Result
 ///
 /// # Safety
 /// As [`Exchanges::combine_send`].
-unsafe fn return_sums(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
+unsafe fn return_sums(
+    owners: &mut Exchanger,
+    rail: &mut Rail,
+    call: &CombineCall<'_>,
+) -> Result<()> {
     let (x, weights) = match *rail.slot(call.operation) {
         Some(Held::Sums { x, weights, .. }) => (x, weights),
         _ => (NO_TENSOR, NO_TENSOR),
@@ -321,14 +336,14 @@ unsafe fn return_sums(owners: &mut Engine, rail: &mut Rail, call: &CombineCall<'
     };
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
-        return unsafe { rail.between.combine_send(&outer, &Step::default()) };
+        return unsafe { rail.between.combine().send(&outer, &Step::default()) };
     }
-    let step = Step { former: rail.between.former(round), ..Step::DEFERRED };
+    let step = Step { former: Former::of(&rail.between.engine, round), ..Step::DEFERRED };
     // SAFETY: by this function's contract; the sums are held until the operation is received.
-    let sent = unsafe { rail.between.combine_send(&outer, &step) };
-    let summed = unless_refused(owners.combine_concluded(call.operation))?;
-    let agreed = unless_refused(rail.between.round_agreed(round))?;
-    let returned = sent.and_then(|()| rail.between.combine_agreed(outer.operation));
+    let sent = unsafe { rail.between.combine().send(&outer, &step) };
+    let summed = unless_refused(owners.combine().concluded(call.operation))?;
+    let agreed = unless_refused(agreed(&mut rail.between.engine, round))?;
+    let returned = sent.and_then(|()| rail.between.combine().agreed(outer.operation));
     if returned.is_err() {
         rail.release(call.operation);
     } else if summed.is_none() || agreed.is_none() {
@@ -354,20 +369,20 @@ fn unless_refused<T>(ended: Result<T>) -> Result<Option<T>> {
 fn make_room(rail: &mut Rail, call: &CombineCall<'_>) -> Result<Held> {
     let between = &mut rail.between;
     let holder = Holder::Combine(call.operation);
-    let rows = between.routing.handles[call.handle as usize].received;
-    let widths = between.combine_widths(call);
+    let rows = between.moe.routing.handles[call.handle as usize].received;
+    let widths = between.moe.combine_widths(call);
     let bytes = widths.map(|width| (rows * width).next_multiple_of(REGION_ALIGN));
-    let region = between.places.arena.allocate(bytes[0] + bytes[1], holder)?;
-    match between.places.arena.allocate(between.landing(call).iter().sum(), holder) {
-        Ok(landing) => between.places.arena.release(landing.id),
+    let region = between.engine.places.arena.allocate(bytes[0] + bytes[1], holder)?;
+    match between.engine.places.arena.allocate(between.moe.landing(call).iter().sum(), holder) {
+        Ok(landing) => between.engine.places.arena.release(landing.id),
         Err(error) => {
-            between.places.arena.release(region.id);
+            between.engine.places.arena.release(region.id);
             return Err(error);
         }
     }
     let (_, element) = summable(call.x.dtype);
     let tensor = |at: u64, dtype: u32, columns: u64| abi::TyTensor {
-        data: (between.places.address(&region) + at) as *mut u8,
+        data: (between.engine.places.address(&region) + at) as *mut u8,
         dtype,
         reserved: 0,
         shape: [rows, columns],

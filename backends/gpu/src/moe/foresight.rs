@@ -4,11 +4,11 @@ use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Result, abi};
 
 use crate::config::{Decode, GpuConfig, Windows};
-use crate::engine::limits::{BlockLimits, check};
+use crate::decode::sizes;
 use crate::engine::path::{Path, Poster, Transfer, WindowMemory};
 use crate::moe::exchange::Exchange;
+use crate::moe::limits::{BlockLimits, check};
 use crate::moe::sizes::Sizes;
-use crate::moe::staging;
 
 /// How rows leave over one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Foreseen<'a> {
 /// Bytes of the windows of one rank on one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LevelBytes {
-    /// Entry records and counts; in low latency staged rows, too.
+    /// Entry records and counts; in low latency rows, too.
     pub control: u64,
     /// Outputs; between domains, rows on their way.
     pub arena: u64,
@@ -64,8 +64,8 @@ impl Foreseen<'_> {
         let bytes = |exchange: &Exchange| {
             check(exchange, self.block)?;
             let sizes = Sizes::new(exchange, self.config)?;
-            if let Some(staging) = &sizes.staging {
-                staging.check(&exchange.shape, self.block.shared)?;
+            if let Some(decode) = &sizes.decode {
+                decode.check(&exchange.shape, self.block.shared)?;
             }
             let in_host_memory = exchange.path.in_host_memory();
             Ok(LevelBytes {
@@ -98,12 +98,12 @@ pub(crate) fn exchanges(
 ) -> Result<Vec<Exchange>> {
     if let Some(between) = between {
         let levels = Exchange::levels(shape, [inside, between]);
-        staging::stages(decode, &levels[0])?;
+        sizes::decodes(decode, &levels[0])?;
         return Ok(levels.into());
     }
     let exchange = Exchange::whole(shape, level, inside);
-    let stages = staging::stages(decode, &exchange)?;
-    Ok(vec![Exchange { stages, ..exchange }])
+    let decodes = sizes::decodes(decode, &exchange)?;
+    Ok(vec![Exchange { decodes, ..exchange }])
 }
 
 #[cfg(test)]
@@ -152,13 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn staged_rows_of_low_latency_count_and_shapes_that_no_device_can_do_are_refused() {
+    fn rows_of_low_latency_count_and_shapes_that_no_device_can_do_are_refused() {
         let direct = GpuConfig::default();
-        let staged = GpuConfig { decode: Decode::LowLatency, ..direct.clone() };
+        let low_latency = GpuConfig { decode: Decode::LowLatency, ..direct.clone() };
         let control =
             |config| windows(one_domain(128), config, LinkPath::PutByHost).unwrap()[0].control;
-        assert!(control(&staged) > control(&direct));
-        assert!(windows(one_domain(4096), &staged, LinkPath::PutByHost).is_err());
+        assert!(control(&low_latency) > control(&direct));
+        assert!(windows(one_domain(4096), &low_latency, LinkPath::PutByHost).is_err());
         let many = KernelShape { experts: u32::MAX - 1, ..one_domain(128) };
         assert!(windows(many, &direct, LinkPath::PutByHost).is_err());
     }

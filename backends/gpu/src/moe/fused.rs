@@ -6,44 +6,45 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::compile::Rows;
 use crate::driver::Launch;
-use crate::engine::Engine;
-use crate::engine::loaded::summable;
+use crate::engine::args::THREADS;
 use crate::engine::mode::Mode;
-use crate::moe::args::{CombineArgs, FusedCombineArgs, THREADS};
+use crate::moe::args::{CombineArgs, FusedCombineArgs};
+use crate::moe::combine::Combine;
 use crate::moe::combine_tiling::LONGEST_FUSED;
+use crate::moe::loaded::summable;
 
-impl Engine {
+impl Combine<'_> {
     /// The blocks of the kernel that merges the rows of a call as it pushes them; none where a kernel of its
     /// own merges them first.
     pub(crate) fn fused_blocks(&self, call: &CombineCall<'_>, mode: &Mode) -> Option<u32> {
-        self.launcher.kernels.fused.as_ref()?;
-        let [row_bytes, _] = self.combine_widths(call);
-        let is_tma = self.launcher.kernels.rows == Rows::Tma;
-        if is_tma && self.combine_tiling(row_bytes).piece_bytes > LONGEST_FUSED {
+        self.moe.kernels.fused.as_ref()?;
+        let [row_bytes, _] = self.moe.combine_widths(call);
+        let is_tma = self.moe.kernels.rows == Rows::Tma;
+        if is_tma && self.moe.combine_tiling(row_bytes).piece_bytes > LONGEST_FUSED {
             return None;
         }
-        let state = &self.routing.handles[call.handle as usize];
+        let state = &self.moe.routing.handles[call.handle as usize];
         let rows = state.received + u64::from(state.tokens);
-        self.launcher.blocks.of_fused(mode.at_once, self.launcher.kernels.rows, rows)
+        self.moe.blocks.of_fused(mode.at_once, self.moe.kernels.rows, rows)
     }
 
     /// Launches that kernel.
     ///
     /// # Safety
-    /// As [`combine_send`](Self::combine_send).
+    /// As [`send`](Self::send).
     pub(crate) unsafe fn launch_fused(
         &self,
         call: &CombineCall<'_>,
         combine: &CombineArgs,
         blocks: u32,
     ) -> Result<()> {
-        let Some(kernels) = &self.launcher.kernels.fused else {
+        let Some(kernels) = &self.moe.kernels.fused else {
             return Err(Error::new(ErrorKind::Internal, "combine", "there is no such kernel"));
         };
         let (kernel, _) = summable(call.x.dtype);
-        let [row_bytes, _] = self.combine_widths(call);
-        let tiling = self.combine_tiling(row_bytes);
-        let shared = match self.launcher.kernels.rows {
+        let [row_bytes, _] = self.moe.combine_widths(call);
+        let tiling = self.moe.combine_tiling(row_bytes);
+        let shared = match self.moe.kernels.rows {
             Rows::Tma => tiling.fused_shared,
             Rows::Vector => tiling.table_bytes,
         };
@@ -52,8 +53,8 @@ impl Engine {
             combine: CombineArgs { stages: tiling.fused_stages, ..*combine },
             merge: self.merge_arguments(call),
         };
-        let slot = self.routing.slot(call.operation);
+        let slot = self.engine.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
-        unsafe { self.launch(&kernels[kernel], launch, &arguments, slot) }
+        unsafe { self.engine.launch(&kernels[kernel], launch, &arguments, slot) }
     }
 }

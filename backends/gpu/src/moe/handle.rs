@@ -34,7 +34,7 @@ pub(crate) struct HandleState {
     /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
     pub(crate) slots: u64,
     pub(crate) weights: u64,
-    /// Where rows were staged: the place at which the first output names the source of each row in
+    /// In low latency: the place at which the first output names the source of each row in
     /// flat order.
     pub(crate) landed_sources: u64,
     /// The stream of the dispatch that made it.
@@ -205,8 +205,8 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::limits::BlockLimits;
     use crate::moe::args::PLACE_BITS;
+    use crate::moe::limits::BlockLimits;
 
     #[test]
     fn places_of_the_most_tokens_that_a_warp_counts_fit_their_bits() {
@@ -224,7 +224,7 @@ mod tests {
         }
         let line = format!("constexpr u32 kPlaceBits = {PLACE_BITS};");
         assert!(
-            include_str!("../../device/moe/args.cuh").contains(&line),
+            include_str!("../../device/moe/moe_args.cuh").contains(&line),
             "the kernels have other places"
         );
     }

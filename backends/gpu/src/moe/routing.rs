@@ -1,8 +1,6 @@
 //! The routings that handles hold, and the operations that are open.
 
-use tokenyard_core::{Error, ErrorKind, Result};
-
-use crate::decode::staged::StagedHalf;
+use crate::decode::steps::DecodeHalf;
 use crate::driver::RawStream;
 use crate::engine::mode::Mode;
 use crate::moe::exchange::Exchange;
@@ -44,11 +42,9 @@ pub(crate) struct RoutingTable {
     pub(crate) handles: Vec<HandleState>,
     spares: Spares<HandleState>,
     operations: Vec<Operation>,
-    /// By slot: the kernel and arguments that receive an operation whose staged send was a separate
+    /// By slot: the kernel and arguments that receive an operation whose low-latency send was a separate
     /// call.
-    pub(crate) halves: Vec<StagedHalf>,
-    /// The last operation that was sent.
-    pub(crate) latest: u64,
+    pub(crate) halves: Vec<DecodeHalf>,
 }
 
 impl RoutingTable {
@@ -58,13 +54,12 @@ impl RoutingTable {
             handles: (0..handles).map(|_| HandleState::new(blocks, warps)).collect(),
             spares: Spares { eager: Vec::new(), captured: Vec::new() },
             operations: vec![Operation::None; exchange.slots() as usize],
-            halves: vec![StagedHalf::None; exchange.slots() as usize],
-            latest: 0,
+            halves: vec![DecodeHalf::None; exchange.slots() as usize],
         }
     }
 
     /// The slot of an operation.
-    pub(crate) fn slot(&self, operation: u64) -> usize {
+    fn slot(&self, operation: u64) -> usize {
         (operation % self.operations.len() as u64) as usize
     }
 
@@ -118,19 +113,6 @@ impl RoutingTable {
             Operation::Dispatch(op) if op.operation == number => Some(op),
             _ => None,
         }
-    }
-
-    /// Refuses an operation that was never sent, or whose slot has passed to another.
-    pub(crate) fn check_recent(&self, operation: u64) -> Result<()> {
-        let slots = self.operations.len() as u64;
-        if operation > self.latest || operation + slots <= self.latest {
-            let text = format!(
-                "found operation {operation}; expected one of the {slots} up to {}",
-                self.latest
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, "trace operation", text));
-        }
-        Ok(())
     }
 
     /// Forgets a stream that has ended: no later call may name it.

@@ -4,14 +4,14 @@ use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionSpec, RowFor
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::{GpuConfig, MOST_ARENA};
-use crate::engine::limits::{BlockLimits, metadata_bytes};
+use crate::decode::sizes::DecodeSizes;
+use crate::engine::args::{HEAD, TEXT_WORDS};
 use crate::engine::path::{Path, Transfer};
-use crate::moe::args::{HEAD, TEXT_WORDS};
 use crate::moe::combine_tiling::CombineTiling;
 use crate::moe::exchange::{Exchange, Scope};
+use crate::moe::limits::{BlockLimits, metadata_bytes};
 use crate::moe::moving::{Moving, Piece, pieces};
 use crate::moe::push::most_units;
-use crate::moe::staging::StagingSizes;
 
 /// Window of entry records.
 pub(crate) const CONTROL: usize = 0;
@@ -66,8 +66,8 @@ pub(crate) struct Sizes {
     /// Units of these rows that a combine pushes, at most.
     pub(crate) units: u32,
     pub(crate) arena_bytes: u64,
-    /// The staging, behind everything else in the control window.
-    pub(crate) staging: Option<StagingSizes>,
+    /// The inbox of low-latency rows, behind everything else in the control window.
+    pub(crate) decode: Option<DecodeSizes>,
     /// The longest put, where kernels put; else they load and store.
     pub(crate) path: Path,
 }
@@ -113,7 +113,7 @@ impl Sizes {
         }
         let tile_rows = shape.max_tokens.div_ceil(MOST_TILES).next_multiple_of(TILE_ROWS);
         let mut sizes = Self {
-            staging: None,
+            decode: None,
             tile_rows,
             tiles: shape.max_tokens.div_ceil(tile_rows),
             units: most_units(shape.max_tokens),
@@ -123,8 +123,8 @@ impl Sizes {
             arena_bytes,
             path,
         };
-        if exchange.stages {
-            sizes.staging = Some(StagingSizes::new(exchange, sizes.control_bytes()));
+        if exchange.decodes {
+            sizes.decode = Some(DecodeSizes::new(exchange, sizes.control_bytes()));
         }
         Ok(sizes)
     }
@@ -146,10 +146,10 @@ impl Sizes {
     }
 
     /// Received records, then, where kernels put, as many staged records; else the counts of tiles
-    /// and the words of units; then the staging.
+    /// and the words of units; then the inbox.
     pub(crate) fn control_bytes(&self) -> u64 {
         match self.path.rows {
-            _ if self.staging.is_some() => self.staging.map_or(0, |staging| staging.end),
+            _ if self.decode.is_some() => self.decode.map_or(0, |decode| decode.end),
             Transfer::Put => 2 * self.entries(self.slots),
             Transfer::Store => self.flags() + 8 * u64::from(self.ranks) * u64::from(self.units),
         }
@@ -338,8 +338,8 @@ fn too_large(flat: u64) -> Error {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::engine::member::Team;
     use crate::engine::path::tests::ring;
-    use crate::moe::exchange::Team;
     use crate::moe::moving::tests::MOVING;
 
     pub(crate) fn whole(shape: Shape, in_flight: u32, path: Path) -> Exchange {
@@ -353,7 +353,7 @@ pub(crate) mod tests {
             rank: 0,
             path,
             in_flight,
-            stages: false,
+            decodes: false,
         }
     }
 

@@ -4,11 +4,13 @@ use tokenyard_core::Result;
 use tokenyard_core::moe::{Cast, Layout, RowFormat, Shape, Span};
 
 use crate::driver::Launch;
-use crate::engine::Engine;
-use crate::engine::launch::Roles;
+use crate::engine::args::THREADS;
 use crate::flat_sms::{FlatOp, FlatWork};
-use crate::moe::args::{SpreadArgs, THREADS};
+use crate::moe::args::SpreadArgs;
+use crate::moe::blocks::Roles;
+use crate::moe::dispatch::Dispatch;
 use crate::moe::operation::DispatchOp;
+use crate::moe::state::MoeState;
 use crate::moe::wanted::Wanted;
 
 /// T of a dispatch on this rank.
@@ -20,14 +22,14 @@ pub(crate) struct Tokens {
     pub(crate) on_device: bool,
 }
 
-impl Engine {
+impl MoeState {
     /// The blocks of a dispatch of this many tokens, and what each of them does.
     pub(crate) fn roles(&self, wanted: &Wanted, cast: Cast, tokens: Tokens) -> Roles {
-        let (blocks, max_tokens) = (self.launcher.blocks, self.exchange.shape.max_tokens);
+        let (blocks, max_tokens) = (self.blocks, self.exchange.shape.max_tokens);
         let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
         match wanted.spec.layout {
-            // Among several domains a block moves its own share of rows; staged rows have other kernels.
-            layout if !self.has_tiles() || self.stages(layout) => blocks.alike(),
+            // Among several domains a block moves its own share of rows; low latency has other kernels.
+            layout if !self.has_tiles() || self.decodes(layout) => blocks.alike(),
             Layout::Flat if casts => blocks.of_flat_cast(at_once, max_tokens),
             Layout::Flat => {
                 blocks.of_flat(&self.flat_dispatch(wanted, tokens.most), tokens.on_device)
@@ -51,19 +53,15 @@ impl Engine {
             beside_bytes: u64::from(scale_bytes) + metadata,
         }
     }
+}
 
-    /// Whether rows are spread over experts while others arrive. Tiles number the rows of a source
-    /// consecutively. Rows of several groups have no such numbers.
-    pub(crate) fn has_tiles(&self) -> bool {
-        !self.exchange.path.puts() && self.exchange.groups == 1
-    }
-
+impl Dispatch<'_> {
     /// Where there are no tiles: copies rows to the other experts of their tokens. With tiles, the
     /// dispatch has already done so.
     pub(crate) fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
         let zero_padding = match op.arrangement {
             Layout::Flat => return Ok(()),
-            _ if self.has_tiles() => return Ok(()),
+            _ if self.moe.has_tiles() => return Ok(()),
             Layout::ExpertMajor { zero_padding, .. } => zero_padding,
             Layout::Packed => false,
         };
@@ -73,9 +71,8 @@ impl Engine {
         let weights = |span: Span| if row.weights { at(span) } else { 0 };
         let source = |span: Span| if packed { at(span) } else { 0 };
         // As many warps as have memory for a stage.
-        let dispatch_tiling = self.dispatch_tiling(row, op.arrangement, false);
-        let movers =
-            self.launcher.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
+        let dispatch_tiling = self.moe.dispatch_tiling(row, op.arrangement, false);
+        let movers = self.moe.block.warps().min(dispatch_tiling.movers * dispatch_tiling.stages);
         let arguments = SpreadArgs {
             x: at(layout.x),
             scales: at(layout.scales),
@@ -87,23 +84,23 @@ impl Engine {
             landed_source: source(layout.landed_source),
             counts: at(layout.expert_counts),
             starts: at(layout.expert_starts),
-            cell: if op.mode.no_host_sync { self.launcher.cell(slot) } else { 0 },
+            cell: if op.mode.no_host_sync { self.engine.launcher.cell(slot) } else { 0 },
             totals: if op.is_open { at(layout.totals) } else { 0 },
             tokens: op.received,
-            rows: op.output.rows_of(op.arrangement, &self.exchange.regions),
+            rows: op.output.rows_of(op.arrangement, &self.moe.exchange.regions),
             row_bytes: row.x_bytes.into(),
             scale_words: op.format.scale_cols as u32,
-            topk: self.exchange.shape.topk,
-            local_experts: self.exchange.shape.local_experts(),
+            topk: self.moe.exchange.shape.topk,
+            local_experts: self.moe.exchange.shape.local_experts(),
             zero_padding: zero_padding.into(),
             stage_bytes: dispatch_tiling.pitch,
             movers,
             stages: 1,
             reserved: 0,
         };
-        let blocks = self.launcher.blocks.local;
+        let blocks = self.moe.blocks.local;
         let size = Launch::of_threads(blocks, THREADS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
-        unsafe { self.launch(&self.launcher.kernels.spread, size, &arguments, slot) }
+        unsafe { self.engine.launch(&self.moe.kernels.spread, size, &arguments, slot) }
     }
 }

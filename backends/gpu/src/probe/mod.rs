@@ -23,7 +23,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::compile::{self, Rows};
 use crate::config::{GpuConfig, PeersConfig};
 use crate::driver::{Buffer, Context, Device, Event, Function, Launch, Module, Pinned, Stream};
-use crate::moe::args::WaitReport;
+use crate::engine::args::WaitReport;
 use crate::platform::{Components, Platform};
 use args::{HEAD_BYTES, MOST_WORDS, ProbeArgs, VECTOR_THREADS, bulk_warps};
 use world::Links;

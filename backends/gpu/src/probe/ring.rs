@@ -11,8 +11,8 @@ use super::{About, CAP_NS};
 use crate::compile::{self, ProbeSource};
 use crate::config::GpuConfig;
 use crate::driver::{Context, Device, DeviceFacts, Function, Launch, Module, Pinned, Stream};
+use crate::engine::args::WaitReport;
 use crate::kernels::{Ring, gpu_ring_api};
-use crate::moe::args::WaitReport;
 use crate::platform::Platform;
 
 /// The kernels.

@@ -7,7 +7,7 @@ use tokenyard_core::moe::logfmt;
 
 use super::*;
 
-/// Changes to the kernels that encode: as in `staged.rs`.
+/// Changes to the kernels that encode: as in `decode.rs`.
 const MUTANTS: [Mutant; 9] = [
     (
         "the word of a group is read before it has come",
@@ -112,28 +112,28 @@ const LATE: [Mutant; 5] = [
 pub(super) fn mutate_codes(folder: &Path) {
     mutate(folder, &["logfmt.cuh"], &MUTANTS);
     mutate(folder, &["logfmt.cuh"], &LATE);
-    mutate(folder, &["staged_combine.cuh"], &COMBINE);
+    mutate(folder, &["decode_combine.cuh"], &COMBINE);
 }
 
 #[test]
 fn sums_in_ten_bits_a_value_come_back() {
-    staged::staged().is_well_with(&["coded"]);
+    decode::decode().is_well_with(&["coded"]);
 }
 
 #[test]
 fn sums_in_ten_bits_a_value_come_back_on_waves_of_64() {
-    staged::staged_64().is_well_with(&["coded few"]);
+    decode::decode_64().is_well_with(&["coded few"]);
 }
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_where_sums_are_encoded() {
-    staged::staged_in_lockstep().is_well_with(&["coded least"]);
+    decode::decode_in_lockstep().is_well_with(&["coded least"]);
 }
 
 #[test]
 fn every_change_to_how_sums_are_encoded_is_noticed() {
     for number in 1..=CHANGES {
-        staged::staged().notices(&[&(FIRST + number).to_string()]);
+        decode::decode().notices(&[&(FIRST + number).to_string()]);
     }
 }
 
@@ -160,7 +160,7 @@ fn rows() -> Vec<Vec<u16>> {
 #[test]
 fn kernels_and_host_encode_rows_to_the_same_bits() {
     let rows = rows();
-    let program = &staged::staged().program;
+    let program = &decode::decode().program;
     let mut run = Command::new(program)
         .arg("coded values")
         .stdin(Stdio::piped())

@@ -1,5 +1,5 @@
 // Low-latency combines whose partial rows travel in LogFMT-10, over rows of whole and of single chunks. Included in
-// staged.cpp.
+// decode.cpp.
 #pragma once
 
 void coded_rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, Way way, bool no_host_sync) {
@@ -12,7 +12,7 @@ void coded_rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tok
     combine_all(ranks, random, args, call);
     call.weighted = call.late = true;
     combine_all(ranks, random, args, call);
-    // Plain rows find free staging behind encoded ones.
+    // Plain rows find a free inbox behind encoded ones.
     call.coded = false;
     combine_all(ranks, random, args, call);
   }

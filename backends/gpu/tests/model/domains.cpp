@@ -237,7 +237,7 @@ void refusals(World& world) {
   objector({{source, {0, 0, true}}}, source);
   for (Rank* r : world.ranks) {
     if (r->domain != source / world.size && world.domains > 1 && r->index != source % world.size) continue;
-    same("how the refusal is passed on", r->outcome.verdict, ty::kRefuseRoute);
+    same("how the refusal is passed on", r->outcome.verdict, ty::kRefuseInput);
     const u32* words = (const u32*)r->outcome.text;
     same("the token", words[0], 0u), same("its selection", words[1], 1u << 8 | ty::kNoExpert);
     same("the expert", words[2], world.s.experts + 5);

@@ -210,7 +210,7 @@ void refusals(std::vector<Rank*>& ranks) {
   i64 good = std::exchange(ranks[0]->topk[1], ranks[0]->s.experts);
   for (const Outcome& o : dispatch(ranks, args)) {
     same("a bad routing", o.code, kRefused);
-    same("for its routing", o.verdict, kRefuseRoute);
+    same("for its routing", o.verdict, kRefuseInput);
   }
   ranks[0]->topk[1] = good;
 }

@@ -51,7 +51,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     for (Rank* r : ranks) {
       same("a failure", r->late->code, kRefused);
       same("of rank", r->late->rank, 0u);
-      same("for its routing", r->late->verdict, kRefuseRoute);
+      same("for its routing", r->late->verdict, kRefuseInput);
       same("the problem", ((u32*)r->late->text)[1] & 0xff, problem);
       same("all stop", r->state->stopped, 1u);
       same("no byte is written", all_are(0xee, r->arena, kStagingAt), true);

@@ -4,19 +4,19 @@
 // `exchange.cu`, once for each of its levels. Where MODEL_FABRIC names a header, that header has the fabric.
 using namespace ty;
 
-// Operations that have places of their own: twice as many where rows are staged (staged.cpp).
+// Operations that have places of their own: twice as many where rows are sent without a request (decode.cpp).
 #ifndef MODEL_SLOTS
 #define MODEL_SLOTS 2
 #endif
 // Behind the records, the counts of tiles and the words of units.
-#ifndef MODEL_STAGING
-#define MODEL_STAGING 0
+#ifndef MODEL_DECODE
+#define MODEL_DECODE 0
 #endif
 constexpr u32 kBlocks = 2, kSlots = MODEL_SLOTS;
 // Commands of a ring. Few where waves run in lockstep: more lanes of one wave post than there are
 // slots.
 constexpr u32 kCapacity = model::kLockstep ? 8 : 32;
-constexpr u64 kStagedAt = 1 << 18, kControlBytes = kStagedAt + MODEL_STAGING;
+constexpr u64 kDecodeAt = 1 << 18, kControlBytes = kDecodeAt + MODEL_DECODE;
 constexpr u64 kArenaBytes = 8 << 20, kStagingAt = 4 << 20;
 constexpr u64 kLandingAt = 6 << 20, kYAt = 5 << 20;
 constexpr u32 kQueues = std::max(1, TY_QUEUES);
@@ -91,7 +91,7 @@ struct Rank : Inputs {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
     u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
     for (Cell*& cell : cells) cell = (Cell*)room<u64>(128);
-    if (entries + std::max(entries, units) > kStagedAt) fail("the control window is too small");
+    if (entries + std::max(entries, units) > kDecodeAt) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), counters, 1, room<u64>(s.ranks)};
@@ -383,7 +383,7 @@ void check_ranges(const std::vector<Inputs*>& ranks, u32 d, const u64* ranges) {
 
 // Compares the received rows of a rank with the inputs of all.
 void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs& a, u8* base,
-                    const Outcome& outcome, const Staging& forms) {
+                    const Outcome& outcome, const DecodeArgs& forms) {
   Shape s = ranks[d]->s;
   u32 local = s.local();
   // Rows of each expert, and where they start.

@@ -1,7 +1,7 @@
 // Low-latency operations that go on without a rank: it stops in each phase, is masked by hand, and comes back.
 #define MODEL_NO_MAIN
 #define TY_MASKS 1
-#include "staged.cpp"
+#include "decode.cpp"
 
 // Where the rank that is lost stops.
 enum class Stop { kBefore, kReports, kRows, kPieces, kCombine, kPartials, kWeights };
@@ -38,10 +38,10 @@ void without(const Ranks& ranks, u32 lost, Run run) {
   hosts.join();
 }
 
-// Memory of staging at a rank that a source writes, in all slots.
-struct StagedBy {
+// The inbox of a rank that a source writes, in all slots.
+struct DecodeBy {
   Rank& at;
-  Staging s;
+  DecodeArgs s;
   u32 source;
 
   u8* row(u32 slot, u32 token) const { return at.control + s.rows + place(slot, token) * s.row_pitch; }
@@ -63,17 +63,17 @@ using Came = std::function<bool(u32 source, u32 token)>;
 // Takes back what has not arrived of what the lost rank has sent for an operation in a slot.
 void lose(const Ranks& ranks, u32 lost, u32 slot, Stop stop) {
   for (Rank* r : ranks) {
-    StagedBy staged{*r, staging_of(*r, Way::kHalves), lost};
-    if (stop == Stop::kReports) memset(staged.words(slot), 0, 8ull * (staged.s.token_words + r->s.local()));
+    DecodeBy inbox{*r, decode_of(*r, Way::kHalves), lost};
+    if (stop == Stop::kReports) memset(inbox.words(slot), 0, 8ull * (inbox.s.token_words + r->s.local()));
     for (u32 t = 1; t < r->s.max_tokens && stop != Stop::kReports; t += 2) {
-      if (stop != Stop::kPieces) memset(staged.record(slot, t), 0, staged.s.record_pitch);
-      memset(staged.row(slot, t), 0, stop == Stop::kPieces ? 16 : staged.s.row_pitch);
+      if (stop != Stop::kPieces) memset(inbox.record(slot, t), 0, inbox.s.record_pitch);
+      memset(inbox.row(slot, t), 0, stop == Stop::kPieces ? 16 : inbox.s.row_pitch);
     }
   }
 }
 
 // The received rows of all ranks but the lost one. `takes_part`: whether the others have places for its rows.
-void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatchArgs>& args, bool takes_part,
+void check_without(const Ranks& ranks, u32 lost, const std::vector<DecodeDispatchArgs>& args, bool takes_part,
                    const Came& came) {
   Shape s = ranks[0]->s;
   u32 tokens = ranks[lost]->tokens;
@@ -89,7 +89,7 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
     same("dispatch", outcome.code, kGo);
     u8* base = ranks[d]->arena + a.region;
     Region region = region_of(a, outcome);
-    if (all) check_received(inputs_of(ranks), d, a, base, outcome, args[d].staging);
+    if (all) check_received(inputs_of(ranks), d, a, base, outcome, args[d].decode);
     std::vector<u8> zeros(s.row_bytes + 4 * s.scale_words + 16);
     // None of the rows of a source counts where one of them has not come.
     bool is_torn = false;
@@ -105,10 +105,10 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
           same("a slot", ((i32*)(base + region.slots))[n * s.topk + k], is_there ? slot : -1);
           if (slot < 0) continue;
           std::string what = "rank " + std::to_string(d) + ", token " + std::to_string(t) + " of " + std::to_string(source->me);
-          u32 from = source->me * args[d].staging.source_step + t;
+          u32 from = source->me * args[d].decode.source_step + t;
           same("source of " + what, ((u32*)(base + region.source))[slot], is_there ? from : ~0u);
           same_bytes("row of " + what, base + slot * s.row_bytes, is_there ? source->x + (u64)t * s.row_bytes : zeros.data(), s.row_bytes);
-          same_bytes("scales of " + what, scales_at(a, base + region.scales, slot, args[d].staging).data(),
+          same_bytes("scales of " + what, scales_at(a, base + region.scales, slot, args[d].decode).data(),
                      is_there ? (u8*)(source->scales.data() + t * s.scale_words) : zeros.data(), 4 * s.scale_words);
           float weight = is_there ? source->weights[t * s.topk + k] : 0;
           same("weight of " + what, ((float*)(base + region.weights))[slot], weight);
@@ -122,7 +122,7 @@ void check_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatc
 }
 
 // A combine without the lost rank, which has stopped at `stop`, or before.
-void combine_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispatchArgs>& dispatched, const Call& call,
+void combine_without(const Ranks& ranks, u32 lost, const std::vector<DecodeDispatchArgs>& dispatched, const Call& call,
                      Stop stop, bool takes_part) {
   Shape s = ranks[0]->s;
   Elements values{call.narrow};
@@ -131,7 +131,7 @@ void combine_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispa
   std::mt19937 random(rows + (u32)stop);
   std::vector<Given> given(s.ranks);
   std::vector<std::vector<u8>> missing(s.ranks, std::vector<u8>(s.max_tokens, 99));
-  std::vector<StagedCombineArgs> args;
+  std::vector<DecodeCombineArgs> args;
   for (Rank* r : ranks) {
     Given& mine = given[r->me];
     mine.y.resize(rows * s.row_bytes), mine.bias.resize((u64)s.max_tokens * s.row_bytes);
@@ -142,7 +142,7 @@ void combine_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispa
       values.set(mine.y.data(), i, (float)(int)(random() % 4099) / 3 - 600);
     for (float& w : mine.back) w = (float)(random() % 9999);
     for (float& w : mine.late) w = (float)(int)(random() % 199) / 8 - 12;
-    args.push_back(staged_combine(*r, dispatched[r->me].dispatch, mine, call));
+    args.push_back(decode_combine(*r, dispatched[r->me].dispatch, mine, call));
     args.back().missing = missing[r->me].data();
   }
   u32 slot = (u32)(ranks[(lost + 1) % s.ranks]->state->turn >> 32);
@@ -180,11 +180,11 @@ void combine_without(const Ranks& ranks, u32 lost, const std::vector<StagedDispa
   }
 }
 
-std::vector<StagedDispatchArgs> all_args(const Ranks& ranks, bool replay, Way way) {
-  std::vector<StagedDispatchArgs> args;
+std::vector<DecodeDispatchArgs> all_args(const Ranks& ranks, bool replay, Way way) {
+  std::vector<DecodeDispatchArgs> args;
   for (Rank* r : ranks) {
     memset(r->arena, 0xee, kArenaBytes);
-    args.push_back(staged_dispatch(*r, replay, way));
+    args.push_back(decode_dispatch(*r, replay, way));
   }
   return args;
 }
@@ -198,13 +198,13 @@ void loss(const Ranks& ranks, u32 lost, Stop stop, Way way) {
   auto args = all_args(ranks, false, sends ? Way::kHalves : way);
   u32 slot = (u32)(ranks[0]->state->turn >> 32);
   if (sends) {
-    for (Rank* r : ranks) launch_staged(*r, args[r->me], kSends);
+    for (Rank* r : ranks) launch_decode(*r, args[r->me], kSends);
     lose(ranks, lost, slot, stop);
-    without(ranks, lost, [&](Rank& r, u32 i) { launch_staged(r, args[i], kReceives); });
+    without(ranks, lost, [&](Rank& r, u32 i) { launch_decode(r, args[i], kReceives); });
   } else if (in_dispatch) {
-    without(ranks, lost, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+    without(ranks, lost, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
   } else {
-    on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
   }
   check_without(ranks, lost, args, takes_part, [&](u32 source, u32 token) {
     return source != lost || (takes_part && (!in_dispatch || token % 2 == 0));
@@ -220,7 +220,7 @@ void loss(const Ranks& ranks, u32 lost, Stop stop, Way way) {
   std::vector<u8> before(ranks[lost]->control, ranks[lost]->control + kControlBytes);
   for (bool replay : {false, true}) {
     args = all_args(ranks, replay, way);
-    without(ranks, lost, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+    without(ranks, lost, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
     check_without(ranks, lost, args, false, [&](u32 source, u32) { return source != lost; });
     call.narrow = replay, call.late = false, call.once = replay, call.coded = false;
     combine_without(ranks, lost, args, call, Stop::kCombine, false);
@@ -234,8 +234,8 @@ void loss(const Ranks& ranks, u32 lost, Stop stop, Way way) {
 void come_back(const Ranks& ranks, u32 lost) {
   for (Rank* r : ranks) {
     for (Rank* source : ranks) {
-      StagedBy staged{*r, staging_of(*r, Way::kAtOnce), source->me};
-      if (source->me == lost || r->me == lost) staged.clear_rows();
+      DecodeBy inbox{*r, decode_of(*r, Way::kAtOnce), source->me};
+      if (source->me == lost || r->me == lost) inbox.clear_rows();
     }
     memset(r->masking.masks, 0, 4 * r->s.ranks);
     const_cast<u64*>(r->masking.lost)[lost] = 0;
@@ -246,31 +246,31 @@ void come_back(const Ranks& ranks, u32 lost) {
 // All blocks follow the decision that one block has made about a source. With `is_out` that block has decided
 // that the source is left out, although all its words have arrived. Otherwise it has decided that the source
 // takes part, although its mask is set.
-void settled(const Ranks& ranks, u32 stage, bool is_out) {
-  std::mt19937 random(stage);
+void settled(const Ranks& ranks, u32 round, bool is_out) {
+  std::mt19937 random(round);
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
   auto args = all_args(ranks, false, Way::kHalves);
-  for (Rank* r : ranks) launch_staged(*r, args[r->me], kSends);
+  for (Rank* r : ranks) launch_decode(*r, args[r->me], kSends);
   Rank& first = *ranks[0];
   u64 epoch = args[0].dispatch.c.cell->epoch, slot = args[0].dispatch.c.cell->slot;
-  for (u32 at = is_out ? stage : 0; at <= stage; at++)
+  for (u32 at = is_out ? round : 0; at <= round; at++)
     first.masking.settled[(slot * kSettled + at) * ranks.size() + 1] = epoch << 1 | is_out;
   first.masking.masks[1] = !is_out;
-  launch_staged(first, args[0], kReceives);
+  launch_decode(first, args[0], kReceives);
   u32 tokens = ranks[1]->tokens;
   if (is_out) ranks[1]->tokens = 0;
   no_ended_wait(first);
   check_received(inputs_of(ranks), 0, args[0].dispatch, first.arena + args[0].dispatch.region, *first.outcome,
-                 args[0].staging);
+                 args[0].decode);
   ranks[1]->tokens = tokens;
   first.masking.masks[1] = 0;
   for (Rank* r : ranks)
-    for (Rank* source : ranks) StagedBy{*r, staging_of(*r, Way::kAtOnce), source->me}.clear_rows();
+    for (Rank* source : ranks) DecodeBy{*r, decode_of(*r, Way::kAtOnce), source->me}.clear_rows();
 }
 
 void settle_everything(const Ranks& ranks) {
-  for (u32 stage : {kByHeads, kByReports})
-    for (bool is_out : {true, false}) settled(ranks, stage, is_out);
+  for (u32 round : {kByHeads, kByReports})
+    for (bool is_out : {true, false}) settled(ranks, round, is_out);
 }
 
 // A rank is masked by hand between a dispatch and its combine: nothing waits for it.
@@ -278,7 +278,7 @@ void by_hand(const Ranks& ranks) {
   std::mt19937 random(11);
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
   auto args = all_args(ranks, false, Way::kAtOnce);
-  on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+  on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
   check_packed(ranks, args);
   for (Rank* r : ranks) r->masking.masks[1] = r->me != 1;
   combine_without(ranks, 1, args, Call{}, Stop::kCombine, true);
@@ -292,7 +292,7 @@ void too_late(const Ranks& ranks) {
   auto args = all_args(ranks, false, Way::kAtOnce);
   std::vector<std::thread> running;
   for (Rank* r : ranks)
-    if (r->me != 1) running.emplace_back([&, r] { launch_staged(*r, args[r->me], kSends | kReceives); });
+    if (r->me != 1) running.emplace_back([&, r] { launch_decode(*r, args[r->me], kSends | kReceives); });
   for (auto& t : running) t.join();
   check_without(ranks, 1, args, false, [&](u32 source, u32) { return source != 1; });
   for (Rank* r : ranks) r->masking.after_ns = ~0ull;
@@ -318,7 +318,7 @@ void statistics(const Ranks& ranks) {
   for (u32 turn = 0; turn < 2; turn++) {
     auto args = all_args(ranks, turn == 1, Way::kAtOnce);
     for (u32 i = 0; i < n; i++)
-      args[i].staging.waited_ns = waited[i].data(), args[i].staging.expert_totals = totals[i].data();
+      args[i].decode.waited_ns = waited[i].data(), args[i].decode.expert_totals = totals[i].data();
     std::vector<std::thread> running;
     std::atomic<u32> begun{0};
     for (Rank* r : ranks)
@@ -326,7 +326,7 @@ void statistics(const Ranks& ranks) {
         // The last block of a rank measures the time.
         while (r->me == 1 && begun < n - 1) model::rest(1000);
         come_last(ranks, *r);
-        launch_staged(*r, args[r->me], kSends | kReceives, Late{kBlocks - 1, [&] { begun++; }});
+        launch_decode(*r, args[r->me], kSends | kReceives, Late{kBlocks - 1, [&] { begun++; }});
       });
     for (auto& t : running) t.join();
     check_packed(ranks, args);
@@ -338,12 +338,12 @@ void statistics(const Ranks& ranks) {
         }
     if (turn == 1) continue;
     std::vector<Given> given(n);
-    std::vector<StagedCombineArgs> combines;
+    std::vector<DecodeCombineArgs> combines;
     for (Rank* r : ranks) {
       given[r->me].y.resize((u64)local * n * r->s.max_tokens * r->s.row_bytes, 1);
       given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
-      combines.push_back(staged_combine(*r, args[r->me].dispatch, given[r->me], Call{}));
-      combines.back().staging.waited_ns = later[r->me].data();
+      combines.push_back(decode_combine(*r, args[r->me].dispatch, given[r->me], Call{}));
+      combines.back().decode.waited_ns = later[r->me].data();
     }
     on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, combines[i], Call{}, kSends | kReceives); });
     for (Rank* r : ranks)
@@ -366,14 +366,14 @@ void statistics_in_halves(const Ranks& ranks) {
   Call call{Way::kHalves};
   call.late = true;
   std::vector<Given> given(n);
-  std::vector<StagedCombineArgs> combines;
+  std::vector<DecodeCombineArgs> combines;
   for (Rank* r : ranks) {
     Given& mine = given[r->me];
     mine.y.resize((u64)r->s.local() * n * r->s.max_tokens * r->s.row_bytes, 1);
     mine.out.resize((u64)r->s.max_tokens * r->s.row_bytes);
     mine.late.assign((u64)r->s.max_tokens * r->s.topk, 1), mine.ids.assign(r->topk.begin(), r->topk.end());
-    combines.push_back(staged_combine(*r, args[r->me].dispatch, mine, call));
-    combines.back().staging.waited_ns = waited[r->me].data();
+    combines.push_back(decode_combine(*r, args[r->me].dispatch, mine, call));
+    combines.back().decode.waited_ns = waited[r->me].data();
   }
   on_all(ranks, random, [&](Rank& r, u32 i) {
     come_last(ranks, r);

@@ -2,10 +2,11 @@
 //! with nodes in the place of kernels. So the order of streams, events and captures is tested without a GPU.
 //!
 //! It mirrors, of one domain:
-//! - `Engine::{mode, enter, leave, resume, refuse_recorded, release, take_back_late, unstage, renew}` of `queue.rs`;
-//! - `Engine::{dispatch_launch, send_rows, dispatch_settle, make_room, dispatch_recv, refuse_dispatch}` of
-//!   `dispatch.rs`, and the same parts of `combine.rs`, with `stage`;
-//! - `Engine::combine_input` of `engine.rs`, and `Engine::{finish, flush}` of `ends.rs`;
+//! - `Engine::{mode, enter, leave, resume, refuse_recorded, release, take_back_late}` of `queue.rs`, and
+//!   `Engine::{finish, flush}` of `ends.rs`;
+//! - `MoeState::{unstage, renew}` and `Exchanger::combine_input`;
+//! - `Dispatch::{launch, send_rows, settle, make_room, receive, refuse}` of `moe/dispatch.rs`, and the same parts of
+//!   `moe/combine.rs`, with `stage`;
 //! - `Communicator::{begin, take_back_regions, release_after}` of the core, which call them.
 
 mod ledger;
@@ -20,7 +21,6 @@ use tokenyard_core::Result;
 use tokenyard_core::call::CallOrder;
 use tokenyard_core::moe::{Holder, REGION_ALIGN, Region};
 
-use crate::config::Outside;
 use crate::driver::stream_model::{self as model, Order};
 use crate::driver::{Context, RawStream};
 use crate::engine::mode::Mode;
@@ -98,7 +98,7 @@ impl EngineModel {
         Ok(Self {
             order: StreamOrder::new(&context, IN_FLIGHT as usize, cap)?,
             context,
-            places: Places::new(0, UNITS * REGION_ALIGN, "arena".to_owned(), Outside::Copy),
+            places: Places::new(0, UNITS * REGION_ALIGN, "arena".to_owned()),
             handles: (0..HANDLES).map(|_| HandleModel::default()).collect(),
             ledger: Ledger::new(UNITS as usize),
             held: BTreeMap::new(),

@@ -1,4 +1,4 @@
-// Low latency: the sum of a token's rows. See staged_combine.cuh.
+// Low latency: the sum of a token's rows. See decode_combine.cuh.
 #pragma once
 #include "combine.cuh"
 #include "logfmt.cuh"
@@ -65,7 +65,7 @@ constexpr u32 kTermsAtOnce = N < kMostPieces ? 2 : 1;
 // The sum of a token's rows here, rounded: this lane names the row of selection k and its weight, or none. Weights
 // are used once the rows are on their way. The whole block, each warp by itself.
 template <class Type, class Partial, u32 N, u32 M>
-__device__ TY_INLINED void sum_rows(const StagedCombineArgs& args, i32 slot, float weight, uint4 (&row)[M]) {
+__device__ TY_INLINED void sum_rows(const DecodeCombineArgs& args, i32 slot, float weight, uint4 (&row)[M]) {
   constexpr u32 kAtOnce = kTermsAtOnce<N>;
   const MergeArgs& m = args.merge;
   u32 pieces = (u32)(m.row_bytes / 16);
@@ -90,7 +90,7 @@ __device__ TY_INLINED void sum_rows(const StagedCombineArgs& args, i32 slot, flo
 }
 
 // The weight that came with a row in its dispatch.
-__device__ inline float dispatched_weight(const StagedCombineArgs& args, i32 slot) {
+__device__ inline float dispatched_weight(const DecodeCombineArgs& args, i32 slot) {
   return args.merge.dispatch_weights && slot >= 0 ? args.merge.dispatch_weights[slot] : 0.0f;
 }
 
@@ -99,7 +99,7 @@ struct GivenTerm {
   float weight = 0.0f;
   bool counts = false;
 
-  __device__ GivenTerm(const StagedCombineArgs& args, u32 token) {
+  __device__ GivenTerm(const DecodeCombineArgs& args, u32 token) {
     const Common& c = args.combine.c;
     u64 at = (u64)token * c.topk + lane_id();
     if (token >= c.tokens() || lane_id() >= c.topk) return;

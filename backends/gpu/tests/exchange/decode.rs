@@ -102,8 +102,8 @@ const LATE: [Mutant; 5] = [
     ),
     (
         "pieces of rows come behind their record",
-        "    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
-        "    model::come_late(a.c.rank);\n    if (model::mutant == 15 && model::refuses && threadIdx.x == 1) model::hold_back(a.c.rank);\n    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);\n",
+        "    store_decode_row(decode_row(a.c, args.decode, up, d, place), row.piece, pieces, key);\n",
+        "    model::come_late(a.c.rank);\n    if (model::mutant == 15 && model::refuses && threadIdx.x == 1) model::hold_back(a.c.rank);\n    store_decode_row(decode_row(a.c, args.decode, up, d, place), row.piece, pieces, key);\n",
     ),
     (
         "weights that come back come behind their row",
@@ -136,8 +136,8 @@ const MASKING_MUTANTS: [Mutant; 7] = [
     ),
     (
         "the places of rows that have not come stay as they are",
-        "    if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
-        "    if (model::mutant != 3 && load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) ==",
+        "    if (load_relaxed(settled_word(args.dispatch.c, args.decode, kGaps, s)) ==",
+        "    if (model::mutant != 3 && load_relaxed(settled_word(args.dispatch.c, args.decode, kGaps, s)) ==",
     ),
     (
         "a row of which some pieces have come counts",
@@ -164,12 +164,12 @@ const MASKING_MUTANTS: [Mutant; 7] = [
 const SOURCES: [&str; 8] = [
     "transport.cuh",
     "masking.cuh",
-    "staged_rows.cuh",
-    "staged_sums.cuh",
-    "staging.cuh",
-    "staged_send.cuh",
-    "staged_dispatch.cuh",
-    "staged_combine.cuh",
+    "decode_rows.cuh",
+    "decode_sums.cuh",
+    "decode.cuh",
+    "decode_send.cuh",
+    "decode_dispatch.cuh",
+    "decode_combine.cuh",
 ];
 
 /// Low-latency kernels with every mutant.
@@ -183,20 +183,20 @@ fn compiled(model: &str, mutants: &[Mutant]) -> Model {
 }
 
 /// Compiled once for all tests.
-pub(super) fn staged() -> &'static Model {
-    static STAGED: OnceLock<Model> = OnceLock::new();
-    STAGED.get_or_init(|| compiled("staged.cpp", &MUTANTS))
+pub(super) fn decode() -> &'static Model {
+    static DECODE: OnceLock<Model> = OnceLock::new();
+    DECODE.get_or_init(|| compiled("decode.cpp", &MUTANTS))
 }
 
 /// Without mutants, on waves of 64.
-pub(super) fn staged_64() -> &'static Model {
-    static STAGED: OnceLock<Model> = OnceLock::new();
-    STAGED.get_or_init(|| Model::of_wave_64(NVLINK, "staged.cpp"))
+pub(super) fn decode_64() -> &'static Model {
+    static DECODE: OnceLock<Model> = OnceLock::new();
+    DECODE.get_or_init(|| Model::of_wave_64(NVLINK, "decode.cpp"))
 }
 
-pub(super) fn staged_in_lockstep() -> &'static Model {
-    static STAGED: OnceLock<Model> = OnceLock::new();
-    STAGED.get_or_init(|| Model::in_lockstep(NVLINK, "staged.cpp"))
+pub(super) fn decode_in_lockstep() -> &'static Model {
+    static DECODE: OnceLock<Model> = OnceLock::new();
+    DECODE.get_or_init(|| Model::in_lockstep(NVLINK, "decode.cpp"))
 }
 
 /// The same with masks.
@@ -207,18 +207,18 @@ fn masked() -> &'static Model {
 
 #[test]
 fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back() {
-    staged().is_well();
+    decode().is_well();
 }
 
 #[test]
 fn low_latency_rows_of_any_bytes_reach_their_places_and_come_back_on_waves_of_64() {
-    staged_64().is_well_with(&["few"]);
+    decode_64().is_well_with(&["few"]);
 }
 
 #[test]
 fn every_low_latency_wait_that_is_taken_out_is_noticed() {
     for number in 1..=MUTANTS.len() {
-        staged().notices(&[&number.to_string()]);
+        decode().notices(&[&number.to_string()]);
     }
 }
 
@@ -241,7 +241,7 @@ fn what_masks_do_is_noticed_where_it_is_taken_out() {
 
 #[test]
 fn no_lane_of_a_wavefront_waits_for_another_in_low_latency_operations() {
-    staged_in_lockstep().is_well_with(&["least"]);
+    decode_in_lockstep().is_well_with(&["least"]);
 }
 
 #[test]

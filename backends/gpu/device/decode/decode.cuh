@@ -1,7 +1,7 @@
 // Low latency: rows that are sent without a request, and that show their own arrival.
 //
-// A row is stored once for each rank that wants it, into a place of that rank's staging. Its writer and the
-// token determine the place. A word of staging is 0 until data arrives there. A row travels XORed with its
+// A row is stored once for each rank that wants it, into a place of that rank's inbox. Its writer and the
+// token determine the place. A word of the inbox is 0 until data arrives there. A row travels XORed with its
 // *key*, a word that differs from all words of the row, so that no word of it is 0, whatever its bytes are.
 // A receiver polls the very words that it takes and stores zeros back: no flag, no fence, one flight over
 // the link. The key is in the row's *record*. The words of a record show by an epoch that they have
@@ -11,17 +11,17 @@
 // then received half as many before, so it has received the head that each rank posted behind its receipt
 // of this slot (INV-2, INV-8).
 #pragma once
-#include "staged_rows.cuh"
+#include "decode_rows.cuh"
 
 namespace ty {
 
 // The phases of a kernel.
 constexpr u32 kSends = 1, kReceives = 2;
-// In the first word of a head: this rank has staged rows. Words 4 and 5 hold the pieces of a row, and the
+// In the first word of a head: this rank has sent rows. Words 4 and 5 hold the pieces of a row, and the
 // rows for the rank that reads it.
-constexpr u32 kStages = 1u << 30;
-// In word 4 of a head: staged rows may be encoded (logfmt.cuh), and the other bits are their blocks.
-constexpr u32 kStagesCoded = 1u << 31;
+constexpr u32 kSendsRows = 1u << 30;
+// In word 4 of a head: its rows may be encoded (logfmt.cuh), and the other bits are their blocks.
+constexpr u32 kSendsCoded = 1u << 31;
 // Most pieces of 16 bytes of a row that a thread has.
 constexpr u32 kMostPieces = 4;
 
@@ -41,7 +41,7 @@ struct Part {
   bool posts;     // this block enters for all of them
   u32 reporting;  // blocks that report counts: not the one that posts heads, if there are others
 
-  __device__ explicit Part(const Staging& s) {
+  __device__ explicit Part(const DecodeArgs& s) {
     bool split = s.senders > 0;
     u32 senders = split ? s.senders : gridDim.x, last = senders - 1;
     sends = (s.phases & kSends) && blockIdx.x < senders;
@@ -60,7 +60,7 @@ struct Part {
   __device__ bool ends_sends() const { return sends && sending.first == sending.step - 1; }
   // The block that reports the outcome: the last of its kind, which has the least to do.
   __device__ bool tells() const { return receives && receiving.first == receiving.step - 1; }
-  // Whether rows of this rank for itself need no staging: the block that has them in registers finishes them.
+  // Whether rows of this rank for itself are not sent: the block that has them in registers finishes them.
   // Equal in all blocks.
   __device__ bool keeps_own() const { return sends && receives; }
 };
@@ -112,12 +112,12 @@ __device__ inline void warm(const Arguments& arguments) {
 }
 
 // This block's part in the turn of an operation.
-class StagedTurn {
+class DecodeTurn {
  public:
   // Learns the turn, or, where the operation was sent before, its identity. The whole block, with a barrier.
   // `makes`: the operation makes its handle, of `tokens`. `meanwhile` runs while the turn is loaded.
   template <class Meanwhile>
-  __device__ TY_INLINED StagedTurn(const Common& c, const Staging& s, const Note* note, bool makes, u32 tokens,
+  __device__ TY_INLINED DecodeTurn(const Common& c, const DecodeArgs& s, const Note* note, bool makes, u32 tokens,
                              Meanwhile meanwhile)
       : came_(~0u) {
     bool sends = s.phases & kSends;
@@ -157,7 +157,7 @@ class StagedTurn {
 // --- Heads
 
 // This rank's statement in its head.
-struct StagedHead {
+struct DecodeHead {
   u32 verdict;
   u32 pieces;  // of a row
 };
@@ -169,7 +169,7 @@ class Heads {
  public:
   // At the start of the kernel, and before the kernel ahead of it has ended: a read of host memory takes longer
   // than all else. The last thread waits for it.
-  __device__ Heads(const Common& c, const Staging& s, const Part& part) : staging_(s), part_(part), given_up_(0) {
+  __device__ Heads(const Common& c, const DecodeArgs& s, const Part& part) : decode_(s), part_(part), given_up_(0) {
     if (part.posts && last()) given_up_ = load_relaxed(c.abort);
   }
 
@@ -190,7 +190,7 @@ class Heads {
   // aborted before: their own head then lacks its first word. Other ranks need only this head of all that
   // this kernel has stored.
   template <class Up, class RowsFor>
-  __device__ TY_INLINED void post(const Common& c, const Up& up, const StagedHead& h, const GivenId* topk_idx,
+  __device__ TY_INLINED void post(const Common& c, const Up& up, const DecodeHead& h, const GivenId* topk_idx,
                                   RowsFor rows_for) const {
     // As many words as a dispatch, so that ranks that run a dispatch see the mismatch and do not wait.
     u32 words = kHead + c.ranks, text = h.verdict == kEnter && c.text_bytes == 0 ? 0 : kTextWords;
@@ -200,7 +200,7 @@ class Heads {
 #pragma unroll 1
     for (u32 next = wave_id(); next < c.ranks; next += block_waves()) {
       u32 behind = c.rank + 1 + next, peer = behind < c.ranks ? behind : behind - c.ranks;
-      if (is_left_out(staging_, peer)) continue;
+      if (is_left_out(decode_, peer)) continue;
 #pragma unroll 1
       for (u32 w = lane_id(); w < all; w += kWave) {
         u32 value = w < words ? head_word(c, h, w, peer, rows_for) : text_word(c, h.verdict, w - words, topk_idx);
@@ -214,9 +214,9 @@ class Heads {
 
  private:
   template <class RowsFor>
-  __device__ static u32 head_word(const Common& c, const StagedHead& h, u32 word, u32 peer, RowsFor rows_for) {
+  __device__ static u32 head_word(const Common& c, const DecodeHead& h, u32 word, u32 peer, RowsFor rows_for) {
     switch (word) {
-      case kHeadVerdict: return h.verdict | (h.verdict == kEnter ? kStages : 0);
+      case kHeadVerdict: return h.verdict | (h.verdict == kEnter ? kSendsRows : 0);
       case kHeadSignature: return (u32)c.signature;
       case kHeadOrigin: return c.origin();
       case kHeadPlace: return c.objector;
@@ -230,7 +230,7 @@ class Heads {
 
   __device__ static bool last() { return threadIdx.x == blockDim.x - 1; }
 
-  const Staging& staging_;
+  const DecodeArgs& decode_;
   Part part_;
   u64 given_up_;
 };
@@ -239,11 +239,11 @@ class Heads {
 
 // The first token of `source` of which a piece of its row has arrived, or none. One thread.
 template <class Up>
-__device__ u32 find_row(const Common& c, const Staging& s, const Up& up, u32 source, Guard& guard) {
+__device__ u32 find_row(const Common& c, const DecodeArgs& s, const Up& up, u32 source, Guard& guard) {
   u32 token = 0;
   auto look = [&]() -> u64 {
     for (token = 0; token < c.max_tokens; token++) {
-      uint4 v = load_16_relaxed(staged_row(c, s, up, c.rank, place_of(c, source, token)));
+      uint4 v = load_16_relaxed(decode_row(c, s, up, c.rank, place_of(c, source, token)));
       if ((v.x | v.y | v.z | v.w) != 0) return 1;
     }
     return 0;
@@ -254,19 +254,19 @@ __device__ u32 find_row(const Common& c, const Staging& s, const Up& up, u32 sou
 
 // See logfmt.cuh.
 template <class Up>
-__device__ void drain_coded(const Common& c, const Staging& s, const Up& up, u32 source, u32 token, u32 blocks,
+__device__ void drain_coded(const Common& c, const DecodeArgs& s, const Up& up, u32 source, u32 token, u32 blocks,
                             Guard& guard);
 
-// Where an operation is refused, ranks that have not yet received the refusal have staged rows that no rank
+// Where an operation is refused, ranks that have not yet received the refusal have sent rows that no rank
 // wants: removes them. All blocks that receive; the result is `guard` after it. `AnyFormat`: rows may be encoded.
 template <bool AnyFormat, class Up>
-__device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u32* heard, Portion portion,
+__device__ TY_COLD Guard drain(const Common& c, const DecodeArgs& s, Up up, const u32* heard, Portion portion,
                                Guard guard) {
   __shared__ u32 found;
 #pragma unroll 1
   for (u32 source = portion.first; source < c.ranks; source += portion.step) {
     const u32* head = &heard[source * kHead];
-    u32 rows = takes_part(head) && (head[kHeadVerdict] & kStages) ? head[kHeadRows] : 0;
+    u32 rows = takes_part(head) && (head[kHeadVerdict] & kSendsRows) ? head[kHeadRows] : 0;
     u32 pieces = min(head[kHeadPieces], (u32)(s.row_pitch / 16));
 #pragma unroll 1
     for (; rows > 0; rows--) {
@@ -274,12 +274,12 @@ __device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u
       sync_block();
       u32 token = found;
       if (token == ~0u) break;
-      if (AnyFormat && (head[kHeadPieces] & kStagesCoded)) {
-        drain_coded(c, s, up, source, token, head[kHeadPieces] & ~kStagesCoded, guard);
+      if (AnyFormat && (head[kHeadPieces] & kSendsCoded)) {
+        drain_coded(c, s, up, source, token, head[kHeadPieces] & ~kSendsCoded, guard);
         sync_block();
         continue;
       }
-      uint4* row = staged_row(c, s, up, c.rank, place_of(c, source, token));
+      uint4* row = decode_row(c, s, up, c.rank, place_of(c, source, token));
 #pragma unroll 1
       for (u32 piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
         auto look = [&]() -> u64 { return has_come(load_16_relaxed(row + piece)); };
@@ -295,16 +295,16 @@ __device__ TY_COLD Guard drain(const Common& c, const Staging& s, Up up, const u
 // Where a wait was ended: no more operations are entered, and received data of this operation is no row of
 // the next one in its slot. The whole block, after all its other work.
 template <class Up>
-__device__ TY_COLD void empty_staging(const Common& c, const Staging& s, Up up) {
+__device__ TY_COLD void empty_inbox(const Common& c, const DecodeArgs& s, Up up) {
   stop_all(c);
-  uint4* rows = staged_row(c, s, up, c.rank, place_of(c, 0, 0));
+  uint4* rows = decode_row(c, s, up, c.rank, place_of(c, 0, 0));
   u64 pieces = (u64)c.ranks * c.max_tokens * s.row_pitch / 16;
 #pragma unroll 1
   for (u64 i = threadIdx.x; i < pieces; i += blockDim.x) store_16_relaxed(rows + i, make_uint4(0, 0, 0, 0));
 }
 template <class Up>
-__device__ void mend_staging(const Common& c, const Staging& s, const Up& up, const Guard& guard) {
-  if (sync_block_or(guard.ended())) empty_staging(c, s, up);
+__device__ void mend_inbox(const Common& c, const DecodeArgs& s, const Up& up, const Guard& guard) {
+  if (sync_block_or(guard.ended())) empty_inbox(c, s, up);
 }
 
 // A word {epoch, value}, once it has arrived; `seen`: a first read of it, which may not have arrived. One thread.
@@ -342,7 +342,7 @@ __device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard
 // Receives the heads of all ranks that take part; those of the others agree with everything. False if a wait was
 // ended. The whole block.
 template <class Up>
-__device__ TY_COLD bool poll_masked_heads(const Common& c, const Staging& s, Up up, u32* heard) {
+__device__ TY_COLD bool poll_masked_heads(const Common& c, const DecodeArgs& s, Up up, u32* heard) {
   Guard guard(c.abort, c.cap_ns, c.report);
   poll_present(c, s, {kByHeads, kHead, heard}, guard, [&](u32 source, u32 word, bool is_there) -> u32 {
     What what{kPhaseEntry, source, word, c.epoch()};
@@ -365,7 +365,7 @@ __device__ TY_COLD bool poll_masked_heads(const Common& c, const Staging& s, Up 
 // Receives the heads of all ranks; `seen` is from `look_at_heads`. False if a wait was ended. The whole block.
 // Later kernels do what a head allows, so these loads order nothing.
 template <class Up>
-__device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const Up& up, u64 seen, u32* heard,
+__device__ TY_INLINED bool poll_heads(const Common& c, const DecodeArgs& s, const Up& up, u64 seen, u32* heard,
                                       Decision& decision, Guard& guard) {
   u64 epoch = c.epoch();
   if (masks(s) && !poll_masked_heads(c, s, up, heard)) guard.end();
@@ -383,22 +383,22 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const Staging& s, const U
 
 // An operation that does not continue. The whole block.
 template <bool AnyFormat = false, class Up>
-__device__ void end_refused(const Common& c, const Staging& s, const Up& up, const u32* heard, const Decision& d,
+__device__ void end_refused(const Common& c, const DecodeArgs& s, const Up& up, const u32* heard, const Decision& d,
                             const Part& part, Guard& guard) {
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
-  // The staged rows of ranks that are out of step are unknown; those ranks do not continue.
+  // The rows of ranks that are out of step are unknown; those ranks do not continue.
   if (d.code == kRefused) guard = drain<AnyFormat>(c, s, up, heard, part.receiving, guard);
-  mend_staging(c, s, up, guard);
+  mend_inbox(c, s, up, guard);
 }
 
 // This rank refuses. One block.
 template <class Up>
-__device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shared) {
+__device__ void refuse_decode(const DecodeRefusalArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  Part part(a.staging);
-  Heads heads(a.c, a.staging, part);
-  learn_masks(a.c, a.staging);
+  Part part(a.decode);
+  Heads heads(a.c, a.decode, part);
+  learn_masks(a.c, a.decode);
   LaunchState(a.c, nullptr).publish();
   sync_block();
   if (a.c.epoch() == 0) return;
@@ -406,8 +406,8 @@ __device__ void refuse_staged(const StagedRefusalArgs& a, const Up& up, u8* shar
   heads.open(a.c);
   heads.post(a.c, up, {a.c.verdict, 0}, nullptr, [](u32) { return 0; });
   Decision d{};
-  if (!poll_heads(a.c, a.staging, up, 0, heard, d, guard)) return mend_staging(a.c, a.staging, up, guard);
-  end_refused<true>(a.c, a.staging, up, heard, d, part, guard);
+  if (!poll_heads(a.c, a.decode, up, 0, heard, d, guard)) return mend_inbox(a.c, a.decode, up, guard);
+  end_refused<true>(a.c, a.decode, up, heard, d, part, guard);
 }
 
 }  // namespace ty

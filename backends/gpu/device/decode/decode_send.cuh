@@ -1,7 +1,7 @@
-// Low-latency dispatch: the sending part. See staged_dispatch.cuh.
+// Low-latency dispatch: the sending part. See decode_dispatch.cuh.
 #pragma once
 #include "cast.cuh"
-#include "staging.cuh"
+#include "decode.cuh"
 
 namespace ty {
 
@@ -14,7 +14,7 @@ struct SentTables {
   u32 words;     // of a set
   u32 experts, ranks, local;
 
-  __device__ SentTables(const DispatchArgs& a, const Staging& s, u8* shared)
+  __device__ SentTables(const DispatchArgs& a, const DecodeArgs& s, u8* shared)
       : words(s.token_words), experts(a.c.experts), ranks(a.c.ranks), local(a.c.local_experts()) {
     problem = reinterpret_cast<u64*>(shared);
     sets = reinterpret_cast<u32*>(problem + 1);
@@ -100,10 +100,10 @@ __device__ TY_COLD void find_twice(const SentTables& t, u32 topk, u32 pairs) {
 }
 
 // Reads all routing, behind a barrier; returns the first problem. The whole block.
-__device__ TY_INLINED u64 read_routing(const StagedDispatchArgs& args, const SentTables& t, const FirstPicks& first,
+__device__ TY_INLINED u64 read_routing(const DecodeDispatchArgs& args, const SentTables& t, const FirstPicks& first,
                                        u32 tokens) {
   const DispatchArgs& a = args.dispatch;
-  const Staging& s = args.staging;
+  const DecodeArgs& s = args.decode;
   u32 topk = a.c.topk, pairs = tokens * topk;
   bool twice = false;
   auto take = [&](u32 i, i64 found) {
@@ -188,8 +188,8 @@ struct SentRow {
     bool inside = first < a.hidden;
     CastLane lane{};
     if (inside && a.dtype == kFp32) {
-      lane.half[0].widen(3, given[0], given[1]);
-      lane.half[1].widen(3, given[2], given[3]);
+      lane.half[0].widen(kFp32, given[0], given[1]);
+      lane.half[1].widen(kFp32, given[2], given[3]);
     } else if (inside) {
       lane.half[0].widen(a.dtype, given[0], given[0]);
       lane.half[1].widen(a.dtype, given[1], given[1]);
@@ -235,7 +235,7 @@ struct SentToken {
 // Sends a row and its records to each rank that the token selects, except for this one if it is kept. The
 // whole block.
 template <u32 N, bool kCast, class Up>
-__device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
+__device__ TY_INLINED void send_row(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
                                     const SentToken& sent, const SentRow<N, kCast>& row) {
   const DispatchArgs& a = args.dispatch;
   u32 lane = lane_id(), topk = a.c.topk, pieces = sent_pieces(a);
@@ -249,7 +249,7 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
   for (Lanes left = leaders; left != 0; left &= left - 1) {
     u32 d = shfl(rank, first_of(left));
     u64 place = place_of(a.c, writer_at(a.c, d), token);
-    store_staged(staged_row(a.c, args.staging, up, d, place), row.piece, pieces, key);
+    store_decode_row(decode_row(a.c, args.decode, up, d, place), row.piece, pieces, key);
   }
   if (wave_id() == 0 && lane < topk && !a.replay) a.r.topk[from] = expert;
   if (wave_id() != block_waves() - 1) return;
@@ -257,7 +257,7 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
 #pragma unroll 1
   for (Lanes left = leaders; left != 0; left &= left - 1) {
     u32 d = shfl(rank, first_of(left));
-    uint4* record = staged_record(a.c, args.staging, up, d, place_of(a.c, writer_at(a.c, d), token));
+    uint4* record = decode_record(a.c, args.decode, up, d, place_of(a.c, writer_at(a.c, d), token));
     if (lane == 0) store_entry(record, a.c.epoch(), key, 0);
     bool here = expert >= 0 && rank == d;
     if (lane < topk) store_entry(record + 1 + lane, a.c.epoch(), here ? named : ~0u, bits_of(row.weight));
@@ -266,13 +266,13 @@ __device__ TY_INLINED void send_row(const StagedDispatchArgs& args, const Up& up
 
 // Reports to each rank which tokens are sent, and how many rows each of its experts gets: this block's share.
 template <class Up>
-__device__ TY_INLINED void report_counts(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
+__device__ TY_INLINED void report_counts(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
                                          const Portion& portion) {
   const Common& c = args.dispatch.c;
   u64 epoch = (u64)c.epoch() << 32;
   auto report = [&](u32 d, u32 word, u32 value) {
-    if (is_left_out(args.staging, d)) return;
-    store_relaxed(staged_word(c, args.staging, up, d, writer_at(c, d), word), epoch | value);
+    if (is_left_out(args.decode, d)) return;
+    store_relaxed(decode_word(c, args.decode, up, d, writer_at(c, d), word), epoch | value);
   };
 #pragma unroll 1
   for (u32 e = portion.first + portion.step * threadIdx.x; e < t.experts; e += portion.step * blockDim.x) {
@@ -282,7 +282,7 @@ __device__ TY_INLINED void report_counts(const StagedDispatchArgs& args, const U
   u32 wave = block_waves() - 1 - wave_id();
 #pragma unroll 1
   for (u32 i = portion.first + portion.step * wave; i < t.ranks * t.words; i += portion.step * block_waves()) {
-    u32 d = quotient(i, t.words, args.staging.words_factor), word = i - d * t.words, set = t.going(d, word);
+    u32 d = quotient(i, t.words, args.decode.words_factor), word = i - d * t.words, set = t.going(d, word);
     if (lane_id() == 0) report(d, word, set);
   }
 }
@@ -299,7 +299,7 @@ __device__ TY_INLINED void post_heads(const DispatchArgs& a, const Up& up, const
   } else {
     t.join();
   }
-  heads.post(a.c, up, {enters ? kEnter : kRefuseRoute, sent_pieces(a)}, a.topk_idx, [&](u32 peer) {
+  heads.post(a.c, up, {enters ? kEnter : kRefuseInput, sent_pieces(a)}, a.topk_idx, [&](u32 peer) {
     u32 column = t.experts + peer;
     return peer == a.c.rank && kept.first < tokens ? t.before(column, kept.first) : t.size(column);
   });
@@ -311,7 +311,7 @@ __device__ TY_INLINED void post_heads(const DispatchArgs& a, const Up& up, const
 // Sends what begins with the row that is loaded; at the end, `row` is that of the block's last token. False if the
 // routing is bad. The whole block.
 template <u32 N, bool kCast, class Up>
-__device__ TY_INLINED bool send_rows(const StagedDispatchArgs& args, const Up& up, const SentTables& t,
+__device__ TY_INLINED bool send_rows(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
                                      const FirstPicks& first, const Part& part, const Heads& heads,
                                      SentRow<N, kCast>& row) {
   const DispatchArgs& a = args.dispatch;

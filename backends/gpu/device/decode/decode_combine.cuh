@@ -1,16 +1,16 @@
-// Low-latency combine: owners sum their rows of each token and stage one partial row for its source, which
-// sums the partial rows. See staging.cuh.
+// Low-latency combine: owners sum their rows of each token and send one partial row for its source, which
+// sums the partial rows. See decode.cuh.
 //
 // Sums in f32, in the order of `combine`: experts of one rank in k order, rounded; then the biases and
 // ranks in the order of their highest selecting k, rounded. No rank reads rows of another, so no rank waits
 // until all have read. Where one kernel sends and receives, this rank's partial rows of its own tokens are made
-// where they are needed, and not staged. Partial rows are of the type of the rows, or, where sums are rounded once,
+// where they are needed, and not sent. Partial rows are of the type of the rows, or, where sums are rounded once,
 // f32: then a row has two parts, of the first and of the second half of each 16 bytes.
 //
 // Where a call has weights and ids of its own, sources send them to the owners first. A rank that refuses sends none,
 // so owners wait for the heads before.
 #pragma once
-#include "staged_sums.cuh"
+#include "decode_sums.cuh"
 
 namespace ty {
 
@@ -20,7 +20,7 @@ constexpr u32 kOwnPartBytes = 16 * kMostPieces * kWarps * kWave;
 // Sends the weights of this call, and the selections that count, to the owners of this rank's tokens. The whole
 // block, each warp a token.
 template <class Up>
-__device__ TY_INLINED void send_weights(const StagedCombineArgs& args, const Up& up, const Part& part) {
+__device__ TY_INLINED void send_weights(const DecodeCombineArgs& args, const Up& up, const Part& part) {
   const Common& c = args.combine.c;
   u32 lane = lane_id(), step = part.sending.step;
   u64 epoch = (u64)c.epoch() << 32;
@@ -30,11 +30,11 @@ __device__ TY_INLINED void send_weights(const StagedCombineArgs& args, const Up&
     u32 owner = expert >= 0 ? c.rank_of(expert) : 0;
     GivenTerm term(args, token);
     u32 bits = (u32)ballot(term.counts);
-    bool staged = expert >= 0 && !(part.keeps_own() && owner == c.rank) && !is_left_out(args.staging, owner);
+    bool is_sent = expert >= 0 && !(part.keeps_own() && owner == c.rank) && !is_left_out(args.decode, owner);
 #pragma unroll 1
-    for (Lanes left = ballot(stands_for(staged, owner)); left != 0; left &= left - 1) {
+    for (Lanes left = ballot(stands_for(is_sent, owner)); left != 0; left &= left - 1) {
       u32 d = shfl(owner, first_of(left));
-      uint4* record = staged_record(c, args.staging, up, d, place_of(c, writer_at(c, d), token));
+      uint4* record = decode_record(c, args.decode, up, d, place_of(c, writer_at(c, d), token));
       if (lane == 0) store_relaxed(second_half(record), epoch | bits);
       if (lane < c.topk) store_relaxed(second_half(record + 1 + lane), epoch | bits_of(term.weight));
     }
@@ -42,7 +42,7 @@ __device__ TY_INLINED void send_weights(const StagedCombineArgs& args, const Up&
 }
 
 // The rows that this rank has received and sums for their sources, in order of sources from the next rank on;
-// rows of its own tokens come last, or, if they are not staged, not at all.
+// rows of its own tokens come last, or, if they are not sent, not at all.
 struct SumRange {
   u32 all, rows;
   u32 start;  // the first of the next rank
@@ -60,7 +60,7 @@ struct OwedRow {
   i32 slot = -1;
 
   // A handle of a dispatch that failed has any numbers: they are not used, but they may be loaded.
-  __device__ void load(const StagedCombineArgs& args, const SumRange& range, u32 i) {
+  __device__ void load(const DecodeCombineArgs& args, const SumRange& range, u32 i) {
     const Common& c = args.combine.c;
     u32 number = range.number(i);
     if (i >= range.rows || number >= c.ranks * c.max_tokens) return;
@@ -69,9 +69,9 @@ struct OwedRow {
   }
 };
 
-// Stores a partial row in staging, and returns its key. The whole block.
+// Stores a partial row in an inbox, and returns its key. The whole block.
 template <class Partial, u32 P, u32 M>
-__device__ TY_INLINED u32 stage_partial(uint4* to, uint4 (&row)[M], u32 pieces) {
+__device__ TY_INLINED u32 send_partial(uint4* to, uint4 (&row)[M], u32 pieces) {
   if constexpr (kCodes<Partial>) {
     GroupWords<Partial, M> words;
     encode_row(row, words, pieces);
@@ -81,37 +81,37 @@ __device__ TY_INLINED u32 stage_partial(uint4* to, uint4 (&row)[M], u32 pieces) 
   } else {
     // Rows of f32 are not rounded, so their words depend on what the compiler makes of an addition.
     u32 key = kNanHasNoSign && Partial::kLanes == 8 ? ~0u : key_of<P>(row, pieces);
-    store_staged<P>(to, row, pieces, key);
+    store_decode_row<P>(to, row, pieces, key);
     return key;
   }
 }
 
-// Stages the sum of a received token's rows for its source. The whole block.
+// Sends the sum of a received token's rows for its source. The whole block.
 template <class Type, class Partial, u32 N, class Up>
-__device__ TY_INLINED void send_partial(const StagedCombineArgs& args, const Up& up, const OwedRow& owed,
+__device__ TY_INLINED void send_partial(const DecodeCombineArgs& args, const Up& up, const OwedRow& owed,
                                         Guard& guard) {
   constexpr u32 P = kParts<Type, Partial>;
   const Common& c = args.combine.c;
   const MergeArgs& m = args.merge;
   u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16);
-  u32 source = quotient(owed.from, c.max_tokens, args.staging.tokens_factor), token = owed.from - source * c.max_tokens;
-  if (source >= c.ranks || is_left_out(args.staging, source)) return;
+  u32 source = quotient(owed.from, c.max_tokens, args.decode.tokens_factor), token = owed.from - source * c.max_tokens;
+  if (source >= c.ranks || is_left_out(args.decode, source)) return;
   i32 slot = owed.slot;
   float weight = dispatched_weight(args, slot);
   if (args.topk_weights) {
-    uint4* given = staged_record(c, args.staging, up, c.rank, place_of(c, source, token));
+    uint4* given = decode_record(c, args.decode, up, c.rank, place_of(c, source, token));
     What what{kPhaseCombineRows, source, token, c.epoch()};
     u32 bits = poll_seen(second_half(given), 0, what, guard);
     if (lane < m.topk) weight = float_of(poll_seen(second_half(given + 1 + lane), 0, what, guard));
     if (lane >= m.topk || !(bits >> lane & 1)) slot = -1;
-    if (!has_row(args.staging, guard)) return leave_out(source);
+    if (!has_row(args.decode, guard)) return leave_out(source);
   }
   uint4 row[N * P];
   sum_rows<Type, Partial, N>(args, slot, weight, row);
   u64 place = place_of(c, writer_at(c, source), token), epoch = (u64)c.epoch() << 32;
-  u32 key = stage_partial<Partial, P>(staged_row(c, args.staging, up, source, place), row, pieces);
+  u32 key = send_partial<Partial, P>(decode_row(c, args.decode, up, source, place), row, pieces);
   if (wave_id() != block_waves() - 1) return;
-  uint4* record = staged_record(c, args.staging, up, source, place);
+  uint4* record = decode_record(c, args.decode, up, source, place);
   if (lane == 0) store_relaxed(first_half(record), epoch | key);
   if (!m.weights || lane >= m.topk) return;
   store_relaxed(first_half(record + 1 + lane), epoch | (owed.slot >= 0 ? bits_of(m.weights[owed.slot]) : 0));
@@ -160,7 +160,7 @@ struct OwnPart {
 
 // The whole block.
 template <class Type, class Partial, u32 N, u32 P>
-__device__ TY_INLINED void make_own(const StagedCombineArgs& args, u32 token, const OwnSelection& mine,
+__device__ TY_INLINED void make_own(const DecodeCombineArgs& args, u32 token, const OwnSelection& mine,
                                     const OwnPart<Partial, N, P>& own) {
   const Common& c = args.combine.c;
   bool here = token < c.tokens() && mine.expert >= 0 && c.rank_of(mine.expert) == c.rank;
@@ -182,7 +182,7 @@ __device__ TY_INLINED void make_own(const StagedCombineArgs& args, u32 token, co
 // The whole block. `owed`: the first of them; `mine`: of the first token that this block receives. Its own part is made
 // behind the first row, while that is on its way: loads wait behind the stores of their multiprocessor.
 template <class Type, class Partial, u32 N, u32 P, class Up>
-__device__ TY_INLINED void send_partials(const StagedCombineArgs& args, const Up& up, const SumRange& range,
+__device__ TY_INLINED void send_partials(const DecodeCombineArgs& args, const Up& up, const SumRange& range,
                                          const Part& part, OwedRow owed, const OwnSelection& mine,
                                          const OwnPart<Partial, N, P>& own, Guard& guard) {
   u32 step = part.sending.step;
@@ -202,8 +202,8 @@ template <class Partial, u32 N, u32 P, bool = kCodes<Partial>>
 struct ArrivingPart : Arriving<N * P, P, NoEntry> {
   GroupWords<Partial, N> words;
 
-  // Takes the row out of staging, once it is there.
-  __device__ TY_INLINED void receive(const StagedPlace& at, const What& what, Guard& guard) {
+  // Takes the row out of the inbox, once it is there.
+  __device__ TY_INLINED void receive(const DecodePlace& at, const What& what, Guard& guard) {
     this->poll(at, what, guard);
     this->take(at);
   }
@@ -214,11 +214,11 @@ struct ArrivingPart<Partial, N, P, true> {
   GroupWords<Partial, N> words;
   u64 key;
 
-  __device__ TY_INLINED void look(const StagedPlace& at) {
+  __device__ TY_INLINED void look(const DecodePlace& at) {
     key = load_relaxed(first_half(at.record));
     look_at_coded(at.row, piece, words, at.pieces);
   }
-  __device__ TY_INLINED void receive(const StagedPlace& at, const What& what, Guard& guard) {
+  __device__ TY_INLINED void receive(const DecodePlace& at, const What& what, Guard& guard) {
     u32 word = poll_seen(first_half(at.record), key, what, guard);
     take_coded(at.row, piece, words, at.pieces, word, what, guard);
   }
@@ -226,15 +226,15 @@ struct ArrivingPart<Partial, N, P, true> {
 
 // The place of a partial row of a rank.
 template <class Up>
-__device__ StagedPlace place_of_part(const StagedCombineArgs& args, const Up& up, u32 token, u32 rank) {
+__device__ DecodePlace place_of_part(const DecodeCombineArgs& args, const Up& up, u32 token, u32 rank) {
   const Common& c = args.combine.c;
-  return {c, args.staging, up, place_of(c, rank, token), (u32)(args.combine.row_bytes / 16)};
+  return {c, args.decode, up, place_of(c, rank, token), (u32)(args.combine.row_bytes / 16)};
 }
 
-// First reads of the partial row of the first of the `left` lanes' owners; those of this rank are not staged if it
+// First reads of the partial row of the first of the `left` lanes' owners; those of this rank are not sent if it
 // `keeps` them.
 template <class Coming, class Up>
-__device__ TY_INLINED void look_first(Coming& coming, const StagedCombineArgs& args, const Up& up, u32 token,
+__device__ TY_INLINED void look_first(Coming& coming, const DecodeCombineArgs& args, const Up& up, u32 token,
                                       u32 owner, Lanes left, bool keeps) {
   if (left == 0) return;
   u32 rank = shfl(owner, first_of(left));
@@ -253,7 +253,7 @@ __device__ TY_INLINED void add_partial(RowSum<Type, N>& total, const uint4 (&row
 
 // Sums one token of this rank. The whole block, each warp by itself.
 template <class Type, class Partial, u32 N, u32 P, class Up>
-__device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up& up, u32 token, u32 owner,
+__device__ TY_INLINED void receive_token(const DecodeCombineArgs& args, const Up& up, u32 token, u32 owner,
                                          Lanes owners, bool keeps, const OwnPart<Partial, N, P>& own,
                                          ArrivingPart<Partial, N, P>& coming, Guard& guard) {
   const CombineArgs& a = args.combine;
@@ -281,7 +281,7 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
     } else {
       What what{kPhaseCombineRows, rank, token, c.epoch()};
       coming.receive(place_of_part(args, up, token, rank), what, guard);
-      if (has_row(args.staging, guard))
+      if (has_row(args.decode, guard))
         add_partial<Partial>(total, coming.piece, coming.words);
       else
         leave_out(rank);
@@ -298,7 +298,7 @@ __device__ TY_INLINED void receive_token(const StagedCombineArgs& args, const Up
 
 // The weights that come back with a token's rows. One warp.
 template <class Up>
-__device__ TY_INLINED void receive_weights(const StagedCombineArgs& args, const Up& up, u32 token,
+__device__ TY_INLINED void receive_weights(const DecodeCombineArgs& args, const Up& up, u32 token,
                                            const OwnSelection& mine, u32 owner, bool keeps, Guard& guard) {
   const CombineArgs& a = args.combine;
   const Common& c = a.c;
@@ -307,8 +307,8 @@ __device__ TY_INLINED void receive_weights(const StagedCombineArgs& args, const 
   float weight = 0.0f;
   if (mine.expert >= 0 && keeps && owner == c.rank) {
     weight = args.merge.weights[mine.slot];
-  } else if (mine.expert >= 0 && !is_left_out(args.staging, owner)) {
-    uint4* record = staged_record(c, args.staging, up, c.rank, place_of(c, owner, token));
+  } else if (mine.expert >= 0 && !is_left_out(args.decode, owner)) {
+    uint4* record = decode_record(c, args.decode, up, c.rank, place_of(c, owner, token));
     What what{kPhaseCombineRows, owner, token, c.epoch()};
     weight = float_of(poll_seen(first_half(record + 1 + lane), 0, what, guard));
     if (guard.takes_left_out()) weight = 0.0f;
@@ -317,8 +317,8 @@ __device__ TY_INLINED void receive_weights(const StagedCombineArgs& args, const 
 }
 
 // Notes how many selections of a token are left out of its sum. One warp.
-__device__ TY_INLINED void note_missing(const StagedCombineArgs& args, u32 token, i32 expert, u32 owner) {
-  bool is_missing = expert < -1 || (expert >= 0 && is_left_out(args.staging, owner));
+__device__ TY_INLINED void note_missing(const DecodeCombineArgs& args, u32 token, i32 expert, u32 owner) {
+  bool is_missing = expert < -1 || (expert >= 0 && is_left_out(args.decode, owner));
   u32 count = popc(ballot(is_missing));
   if (lane_id() == 0) args.missing[token] = (u8)count;
 }
@@ -326,16 +326,16 @@ __device__ TY_INLINED void note_missing(const StagedCombineArgs& args, u32 token
 // Receives all heads. False if the operation does not continue: then it is ended here, if this block receives. The
 // whole block.
 template <bool Codes, class Up>
-__device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const Up& up, u64 seen, u32* heard,
+__device__ TY_INLINED bool poll_all_heads(const DecodeCombineArgs& args, const Up& up, u64 seen, u32* heard,
                                       const Part& part, Guard& guard) {
   const Common& c = args.combine.c;
   Decision d{};
-  if (!poll_heads(c, args.staging, up, seen, heard, d, guard)) {
-    mend_staging(c, args.staging, up, guard);
+  if (!poll_heads(c, args.decode, up, seen, heard, d, guard)) {
+    mend_inbox(c, args.decode, up, guard);
     return false;
   }
   if (d.code != kGo) {
-    if (part.receives) end_refused<Codes>(c, args.staging, up, heard, d, part, guard);
+    if (part.receives) end_refused<Codes>(c, args.decode, up, heard, d, part, guard);
     return false;
   }
   if (part.tells() && threadIdx.x == 0) {
@@ -348,7 +348,7 @@ __device__ TY_INLINED bool poll_all_heads(const StagedCombineArgs& args, const U
 
 // The whole block. `mine`: of its first token, whose own part is made; `entered`: it has received the heads.
 template <class Type, class Partial, u32 N, u32 P, class Up>
-__device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const Up& up, u32* heard, const Part& part,
+__device__ TY_INLINED void receive_partials(const DecodeCombineArgs& args, const Up& up, u32* heard, const Part& part,
                                             OwnSelection mine, const OwnPart<Partial, N, P>& own, bool entered,
                                             Guard& guard) {
   const Common& c = args.combine.c;
@@ -359,7 +359,7 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     bool has = token < c.tokens();
     if (!has && entered) break;
     u32 owner = has && mine.expert >= 0 ? c.rank_of(mine.expert) : 0;
-    bool is_owed = has && mine.expert >= 0 && !is_left_out(args.staging, owner);
+    bool is_owed = has && mine.expert >= 0 && !is_left_out(args.decode, owner);
     Lanes owners = ballot(stands_for(is_owed, owner));
     OwnSelection next;
     next.load(args.combine, token + part.receiving.step);
@@ -374,62 +374,62 @@ __device__ TY_INLINED void receive_partials(const StagedCombineArgs& args, const
     if (kMasks && args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
     mine = next;
   }
-  mend_staging(c, args.staging, up, guard);
+  mend_inbox(c, args.decode, up, guard);
 }
 
 // Posts heads and, where the call has weights of its own, sends them and waits for the heads of all. False if the
 // operation does not continue. The whole block.
 template <class Type, class Partial, class Up>
-__device__ TY_INLINED bool begin_sums(const StagedCombineArgs& args, const Up& up, u32* heard, const u32* staged,
+__device__ TY_INLINED bool begin_sums(const DecodeCombineArgs& args, const Up& up, u32* heard, const u32* promised,
                                       const Part& part, const Heads& heads, Guard& guard) {
   const Common& c = args.combine.c;
   u32 pieces = (u32)(args.merge.row_bytes / 16) * kParts<Type, Partial>;
-  if (kCodes<Partial>) pieces = kStagesCoded | pieces / kBlockPieces;
+  if (kCodes<Partial>) pieces = kSendsCoded | pieces / kBlockPieces;
   if (heads.posts())
-    heads.post(c, up, {c.verdict, pieces}, nullptr, [&](u32 peer) { return staged[peer]; });
+    heads.post(c, up, {c.verdict, pieces}, nullptr, [&](u32 peer) { return promised[peer]; });
   if (!args.topk_weights) return true;
   send_weights(args, up, part);
   return poll_all_heads<kCodes<Partial>>(args, up, look_at_heads(c, up), heard, part, guard);
 }
 
 template <class Type, class Partial, u32 N, class Up>
-__device__ TY_INLINED void combine_staged(const StagedCombineArgs& args, const Up& far, u8* shared) {
+__device__ TY_INLINED void combine_decode(const DecodeCombineArgs& args, const Up& far, u8* shared) {
   const CombineArgs& a = args.combine;
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  Part part(args.staging);
+  Part part(args.decode);
   Trace& trace = *a.c.trace;
-  Heads heads(a.c, args.staging, part);
+  Heads heads(a.c, args.decode, part);
   OwnPart<Partial, N, kParts<Type, Partial>> own{reinterpret_cast<uint4*>(shared)};
   NearWindows<Up> up(a.c, far, shared + kOwnPartBytes);
-  u32 *heard = reinterpret_cast<u32*>(up.end()), *staged = heard + a.c.ranks * kHead;
+  u32 *heard = reinterpret_cast<u32*>(up.end()), *promised = heard + a.c.ranks * kHead;
   warm(args);
   wait_for_kernel_ahead();
   let_kernel_behind_start();
   if (part.posts && threadIdx.x == 0) trace.begun = trace.counted = now_ns();
-  learn_masks(a.c, args.staging);
+  learn_masks(a.c, args.decode);
   SumRange range(a, part.keeps_own());
   OwedRow owed;
   OwnSelection mine;
-  StagedTurn turn(a.c, args.staging, a.r.note, false, 0, [&] {
+  DecodeTurn turn(a.c, args.decode, a.r.note, false, 0, [&] {
     if (part.receives) mine.load(a, part.receiving.first);
-    // A head announces the rows that are staged even if the operation is refused.
+    // A head announces the rows that are sent even if the operation is refused.
 #pragma unroll 1
     for (u32 d = threadIdx.x; part.posts && d < a.c.ranks; d += blockDim.x) {
       bool none = args.topk_weights || (d == a.c.rank && part.keeps_own());
-      staged[d] = none ? 0 : a.r.source_rows[d + 1] - a.r.source_rows[d];
+      promised[d] = none ? 0 : a.r.source_rows[d + 1] - a.r.source_rows[d];
     }
     if (part.sends) owed.load(args, range, part.sending.first);
   });
-  if (!StagedTurn::runs(a.c)) return;
+  if (!DecodeTurn::runs(a.c)) return;
   heads.open(a.c);
-  bool goes = !part.sends || begin_sums<Type, Partial>(args, up, heard, staged, part, heads, guard);
+  bool goes = !part.sends || begin_sums<Type, Partial>(args, up, heard, promised, part, heads, guard);
   if (goes && part.sends) send_partials<Type>(args, up, range, part, owed, mine, own, guard);
   if (part.posts && threadIdx.x == 0) trace.moved = now_ns();
   bool entered = part.sends && args.topk_weights;
   if (goes && part.receives)
     receive_partials<Type>(args, up, heard, part, mine, own, entered, guard);
   else if (goes && entered)
-    mend_staging(a.c, args.staging, up, guard);
+    mend_inbox(a.c, args.decode, up, guard);
   turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();
 }

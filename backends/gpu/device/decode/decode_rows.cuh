@@ -1,4 +1,4 @@
-// Low latency: where rows and records are staged, and how they show their own arrival. See staging.cuh.
+// Low latency: where rows and records lie in the inbox, and how they show their own arrival. See decode.cuh.
 #pragma once
 #include "masking.cuh"
 
@@ -9,17 +9,17 @@ __device__ inline u64 place_of(const Common& c, u32 writer, u32 token) {
   return ((u64)c.slot() * c.ranks + writer) * c.max_tokens + token;
 }
 template <class Up>
-__device__ uint4* staged_row(const Common& c, const Staging& s, const Up& up, u32 peer, u64 place) {
+__device__ uint4* decode_row(const Common& c, const DecodeArgs& s, const Up& up, u32 peer, u64 place) {
   return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.rows + place * s.row_pitch));
 }
 template <class Up>
-__device__ uint4* staged_record(const Common& c, const Staging& s, const Up& up, u32 peer, u64 place) {
+__device__ uint4* decode_record(const Common& c, const DecodeArgs& s, const Up& up, u32 peer, u64 place) {
   return reinterpret_cast<uint4*>(up.peer_ptr(kControl, peer, s.records + place * s.record_pitch));
 }
 // Words of `source`'s report about its rows at `peer`.
-__device__ inline u32 report_words(const Common& c, const Staging& s) { return s.token_words + c.local_experts(); }
+__device__ inline u32 report_words(const Common& c, const DecodeArgs& s) { return s.token_words + c.local_experts(); }
 template <class Up>
-__device__ u64* staged_word(const Common& c, const Staging& s, const Up& up, u32 peer, u32 source, u32 word) {
+__device__ u64* decode_word(const Common& c, const DecodeArgs& s, const Up& up, u32 peer, u32 source, u32 word) {
   u64 at = ((u64)c.slot() * c.ranks + source) * report_words(c, s) + word;
   return reinterpret_cast<u64*>(up.peer_ptr(kControl, peer, s.words + 8 * at));
 }
@@ -70,7 +70,7 @@ __device__ TY_INLINED u32 key_of(const uint4 (&row)[M], u32 pieces) {
 }
 
 template <u32 P = 1, u32 M>
-__device__ TY_INLINED void store_staged(uint4* to, const uint4 (&row)[M], u32 pieces, u32 key) {
+__device__ TY_INLINED void store_decode_row(uint4* to, const uint4 (&row)[M], u32 pieces, u32 key) {
 #pragma unroll
   for (u32 j = 0; j < M; j++)
     if (is_inside<P, M>(j, pieces)) store_16_relaxed(to + place_in<P, M>(j, pieces), with_key(row[j], key));
@@ -94,14 +94,14 @@ __device__ inline void store_entry(uint4* at, u32 epoch, u32 first, u32 second) 
 __device__ inline u64* first_half(uint4* at) { return reinterpret_cast<u64*>(at); }
 __device__ inline u64* second_half(uint4* at) { return reinterpret_cast<u64*>(at) + 1; }
 
-// A staged row of this rank, and its record.
-struct StagedPlace {
+// A row in the inbox of this rank, and its record.
+struct DecodePlace {
   uint4 *row, *record;
   u32 pieces;  // of each part of the row
 
   template <class Up>
-  __device__ StagedPlace(const Common& c, const Staging& s, const Up& up, u64 place, u32 pieces)
-      : row(staged_row(c, s, up, c.rank, place)), record(staged_record(c, s, up, c.rank, place)), pieces(pieces) {}
+  __device__ DecodePlace(const Common& c, const DecodeArgs& s, const Up& up, u64 place, u32 pieces)
+      : row(decode_row(c, s, up, c.rank, place)), record(decode_record(c, s, up, c.rank, place)), pieces(pieces) {}
 };
 
 // An entry of a record, where this lane has one: nothing else waits for it.
@@ -131,7 +131,7 @@ struct Arriving {
   Entry entry;
 
   // First reads, of what may not have arrived.
-  __device__ TY_INLINED void look(const StagedPlace& at) {
+  __device__ TY_INLINED void look(const DecodePlace& at) {
     key = load_relaxed(first_half(at.record));
     entry.look(at.record, 0);
 #pragma unroll
@@ -140,7 +140,7 @@ struct Arriving {
   }
   // Waits for all of them. Reads of those that have not arrived are made again side by side: one behind the other,
   // each would take as long as a load.
-  __device__ TY_INLINED void poll(const StagedPlace& at, const What& what, Guard& guard) {
+  __device__ TY_INLINED void poll(const DecodePlace& at, const What& what, Guard& guard) {
     u32 epoch = (u32)what.expected;
     guard.until(
         what,
@@ -157,8 +157,8 @@ struct Arriving {
         },
         [&](u64 found) { return found == epoch; });
   }
-  // Takes the row out of staging. Its places are free then, also where the wait was ended, and nothing is taken.
-  __device__ TY_INLINED void take(const StagedPlace& at) {
+  // Takes the row out of decode. Its places are free then, also where the wait was ended, and nothing is taken.
+  __device__ TY_INLINED void take(const DecodePlace& at) {
 #pragma unroll
     for (u32 j = 0; j < M; j++) {
       if (!is_inside<P, M>(j, at.pieces)) continue;

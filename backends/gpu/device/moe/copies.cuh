@@ -1,7 +1,7 @@
 // Copies of the small arrays of an output to memory of the caller: all in one kernel, with the conversions that
 // callers need. Rows of numbers move by the driver's own copies. And counts of a routing, before anything is sent.
 #pragma once
-#include "args.cuh"
+#include "moe_args.cuh"
 
 namespace ty {
 

@@ -3,133 +3,15 @@
 use std::sync::Arc;
 
 use tokenyard_core::Result;
-use tokenyard_core::call::CombineCall;
-use tokenyard_core::moe::{Compression, DType, logfmt};
+use tokenyard_core::moe::DType;
 
 use crate::compile::{self, Role, Rows};
 use crate::config::{Decode, GpuConfig};
+use crate::decode::loaded::DecodeKernels;
 use crate::driver::{Context, DeviceFacts, Function, Module};
+use crate::engine::EngineKernels;
 use crate::engine::device_api::DeviceApi;
-use crate::moe::args::{CombineArgs, DispatchArgs, THREADS};
 use crate::moe::sizes::DECLARED;
-
-/// Kernels of low-latency operations: see `staging.cuh`.
-#[derive(Debug)]
-pub(crate) struct StagedKernels {
-    /// Dispatches of rows that are sent as they are given.
-    dispatch: ByLength,
-    /// Dispatches of rows that are cast.
-    cast: ByLength,
-    /// The kernel for each type, as in [`Kernels`].
-    combine: [ByLength; 3],
-    /// Combines of bf16 and of fp16 whose sums are rounded once.
-    once: [Function; 2],
-    /// Combines of bf16 whose sums travel in LogFMT-10.
-    logfmt: Function,
-    /// The kernel of a rank that does not take part.
-    pub(crate) refuse: Function,
-}
-
-/// A kernel for rows of which each thread has few pieces of 16 bytes, and one for longer rows. Each has the code for
-/// its length alone: blocks wait for instructions, too.
-#[derive(Debug)]
-struct ByLength {
-    short: Function,
-    /// Most pieces of a row of the first.
-    most: u32,
-    long: Function,
-}
-
-impl ByLength {
-    /// `each`: the pieces of a thread in the first.
-    fn load(module: &Arc<Module>, name: &str, each: u32, facts: &DeviceFacts) -> Result<Self> {
-        let long = staged_kernel(module, &format!("{name}_long"), facts)?;
-        Ok(Self { short: staged_kernel(module, name, facts)?, most: each * THREADS, long })
-    }
-
-    /// The kernel for rows of this many pieces.
-    fn of(&self, pieces: u32) -> &Function {
-        if pieces <= self.most { &self.short } else { &self.long }
-    }
-}
-
-/// A kernel whose blocks wait for each other. If kernels may start early, this one does, and all its blocks
-/// are resident soon. A multiprocessor has memory for one block, there are no more blocks than
-/// multiprocessors, and the kernels that hold these wait for none of the blocks. Elsewhere the driver ensures
-/// it.
-fn staged_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
-    let kernel = if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
-    kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
-    Ok(kernel)
-}
-
-/// The kind of a low-latency sum.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SumKind {
-    /// The index of the type, as in [`Kernels`].
-    pub(crate) of_type: usize,
-    /// It is rounded once.
-    pub(crate) once: bool,
-    /// It travels in LogFMT-10: a sum of bf16.
-    coded: bool,
-}
-
-impl SumKind {
-    pub(crate) fn of(call: &CombineCall<'_>) -> Self {
-        let coded = call.compression == Compression::LogFmt10;
-        Self { of_type: summable(call.x.dtype).0, once: call.round_once, coded }
-    }
-
-    /// Most bytes of a partial row for a row of this many numbers.
-    pub(crate) fn partial_bytes(self, hidden: u32) -> u64 {
-        if self.coded {
-            return logfmt::most_bytes(hidden as usize) as u64;
-        }
-        u64::from(hidden) * if self.once || self.of_type == 2 { 4 } else { 2 }
-    }
-}
-
-impl StagedKernels {
-    fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
-        let find = |name: &str, each| ByLength::load(module, name, each, facts);
-        let refuse = module.function("ty_refuse_staged")?;
-        refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
-        Ok(Self {
-            dispatch: find("ty_dispatch_staged", 2)?,
-            cast: find("ty_dispatch_staged_cast", 1)?,
-            combine: [
-                find("ty_combine_staged_bf16", 2)?,
-                find("ty_combine_staged_f16", 2)?,
-                find("ty_combine_staged_f32", 2)?,
-            ],
-            once: [
-                staged_kernel(module, "ty_combine_staged_bf16_once", facts)?,
-                staged_kernel(module, "ty_combine_staged_f16_once", facts)?,
-            ],
-            logfmt: staged_kernel(module, "ty_combine_staged_bf16_logfmt", facts)?,
-            refuse,
-        })
-    }
-
-    /// The kernel of a dispatch.
-    pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> &Function {
-        let kernels = if dispatch.cast != 0 { &self.cast } else { &self.dispatch };
-        kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
-    }
-
-    /// The kernel of a combine.
-    pub(crate) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> &Function {
-        let pieces = (combine.row_bytes / 16) as u32;
-        if kind.coded {
-            return &self.logfmt;
-        }
-        // Sums of fp32 are rounded once in any case.
-        match self.once.get(kind.of_type).filter(|_| kind.once) {
-            Some(kernel) => kernel,
-            None => self.combine[kind.of_type].of(pieces),
-        }
-    }
-}
 
 /// The kernel for each type that merges expert rows, pushes them and sums, as in [`Kernels`]: see
 /// `fused_combine.cuh`.
@@ -143,19 +25,17 @@ pub(crate) struct Kernels {
     pub(crate) combine: [Function; 3],
     /// Where kernels put: enters a combine, and puts rows back to their sources.
     pub(crate) combine_put: Option<Function>,
-    pub(crate) arrive: Function,
     pub(crate) spread: Function,
     /// The kernel for each type, as in `combine`.
     pub(crate) merge: [Function; 3],
-    pub(crate) agree: Function,
     pub(crate) copy_out: Function,
     pub(crate) count_routing: Function,
     /// Where kernels load and store, in one domain.
     pub(crate) fused: Option<FusedKernels>,
     /// Inside one of several domains: finds the group of each token.
     pub(crate) group: Option<Function>,
-    /// The kernels of low-latency operations, where rows of the packed layout are staged.
-    pub(crate) staged: Option<StagedKernels>,
+    /// The kernels of low-latency operations, where rows of the packed layout are sent without a request.
+    pub(crate) decode: Option<DecodeKernels>,
     /// How they move rows.
     pub(crate) rows: Rows,
 }
@@ -168,7 +48,7 @@ impl Kernels {
         config: &GpuConfig,
         device_api: &DeviceApi,
         role: Role,
-    ) -> Result<Self> {
+    ) -> Result<(EngineKernels, Self)> {
         let facts = context.device.facts()?;
         let DeviceFacts { architecture, most_shared, .. } = facts;
         let rows = compile::rows_of(config, architecture, device_api.source().by_host)?;
@@ -197,8 +77,10 @@ impl Kernels {
         for kernel in combine.iter().chain(&merge).chain(&combine_put).chain([&dispatch, &spread]) {
             kernel.allow_shared(most_shared.saturating_sub(DECLARED))?;
         }
-        let arrive = module.function("ty_arrive")?;
-        let agree = module.function("ty_agree")?;
+        let of_engine = EngineKernels {
+            arrive: module.function("ty_arrive")?,
+            agree: module.function("ty_agree")?,
+        };
         let copy_out = module.function("ty_copy_out")?;
         let count_routing = module.function("ty_count_routing")?;
         let group =
@@ -207,25 +89,24 @@ impl Kernels {
         // As in `exchange.cu`: bulk copies, or more than 128 registers for a thread.
         let has_fused = is_whole && (rows == Rows::Tma || facts.wave == 64);
         let fused = has_fused.then(|| fused(&module, most_shared)).transpose()?;
-        let staged = match config.decode {
-            Decode::LowLatency if is_whole => Some(StagedKernels::load(&module, &facts)?),
+        let decode = match config.decode {
+            Decode::LowLatency if is_whole => Some(DecodeKernels::load(&module, &facts)?),
             _ => None,
         };
-        Ok(Self {
+        let of_moe = Self {
             dispatch,
             combine,
             combine_put,
-            arrive,
             spread,
             merge,
-            agree,
             copy_out,
             count_routing,
             fused,
             group,
-            staged,
+            decode,
             rows,
-        })
+        };
+        Ok((of_engine, of_moe))
     }
 }
 
@@ -255,7 +136,7 @@ mod tests {
     /// Kernels that run beside the one that a dispatch or a combine has always.
     const BESIDE: [&str; 9] = [
         "ty_return_put",
-        "ty_refuse_staged",
+        "ty_refuse_decode",
         "ty_spread",
         "ty_merge_",
         "ty_agree",

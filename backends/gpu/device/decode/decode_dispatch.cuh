@@ -1,14 +1,14 @@
 // Low-latency dispatch to the packed layout: sends without a request, and spreads the rows that arrive. See
-// staging.cuh.
+// decode.cuh.
 //
 // Every block reads all routing as sets of tokens, one per expert, so that counts and places are numbers of
 // bits. A source reports which of its tokens are sent, and how many rows each expert gets; each block of a
 // receiver reads that once, and knows the place of every row, in order of source ranks, then of tokens.
 //
-// Where one kernel sends and receives, the last row of each block is not staged for this rank: it is still in
+// Where one kernel sends and receives, the last row of each block is not sent to this rank: it is still in
 // registers when the places are known, and is spread while rows of others are loaded.
 #pragma once
-#include "staged_send.cuh"
+#include "decode_send.cuh"
 #include "tables.cuh"
 
 namespace ty {
@@ -23,7 +23,7 @@ struct ComingTables {
   u32* reports; // [R, token_words + El]: as received
   u32* base;    // [R, El]: rows of an expert from the ranks before
   u32* first;   // [R + 1]: first of each source's rows here, then N
-  u32* staged;  // [token_words * R + 1]: staged rows before each set of ComingRows, then all of them
+  u32* arriving;  // [token_words * R + 1]: rows that arrive before each set of ComingRows, then all of them
   u32 ranks, words, local, token_words;
 
   __device__ ComingTables(const SentTables& t, u8* shared)
@@ -31,7 +31,7 @@ struct ComingTables {
     pending = reinterpret_cast<u32*>(shared);
     heard = pending + 1;
     reports = heard + ranks * kHead, base = reports + ranks * words, first = base + ranks * local;
-    staged = first + ranks + 1;
+    arriving = first + ranks + 1;
   }
   __device__ u32 rows(u32 source, u32 expert) const { return reports[source * words + token_words + expert]; }
   __device__ const u32* set(u32 source) const { return reports + source * words; }
@@ -52,7 +52,7 @@ struct ComingRow {
   __device__ u32 number(const ComingTables& t) const { return t.first[source] + t.before(source, token); }
 };
 
-// The rows that are staged here, about in the order in which they come: by words of tokens, then by sources. All
+// The rows that are sent here, about in the order in which they come: by words of tokens, then by sources. All
 // sources send their first tokens first.
 struct ComingRows {
   const ComingTables& t;
@@ -60,28 +60,28 @@ struct ComingRows {
   u32 ranks_factor;
 
   __device__ u32 words() const { return t.token_words * t.ranks; }
-  __device__ u32 rows() const { return t.staged[words()]; }
+  __device__ u32 rows() const { return t.arriving[words()]; }
   // The rows before each word of each source. One warp.
   __device__ TY_INLINED void count() const {
     RunningSum rows;
 #pragma unroll 1
     for (u32 from = 0; from < words(); from += kWave) {
       u32 at = from + lane_id(), before = rows.add(at < words() ? popc(set(at)) : 0);
-      if (at < words()) t.staged[at] = before;
+      if (at < words()) t.arriving[at] = before;
     }
-    if (lane_id() == 0) t.staged[words()] = rows.sum;
+    if (lane_id() == 0) t.arriving[words()] = rows.sum;
   }
   // The whole warp.
   __device__ TY_INLINED ComingRow at(u32 number) const {
     u32 at = 0;
 #pragma unroll 1
     for (u32 from = 0; from < words(); from += kWave) {
-      u32 next = from + lane_id() + 1, before = popc(ballot(next < words() && t.staged[next] <= number));
+      u32 next = from + lane_id() + 1, before = popc(ballot(next < words() && t.arriving[next] <= number));
       at += before;
       if (before < kWave) break;
     }
     u32 word = quotient(at, t.ranks, ranks_factor), found = set(at);
-    return {at - word * t.ranks, word * kTallied + nth_bit(found, number - t.staged[at])};
+    return {at - word * t.ranks, word * kTallied + nth_bit(found, number - t.arriving[at])};
   }
 
  private:
@@ -98,7 +98,7 @@ struct ComingRows {
 // heads are there without an objection. False if one is not there. Warps by role: those that poll reports wait for
 // those that poll heads.
 template <class Up>
-__device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
+__device__ TY_INLINED bool look_at_entries(const DecodeDispatchArgs& args, const Up& up, const ComingTables& t,
                                            Guard& guard) {
   const Common& c = args.dispatch.c;
   u32 heads = c.ranks * kHead, waves = min((heads + kWave - 1) / kWave, block_waves() - 1), limit = waves * kWave;
@@ -111,7 +111,7 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
       const u64* at = entry_word(c, up, c.rank, source, word);
       u32 value = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);
       t.heard[i] = value;
-      if (word == kHeadVerdict) note_wait(args.staging, source);
+      if (word == kHeadVerdict) note_wait(args.decode, source);
       if (guard.ended() || word_objects(c, word, value)) atomic_or(t.pending, kAgainst);
       atomic_add(t.pending, ~0u);
     }
@@ -119,8 +119,8 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
   }
 #pragma unroll 1
   for (u32 i = threadIdx.x - limit; i < c.ranks * t.words; i += blockDim.x - limit) {
-    u32 source = quotient(i, t.words, args.staging.report_factor), w = i - source * t.words;
-    const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
+    u32 source = quotient(i, t.words, args.decode.report_factor), w = i - source * t.words;
+    const u64* at = decode_word(c, args.decode, up, c.rank, source, w);
     u64 seen = load_relaxed(at);
     u32 pending = kAgainst;
     while (seen >> 32 != epoch && ((pending = atomic_or(t.pending, 0u)) & ~kAgainst) != 0) seen = load_relaxed(at);
@@ -133,13 +133,13 @@ __device__ TY_INLINED bool look_at_entries(const StagedDispatchArgs& args, const
 
 // Receives the reports of the ranks that take part, where masks may be. The whole block.
 template <class Up>
-__device__ TY_COLD Guard poll_masked_reports(const StagedDispatchArgs& args, Up up, ComingTables t, Guard guard) {
+__device__ TY_COLD Guard poll_masked_reports(const DecodeDispatchArgs& args, Up up, ComingTables t, Guard guard) {
   const Common& c = args.dispatch.c;
   auto ask = [&](u32 source, u32 w, bool is_there) -> u32 {
-    const u64* at = staged_word(c, args.staging, up, c.rank, source, w);
+    const u64* at = decode_word(c, args.decode, up, c.rank, source, w);
     return is_there ? poll_seen(at, 0, {kPhaseEntry, source, w, c.epoch()}, guard) : 0;
   };
-  poll_present(c, args.staging, {kByReports, t.words, t.reports}, guard, ask);
+  poll_present(c, args.decode, {kByReports, t.words, t.reports}, guard, ask);
   return guard;
 }
 
@@ -174,15 +174,15 @@ struct PackedOutput {
   template <class T>
   __device__ T* array(u64 offset) const { return reinterpret_cast<T*>(base + offset); }
   // The first word of the scales of row `row` of a block of `most` rows, the first of which is `block`.
-  __device__ u32* scales(const StagedDispatchArgs& args, u64 block, u64 row) const {
-    return array<u32>(at.scales) + block * args.dispatch.scale_words + row * args.staging.scale_stride[0];
+  __device__ u32* scales(const DecodeDispatchArgs& args, u64 block, u64 row) const {
+    return array<u32>(at.scales) + block * args.dispatch.scale_words + row * args.decode.scale_stride[0];
   }
 };
 
 // Writes the counts into this rank's region, and the facts for its handle; then reports to the host. One
 // block.
 template <class Up>
-__device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
+__device__ void note_coming(const DecodeDispatchArgs& args, const Up& up, const ComingTables& t,
                             const PackedOutput& out, const Decision& d, Guard& guard) {
   const DispatchArgs& a = args.dispatch;
   u32 ranks = t.ranks, tokens = t.first[ranks];
@@ -193,7 +193,7 @@ __device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const 
   for (u32 s = threadIdx.x; s < ranks; s += blockDim.x) {
     out.array<u32>(out.at.rank_counts)[s] = t.first[s + 1] - t.first[s];
     out.array<u32>(out.at.rank_ends)[s] = t.first[s + 1];
-    if (masks(args.staging)) out.array<u8>(out.at.lost)[s] = is_left_out(args.staging, s);
+    if (masks(args.decode)) out.array<u8>(out.at.lost)[s] = is_left_out(args.decode, s);
     a.r.source_rows[s] = t.first[s];
   }
 #pragma unroll 1
@@ -202,7 +202,7 @@ __device__ void note_coming(const StagedDispatchArgs& args, const Up& up, const 
     ranges[i] = t.rows(s, e) | (u64)before << 32;
     if (s + 1 != ranks) continue;
     counts[e] = before + t.rows(s, e);
-    if (args.staging.expert_totals) args.staging.expert_totals[e] += counts[e];
+    if (args.decode.expert_totals) args.decode.expert_totals[e] += counts[e];
   }
   if (threadIdx.x >= kWave) return;
   u32 mine = 0, rows;
@@ -231,7 +231,7 @@ struct Entry {
 
 // Stores a row, and its metadata, for each of its experts. The whole block.
 template <u32 N>
-__device__ TY_INLINED void spread_row(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
+__device__ TY_INLINED void spread_row(const DecodeDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
                                       const ComingRow& from, const Entry& entry, const uint4 (&row)[N]) {
   const DispatchArgs& a = args.dispatch;
   u32 lane = lane_id(), topk = a.c.topk, own = row_pieces(a), pieces = sent_pieces(a), most = (u32)a.most_tokens();
@@ -240,7 +240,7 @@ __device__ TY_INLINED void spread_row(const StagedDispatchArgs& args, const Comi
   i32 slot = at < most ? (i32)(expert * most + at) : -1;
   Lanes copies = ballot(slot >= 0);
   // Pieces that are stored as they are: those of scales, too, if these lie by rows.
-  const u32(&stride)[2] = args.staging.scale_stride;
+  const u32(&stride)[2] = args.decode.scale_stride;
   bool by_rows = stride[0] == a.scale_words && stride[1] == 1 && a.scale_words % 4 == 0;
   u32 limit = by_rows ? pieces : own;
 #pragma unroll 1
@@ -258,7 +258,7 @@ __device__ TY_INLINED void spread_row(const StagedDispatchArgs& args, const Comi
     u32 piece = piece_at(j);
     bool has = piece >= own && piece < pieces;
     if (!any(has)) continue;
-    u32 word[4] = {row[j].x, row[j].y, row[j].z, row[j].w}, step = args.staging.scale_stride[1];
+    u32 word[4] = {row[j].x, row[j].y, row[j].z, row[j].w}, step = args.decode.scale_stride[1];
 #pragma unroll 1
     for (Lanes left = copies; left != 0; left &= left - 1) {
       u32 to = (u32)shfl(slot, first_of(left)), block = shfl(expert, first_of(left)) * most;
@@ -276,22 +276,22 @@ __device__ TY_INLINED void spread_row(const StagedDispatchArgs& args, const Comi
   if (lane < topk && from.source == a.c.rank) a.r.places[(u64)from.token * topk + lane] = (u32)slot;
   if (lane == 0) out.array<u32>(out.at.landed_source)[number] = source;
   if (slot < 0) return;
-  out.array<u32>(out.at.source)[slot] = from.source * args.staging.source_step + from.token;
+  out.array<u32>(out.at.source)[slot] = from.source * args.decode.source_step + from.token;
   if (a.weights) out.array<float>(out.at.weights)[slot] = entry.weight;
 }
 
 // A row of a source that has stopped midway, and is left out. Its places are not known. The whole block.
-__device__ TY_COLD void miss_row(const StagedDispatchArgs& args, u8* region, u32 number, u32 from) {
+__device__ TY_COLD void miss_row(const DecodeDispatchArgs& args, u8* region, u32 number, u32 from) {
   const Common& c = args.dispatch.c;
   PackedOutput out(args.dispatch, region);
   if (threadIdx.x != 0) return;
   out.array<u32>(out.at.landed_source)[number] = from;
-  u32 source = quotient(from, c.max_tokens, args.staging.tokens_factor);
-  store_relaxed(settled_word(c, args.staging, kGaps, source), (u64)c.epoch());
+  u32 source = quotient(from, c.max_tokens, args.decode.tokens_factor);
+  store_relaxed(settled_word(c, args.decode, kGaps, source), (u64)c.epoch());
 }
 
 // Clears the places of a source that has stopped midway: none of its rows counts. One block, behind all others.
-__device__ TY_COLD void clear_rows(const StagedDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
+__device__ TY_COLD void clear_rows(const DecodeDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
                                    u32 source) {
   const DispatchArgs& a = args.dispatch;
   u32 most = (u32)a.most_tokens(), topk = a.c.topk;
@@ -306,7 +306,7 @@ __device__ TY_COLD void clear_rows(const StagedDispatchArgs& args, const ComingT
       uint4* x = reinterpret_cast<uint4*>(out.base + (u64)slot * a.row_bytes);
       for (u32 i = threadIdx.x; i < row_pieces(a); i += blockDim.x) store_16(x + i, make_uint4(0, 0, 0, 0));
       u32* scales = out.scales(args, (u64)e * most, slot - e * most);
-      for (u32 i = threadIdx.x; i < a.scale_words; i += blockDim.x) scales[(u64)i * args.staging.scale_stride[1]] = 0;
+      for (u32 i = threadIdx.x; i < a.scale_words; i += blockDim.x) scales[(u64)i * args.decode.scale_stride[1]] = 0;
       if (threadIdx.x != 0) continue;
       out.array<u32>(out.at.source)[slot] = ~0u;
       if (a.weights) out.array<float>(out.at.weights)[slot] = 0.0f;
@@ -317,14 +317,14 @@ __device__ TY_COLD void clear_rows(const StagedDispatchArgs& args, const ComingT
 
 // The last block looks for sources that have stopped midway; `tables` is the shared memory of the routing. The whole
 // block.
-__device__ TY_COLD void mend_output(const StagedDispatchArgs& args, u8* tables, u8* region, u32 blocks) {
-  if (!last_to_receive(args.staging, blocks)) return;
-  SentTables sent(args.dispatch, args.staging, tables);
+__device__ TY_COLD void mend_output(const DecodeDispatchArgs& args, u8* tables, u8* region, u32 blocks) {
+  if (!last_to_receive(args.decode, blocks)) return;
+  SentTables sent(args.dispatch, args.decode, tables);
   ComingTables t(sent, sent.end(args.dispatch));
   PackedOutput out(args.dispatch, region);
 #pragma unroll 1
   for (u32 s = 0; s < t.ranks; s++)
-    if (load_relaxed(settled_word(args.dispatch.c, args.staging, kGaps, s)) == args.dispatch.c.epoch())
+    if (load_relaxed(settled_word(args.dispatch.c, args.decode, kGaps, s)) == args.dispatch.c.epoch())
       clear_rows(args, t, out, s);
 }
 
@@ -335,25 +335,25 @@ struct SeenRow {
   Arriving<N, 1, SeenEntry> coming;
 
   template <class Up>
-  __device__ StagedPlace place(const StagedDispatchArgs& args, const Up& up) const {
+  __device__ DecodePlace place(const DecodeDispatchArgs& args, const Up& up) const {
     const Common& c = args.dispatch.c;
-    return {c, args.staging, up, place_of(c, from.source, from.token), sent_pieces(args.dispatch)};
+    return {c, args.decode, up, place_of(c, from.source, from.token), sent_pieces(args.dispatch)};
   }
   template <class Up>
-  __device__ TY_INLINED void look(const StagedDispatchArgs& args, const Up& up, const ComingRow& row) {
+  __device__ TY_INLINED void look(const DecodeDispatchArgs& args, const Up& up, const ComingRow& row) {
     from = row;
     coming.entry.is_mine = lane_id() < args.dispatch.c.topk;
     coming.look(place(args, up));
   }
-  // Removes the row from staging, and spreads it. The whole block.
+  // Removes the row from the inbox, and spreads it. The whole block.
   template <class Up>
-  __device__ TY_INLINED void receive(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
+  __device__ TY_INLINED void receive(const DecodeDispatchArgs& args, const Up& up, const ComingTables& t,
                                      const PackedOutput& out, Guard& guard) {
     const DispatchArgs& a = args.dispatch;
-    StagedPlace at = place(args, up);
+    DecodePlace at = place(args, up);
     coming.poll(at, {kPhaseRows, from.source, from.token, a.c.epoch()}, guard);
     coming.take(at);
-    if (!has_row(args.staging, guard)) {
+    if (!has_row(args.decode, guard)) {
       miss_row(args, out.base, from.number(t), from.source * a.c.max_tokens + from.token);
       return;
     }
@@ -390,7 +390,7 @@ struct KeptRow {
     is_here = ballot(named != ~0u) != 0;
   }
   // The whole block.
-  __device__ TY_INLINED void spread(const StagedDispatchArgs& args, const ComingTables& t,
+  __device__ TY_INLINED void spread(const DecodeDispatchArgs& args, const ComingTables& t,
                                     const PackedOutput& out) const {
     u32 me = args.dispatch.c.rank;
     spread_row(args, t, out, {me, token}, {named, row.weight}, row.piece);
@@ -399,24 +399,24 @@ struct KeptRow {
 
 // `own`: what this block has kept. The whole block.
 template <u32 N, bool kCast, class Up>
-__device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up& up, const ComingTables& t,
+__device__ TY_INLINED void receive_rows(const DecodeDispatchArgs& args, const Up& up, const ComingTables& t,
                                         KeptRow<N, kCast> own, const Part& part, Guard& guard) {
   const DispatchArgs& a = args.dispatch;
   const Common& c = a.c;
   bool there = false;
-  if (!masks(args.staging))
+  if (!masks(args.decode))
     there = look_at_entries(args, up, t, guard);
-  else if (!poll_masked_heads(c, args.staging, up, t.heard))
+  else if (!poll_masked_heads(c, args.decode, up, t.heard))
     guard.end();
   there = sync_block_and(there && !guard.ended());
-  if (!there && sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
+  if (!there && sync_block_or(guard.ended())) return mend_inbox(c, args.decode, up, guard);
   Decision d = decide_together(c, t.heard);
-  if (d.code != kGo) return end_refused(c, args.staging, up, t.heard, d, part, guard);
-  if (masks(args.staging)) {
+  if (d.code != kGo) return end_refused(c, args.decode, up, t.heard, d, part, guard);
+  if (masks(args.decode)) {
     guard = poll_masked_reports(args, up, t, guard);
-    if (sync_block_or(guard.ended())) return mend_staging(c, args.staging, up, guard);
+    if (sync_block_or(guard.ended())) return mend_inbox(c, args.decode, up, guard);
   }
-  ComingRows rows{t, c.rank, KeptTokens(part, c.tokens()).first, args.staging.ranks_factor};
+  ComingRows rows{t, c.rank, KeptTokens(part, c.tokens()).first, args.decode.ranks_factor};
   place_rows(t, rows);
   PackedOutput out(a, up.own_arena(a.region));
   if (part.tells()) note_coming(args, up, t, out, d, guard);
@@ -434,19 +434,19 @@ __device__ TY_INLINED void receive_rows(const StagedDispatchArgs& args, const Up
     for (u32 n = 0; n < kAtOnce; n++)
       if (i + n * step < all) coming[n].receive(args, up, t, out, guard);
   }
-  if (masks(args.staging)) mend_output(args, up.end(), out.base, part.receiving.step);
-  mend_staging(c, args.staging, up, guard);
+  if (masks(args.decode)) mend_output(args, up.end(), out.base, part.receiving.step);
+  mend_inbox(c, args.decode, up, guard);
 }
 
 template <u32 N, bool kCast, class Up>
-__device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const Up& far, u8* shared) {
+__device__ TY_INLINED void dispatch_decode(const DecodeDispatchArgs& args, const Up& far, u8* shared) {
   const DispatchArgs& a = args.dispatch;
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  Part part(args.staging);
+  Part part(args.decode);
   Trace& trace = *a.c.trace;
-  Heads heads(a.c, args.staging, part);
+  Heads heads(a.c, args.decode, part);
   NearWindows<Up> up(a.c, far, shared);
-  SentTables sent(a, args.staging, up.end());
+  SentTables sent(a, args.decode, up.end());
   ComingTables coming(sent, sent.end(a));
   if (part.sends) sent.clear(a);
   if (threadIdx.x == 0) *coming.pending = a.c.ranks * kHead;
@@ -454,15 +454,15 @@ __device__ TY_INLINED void dispatch_staged(const StagedDispatchArgs& args, const
   wait_for_kernel_ahead();
   let_kernel_behind_start();
   if (part.posts && threadIdx.x == 0) trace.begun = now_ns();
-  learn_masks(a.c, args.staging);
+  learn_masks(a.c, args.decode);
   FirstPicks first(a, part.sends);
   SentRow<N, kCast> row;
   u32 found = a.tokens && !a.replay ? load_device(a.tokens) : a.c.input_rows;
-  StagedTurn turn(a.c, args.staging, a.r.note, !a.replay, a.replay ? 0 : min(found, a.c.input_rows), [&] {
+  DecodeTurn turn(a.c, args.decode, a.r.note, !a.replay, a.replay ? 0 : min(found, a.c.input_rows), [&] {
     if (part.sends && part.sending.first < a.c.input_rows) row.load(a, part.sending.first);
     if (part.sends && threadIdx.x == 0 && found > a.c.input_rows) *sent.problem = (u64)found << 16 | kTooMany;
   });
-  if (!StagedTurn::runs(a.c)) return;
+  if (!DecodeTurn::runs(a.c)) return;
   heads.open(a.c);
   if (part.sends) send_rows(args, up, sent, first, part, heads, row);
   if (part.posts && threadIdx.x == 0) trace.counted = now_ns();

@@ -1,7 +1,7 @@
-// Low-latency operations: several ranks whose rows are staged, one operation after the other, in one kernel
-// and in halves, with one rank late, with flat operations between them, refused ones and ended waits.
+// Low-latency operations: several ranks whose rows are sent without a request, one operation after the other,
+// in one kernel and in halves, with one rank late, with flat operations between them, refused ones and ended waits.
 #define MODEL_SLOTS 4
-#define MODEL_STAGING (6 << 20)
+#define MODEL_DECODE (6 << 20)
 #include "helpers.h"
 #include "exchange.cu"
 #include "level.h"
@@ -34,20 +34,20 @@ void on_all(const Ranks& ranks, std::mt19937& random, Run run) {
 // How an operation runs.
 enum class Way { kAtOnce, kByRole, kHalves };
 
-Staging staging_of(const Rank& r, Way way) {
-  Staging s{};
+DecodeArgs decode_of(const Rank& r, Way way) {
+  DecodeArgs s{};
   u32 ranks = r.s.ranks, most = r.s.max_tokens;
   s.token_words = (most + 31) / 32;
   s.record_pitch = 16 * (1 + r.s.topk);
   s.topk_factor = factor_of(r.s.topk), s.tokens_factor = factor_of(most);
   s.words_factor = factor_of(s.token_words), s.report_factor = factor_of(s.token_words + r.s.local());
   s.ranks_factor = factor_of(ranks);
-  // Sums that are rounded once are staged as f32.
+  // Sums that are rounded once are sent as f32.
   s.row_pitch = align_region(2 * r.s.row_bytes + 4 * r.s.scale_words + 16);
-  s.words = kStagedAt;
+  s.words = kDecodeAt;
   s.records = s.words + align_region(8ull * kSlots * ranks * (s.token_words + r.s.local()));
   s.rows = s.records + align_region((u64)kSlots * ranks * most * s.record_pitch);
-  if (s.rows + (u64)kSlots * ranks * most * s.row_pitch > kControlBytes) fail("staging is too small");
+  if (s.rows + (u64)kSlots * ranks * most * s.row_pitch > kControlBytes) fail("the inbox is too small");
   s.phases = kSends | kReceives;
   // One of them posts heads, the others send rows.
   s.senders = way == Way::kByRole ? 3 : 0;
@@ -55,16 +55,16 @@ Staging staging_of(const Rank& r, Way way) {
   return s;
 }
 
-u32 blocks_of(const Staging& s) { return kBlocks + s.senders; }
+u32 blocks_of(const DecodeArgs& s) { return kBlocks + s.senders; }
 
-// All staging of a rank, as it is when no operation is open.
+// The whole inbox of a rank, as it is when no operation is open.
 void check_clean(const Rank& r, const std::string& when) {
-  Staging s = staging_of(r, Way::kAtOnce);
+  DecodeArgs s = decode_of(r, Way::kAtOnce);
   bool clean = all_are(0, r.control + s.rows, (u64)kSlots * r.s.ranks * r.s.max_tokens * s.row_pitch);
-  same("staging of rank " + std::to_string(r.me) + " is free " + when, clean, true);
+  same("inbox of rank " + std::to_string(r.me) + " is free " + when, clean, true);
 }
 
-// Rows whose bytes look like empty staging, or like a key.
+// Rows whose bytes look like an empty inbox, or like a key.
 void bring_anything(Rank& r, std::mt19937& random) {
   u32* words = (u32*)r.x;
   u32 all = r.tokens * r.s.row_bytes / 4, pick = 0;
@@ -82,22 +82,22 @@ void bring_anything(Rank& r, std::mt19937& random) {
     if (random() % 3 == 0) r.scales[i] = ~0u;
 }
 
-StagedDispatchArgs staged_dispatch(Rank& r, bool replay, Way way) {
-  StagedDispatchArgs a{dispatch_args(r, kPacked, replay), staging_of(r, way)};
+DecodeDispatchArgs decode_dispatch(Rank& r, bool replay, Way way) {
+  DecodeDispatchArgs a{dispatch_args(r, kPacked, replay), decode_of(r, way)};
   a.dispatch.tile_rows = 0, a.dispatch.worst = 1;
   // Each rank has forms of its own.
-  take_forms(a.staging, a.dispatch, (r.operations + r.me) % 2, (r.operations / 4 + r.me) % 2 * r.s.max_tokens);
+  take_forms(a.decode, a.dispatch, (r.operations + r.me) % 2, (r.operations / 4 + r.me) % 2 * r.s.max_tokens);
   return a;
 }
 
 // The kernel for longer rows, as the host chooses it.
 bool is_long_for(u32 pieces, u32 each) { return pieces > each * kWarps * kWave; }
 
-void run_staged(const StagedDispatchArgs& a, const Up::Params& params, bool is_long) {
+void run_decode(const DecodeDispatchArgs& a, const Up::Params& params, bool is_long) {
   if (a.dispatch.cast != 0)
-    is_long ? ty_dispatch_staged_cast_long(a, params) : ty_dispatch_staged_cast(a, params);
+    is_long ? ty_dispatch_decode_cast_long(a, params) : ty_dispatch_decode_cast(a, params);
   else
-    is_long ? ty_dispatch_staged_long(a, params) : ty_dispatch_staged(a, params);
+    is_long ? ty_dispatch_decode_long(a, params) : ty_dispatch_decode(a, params);
 }
 
 // A block that starts later than the others: when `hold` returns.
@@ -106,13 +106,13 @@ struct Late {
   std::function<void()> hold = [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
 };
 
-void launch_staged(Rank& r, const StagedDispatchArgs& a, u32 phases, const Late& late = {}) {
-  StagedDispatchArgs part = a;
-  part.staging.phases = phases;
+void launch_decode(Rank& r, const DecodeDispatchArgs& a, u32 phases, const Late& late = {}) {
+  DecodeDispatchArgs part = a;
+  part.decode.phases = phases;
   bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.cast != 0 ? 1 : 2);
-  model::launch(blocks_of(part.staging), kWarps * kWave, [=, &r] {
+  model::launch(blocks_of(part.decode), kWarps * kWave, [=, &r] {
     if (blockIdx.x == late.block && threadIdx.x == 0) late.hold();
-    run_staged(part, r.params(), is_long);
+    run_decode(part, r.params(), is_long);
   });
 }
 
@@ -127,13 +127,13 @@ Outcome reported_to(Rank& r, const DispatchArgs& a) {
   return outcome;
 }
 
-void check_packed(const Ranks& ranks, const std::vector<StagedDispatchArgs>& args) {
+void check_packed(const Ranks& ranks, const std::vector<DecodeDispatchArgs>& args) {
   for (u32 d = 0; d < ranks.size(); d++) {
     const DispatchArgs& a = args[d].dispatch;
     no_ended_wait(*ranks[d]);
     Outcome outcome = reported_to(*ranks[d], a);
     same("dispatch", outcome.code, kGo);
-    check_received(inputs_of(ranks), d, a, ranks[d]->arena + a.region, outcome, args[d].staging);
+    check_received(inputs_of(ranks), d, a, ranks[d]->arena + a.region, outcome, args[d].decode);
     Region region = region_of(a, outcome);
     const u32 *counts = (u32*)(ranks[d]->arena + a.region + region.rank_counts),
               *ends = (u32*)(ranks[d]->arena + a.region + region.rank_ends);
@@ -142,21 +142,21 @@ void check_packed(const Ranks& ranks, const std::vector<StagedDispatchArgs>& arg
   }
 }
 
-std::vector<StagedDispatchArgs> dispatch_all(const Ranks& ranks, std::mt19937& random, bool replay, Way way,
+std::vector<DecodeDispatchArgs> dispatch_all(const Ranks& ranks, std::mt19937& random, bool replay, Way way,
                                              bool no_host_sync = false) {
-  std::vector<StagedDispatchArgs> args;
+  std::vector<DecodeDispatchArgs> args;
   for (Rank* r : ranks) {
     memset(r->arena, 0xee, kArenaBytes);
-    args.push_back(staged_dispatch(*r, replay, way));
+    args.push_back(decode_dispatch(*r, replay, way));
     if (no_host_sync) args.back().dispatch.c.no_host_sync = 1, args.back().dispatch.c.outcome = r->late;
     if (no_host_sync && !replay) *r->tokens_word = r->tokens, args.back().dispatch.tokens = r->tokens_word;
   }
   if (way == Way::kHalves) {
     // One after the other: a sender waits for no rank.
-    for (u32 i = 0; i < ranks.size(); i++) launch_staged(*ranks[i], args[i], kSends);
-    on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kReceives); });
+    for (u32 i = 0; i < ranks.size(); i++) launch_decode(*ranks[i], args[i], kSends);
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kReceives); });
   } else {
-    on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
   }
   return args;
 }
@@ -211,8 +211,8 @@ struct Given {
   std::vector<i64> ids;
 };
 
-StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, const Call& call) {
-  StagedCombineArgs a{};
+DecodeCombineArgs decode_combine(Rank& r, const DispatchArgs& d, Given& mine, const Call& call) {
+  DecodeCombineArgs a{};
   CombineArgs& c = a.combine;
   Region at = region_of(d, Outcome{});
   u8* base = r.arena + d.region;
@@ -229,23 +229,23 @@ StagedCombineArgs staged_combine(Rank& r, const DispatchArgs& d, Given& mine, co
   m.slots = (i32*)(base + at.slots), m.rows = d.c.local_experts() * d.most_tokens();
   m.row_bytes = r.s.row_bytes, m.topk = r.s.topk;
   a.sources = (u32*)(base + at.landed_source);
-  a.staging = staging_of(r, call.way);
+  a.decode = decode_of(r, call.way);
   return a;
 }
 
-void launch_combine(Rank& r, const StagedCombineArgs& a, const Call& call, u32 phases) {
-  StagedCombineArgs part = a;
-  part.staging.phases = phases;
+void launch_combine(Rank& r, const DecodeCombineArgs& a, const Call& call, u32 phases) {
+  DecodeCombineArgs part = a;
+  part.decode.phases = phases;
   bool is_long = is_long_for(r.s.row_bytes / 16, 2);
-  model::launch(blocks_of(part.staging), kWarps * kWave, [=, &r] {
+  model::launch(blocks_of(part.decode), kWarps * kWave, [=, &r] {
     if (call.coded)
-      ty_combine_staged_bf16_logfmt(part, r.params());
+      ty_combine_decode_bf16_logfmt(part, r.params());
     else if (call.narrow && call.once)
-      ty_combine_staged_bf16_once(part, r.params());
+      ty_combine_decode_bf16_once(part, r.params());
     else if (call.narrow)
-      is_long ? ty_combine_staged_bf16_long(part, r.params()) : ty_combine_staged_bf16(part, r.params());
+      is_long ? ty_combine_decode_bf16_long(part, r.params()) : ty_combine_decode_bf16(part, r.params());
     else
-      is_long ? ty_combine_staged_f32_long(part, r.params()) : ty_combine_staged_f32(part, r.params());
+      is_long ? ty_combine_decode_f32_long(part, r.params()) : ty_combine_decode_f32(part, r.params());
   });
 }
 
@@ -288,14 +288,14 @@ std::vector<float> expected_sum(const Rank& s, u32 t, const Slots& slots, const 
   return sum;
 }
 
-void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<StagedDispatchArgs>& dispatched,
+void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<DecodeDispatchArgs>& dispatched,
                  const Call& call) {
   Shape s = ranks[0]->s;
   Elements values{call.narrow};
   u32 width = s.row_bytes / values.bytes();
   u64 rows = (u64)s.local() * s.ranks * s.max_tokens;
   std::vector<Given> given(s.ranks);
-  std::vector<StagedCombineArgs> args;
+  std::vector<DecodeCombineArgs> args;
   for (Rank* r : ranks) {
     Given& mine = given[r->me];
     mine.y.resize(rows * s.row_bytes), mine.bias.resize((u64)s.max_tokens * s.row_bytes);
@@ -309,7 +309,7 @@ void combine_all(const Ranks& ranks, std::mt19937& random, const std::vector<Sta
     mine.late.resize((u64)s.max_tokens * s.topk), mine.ids.assign(r->topk.begin(), r->topk.end());
     for (float& w : mine.late) w = (float)(int)(random() % 199) / 8 - 12;
     for (i64& id : mine.ids) id = random() % 3 == 0 ? -1 : id;
-    args.push_back(staged_combine(*r, dispatched[r->me].dispatch, mine, call));
+    args.push_back(decode_combine(*r, dispatched[r->me].dispatch, mine, call));
   }
   if (call.way == Way::kHalves) {
     // Weights of the call come from all ranks before sums are made.
@@ -376,55 +376,55 @@ void rounds(const Ranks& ranks, std::mt19937& random, std::vector<u32> tokens, W
 
 // A block of one rank starts late: all its heads come before the reports of that block.
 void late_blocks(const Ranks& ranks, std::mt19937& random) {
-  std::vector<StagedDispatchArgs> args;
+  std::vector<DecodeDispatchArgs> args;
   for (Rank* r : ranks) {
     bring(*r, r->s.max_tokens, random);
     memset(r->arena, 0xee, kArenaBytes);
-    args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+    args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
   }
   on_all(ranks, random, [&](Rank& r, u32 i) {
-    launch_staged(r, args[i], kSends | kReceives, Late{i == 0 ? 0 : ~0u});
+    launch_decode(r, args[i], kSends | kReceives, Late{i == 0 ? 0 : ~0u});
   });
   check_packed(ranks, args);
 }
 
 // Two operations are open at once.
 void two_at_once(const Ranks& ranks, std::mt19937& random) {
-  std::vector<StagedDispatchArgs> first, second;
+  std::vector<DecodeDispatchArgs> first, second;
   for (Rank* r : ranks) {
     bring(*r, r->s.max_tokens, random);
     memset(r->arena, 0xee, kArenaBytes);
-    first.push_back(staged_dispatch(*r, false, Way::kHalves));
-    second.push_back(staged_dispatch(*r, true, Way::kHalves));
+    first.push_back(decode_dispatch(*r, false, Way::kHalves));
+    second.push_back(decode_dispatch(*r, true, Way::kHalves));
     second.back().dispatch.region = 2 << 20;
   }
   for (u32 i = 0; i < ranks.size(); i++)
-    for (auto* args : {&first, &second}) launch_staged(*ranks[i], (*args)[i], kSends);
+    for (auto* args : {&first, &second}) launch_decode(*ranks[i], (*args)[i], kSends);
   std::vector<Outcome> outcomes(ranks.size());
   on_all(ranks, random, [&](Rank& r, u32 i) {
-    launch_staged(r, first[i], kReceives);
+    launch_decode(r, first[i], kReceives);
     outcomes[i] = reported_to(r, first[i].dispatch);
-    launch_staged(r, second[i], kReceives);
+    launch_decode(r, second[i], kReceives);
   });
   for (u32 d = 0; d < ranks.size(); d++)
     for (auto* args : {&first, &second})
       check_received(inputs_of(ranks), d, (*args)[d].dispatch, ranks[d]->arena + (*args)[d].dispatch.region,
-                     outcomes[d], (*args)[d].staging);
+                     outcomes[d], (*args)[d].decode);
 }
 
 // Rows are cast as they leave.
 void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
   Shape s = ranks[0]->s;
   std::vector<std::vector<u32>> raw(s.ranks);
-  std::vector<StagedDispatchArgs> args;
+  std::vector<DecodeDispatchArgs> args;
   for (Rank* r : ranks) {
     bring(*r, r->s.max_tokens - r->me, random);
     raw[r->me] = bring_raw(*r, how, dtype, random);
     memset(r->arena, 0xee, kArenaBytes);
-    args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+    args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
     cast_from(args.back().dispatch, raw[r->me], how, dtype);
   }
-  on_all(ranks, random, [&](Rank& r, u32 i) { launch_staged(r, args[i], kSends | kReceives); });
+  on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
   check_packed(ranks, args);
 }
 
@@ -435,7 +435,7 @@ void refused_combine(const Ranks& ranks, std::mt19937& random, bool late, bool c
   std::vector<Given> given(ranks.size());
   Call call;
   call.late = late, call.coded = call.narrow = coded;
-  std::vector<StagedCombineArgs> combines;
+  std::vector<DecodeCombineArgs> combines;
   for (Rank* r : ranks) {
     u64 rows = (u64)r->s.local() * r->s.ranks * r->s.max_tokens;
     given[r->me].y.resize(rows * r->s.row_bytes, 1);
@@ -443,13 +443,13 @@ void refused_combine(const Ranks& ranks, std::mt19937& random, bool late, bool c
     given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
     given[r->me].late.resize((u64)r->s.max_tokens * r->s.topk);
     given[r->me].ids.resize((u64)r->s.max_tokens * r->s.topk);
-    combines.push_back(staged_combine(*r, args[r->me].dispatch, given[r->me], call));
+    combines.push_back(decode_combine(*r, args[r->me].dispatch, given[r->me], call));
   }
   on_all(ranks, random, [&](Rank& r, u32 i) {
     if (i != 1) return launch_combine(r, combines[i], call, kSends | kReceives);
-    StagedRefusalArgs a{combines[i].combine.c, combines[i].staging};
+    DecodeRefusalArgs a{combines[i].combine.c, combines[i].decode};
     a.c.verdict = kRefuseText;
-    model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
+    model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_decode(a, r.params()); });
   });
   for (Rank* r : ranks) {
     same("refused combine", r->outcome->code, kRefused);
@@ -458,13 +458,13 @@ void refused_combine(const Ranks& ranks, std::mt19937& random, bool late, bool c
 }
 
 // One rank refuses, or its routing is bad: all ranks learn the reason, and the next operations find
-// free staging.
+// free decode.
 void refusals(const Ranks& ranks, std::mt19937& random) {
   const char text[] = "no rows today";
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
   for (u32 kind : {0u, kNoExpert, kTwice}) {
-    std::vector<StagedDispatchArgs> args;
-    for (Rank* r : ranks) args.push_back(staged_dispatch(*r, false, Way::kAtOnce));
+    std::vector<DecodeDispatchArgs> args;
+    for (Rank* r : ranks) args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
     Common refused = args[1].dispatch.c;
     refused.verdict = kRefuseText, refused.text_bytes = sizeof text;
     memcpy(refused.text, text, sizeof text);
@@ -481,11 +481,11 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
               }};
     model::refuses = kind == 0;
     on_all(ranks, random, [&](Rank& r, u32 i) {
-      StagedRefusalArgs a{refused, args[i].staging};
+      DecodeRefusalArgs a{refused, args[i].decode};
       if (kind != 0 || i != 1)
-        launch_staged(r, args[i], kSends | kReceives, i == 1 - refuser ? late : Late{});
+        launch_decode(r, args[i], kSends | kReceives, i == 1 - refuser ? late : Late{});
       else
-        model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_staged(a, r.params()); });
+        model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_decode(a, r.params()); });
       if (i == refuser) over = true;
     });
     model::refuses = false;
@@ -519,12 +519,12 @@ void flat_between(const Ranks& ranks, std::mt19937& random) {
 // operation.
 void ended_waits(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
-  std::vector<StagedDispatchArgs> args;
-  for (Rank* r : ranks) args.push_back(staged_dispatch(*r, false, Way::kHalves));
+  std::vector<DecodeDispatchArgs> args;
+  for (Rank* r : ranks) args.push_back(decode_dispatch(*r, false, Way::kHalves));
   auto on_others = [&](u32 phases) {
     std::vector<std::thread> running;
     for (Rank* r : ranks)
-      if (r->me != 1) running.emplace_back([&, r, phases] { launch_staged(*r, args[r->me], phases); });
+      if (r->me != 1) running.emplace_back([&, r, phases] { launch_decode(*r, args[r->me], phases); });
     for (auto& t : running) t.join();
   };
   // Sent rows arrive before a wait ends: rows that arrive later find a communicator that is closed.
@@ -545,7 +545,7 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
       check_clean(*r, "behind an ended wait");
     }
     // The rank that did not poll removes the received rows itself.
-    Staging s = staging_of(*r, Way::kAtOnce);
+    DecodeArgs s = decode_of(*r, Way::kAtOnce);
     if (r->me == 1) memset(r->control + s.rows, 0, (u64)kSlots * r->s.ranks * r->s.max_tokens * s.row_pitch);
     ranks[1]->state->turn = ranks[0]->state->turn;
     *r->report = {}, *r->abort = 0, r->state->stopped = 0;
@@ -603,7 +603,7 @@ void casts(u32 ranks) {
 #ifndef MODEL_NO_MAIN
 #include "coded.h"
 
-void main_staged(const std::string& what) {
+void main_decode(const std::string& what) {
   if (what == "least") return run({2, 8, 3, 80, 1, 5, 1 << 20}, {5, 0}, false);
   // The shapes that differ in how lanes share the work.
   if (what == "few") {
@@ -634,7 +634,7 @@ int main(int count, char** arguments) {
   const std::string coded = "coded";
   bool codes = what.starts_with(coded) || model::mutant > 100;
   if (what.starts_with(coded)) what = what.substr(std::min(what.size(), coded.size() + 1));
-  codes ? main_coded(what) : main_staged(what);
+  codes ? main_coded(what) : main_decode(what);
   if (what == "values") return 0;
   puts(model::mutant != 0 ? "nothing was noticed" : "all is well");
 }

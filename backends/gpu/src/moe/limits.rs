@@ -1,9 +1,11 @@
 //! The requirements of an exchange on a device and a transport.
 
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::Result;
 
 use crate::driver::DeviceFacts;
-use crate::moe::args::{PLACE_BITS, THREADS};
+use crate::engine::args::THREADS;
+use crate::engine::path::unsupported;
+use crate::moe::args::PLACE_BITS;
 use crate::moe::exchange::{Exchange, Scope};
 use crate::moe::sizes::check_shared;
 
@@ -88,16 +90,11 @@ pub(crate) fn check(exchange: &Exchange, block: BlockLimits) -> Result<()> {
     check_shared(exchange, block)
 }
 
-#[cold]
-pub(crate) fn unsupported<T>(message: String) -> Result<T> {
-    Err(Error::new(ErrorKind::Unsupported, "plan needs", message))
-}
-
 #[cfg(test)]
 mod tests {
-    use tokenyard_core::abi;
     use tokenyard_core::kernels::KernelShape;
     use tokenyard_core::moe::RowFormat;
+    use tokenyard_core::{ErrorKind, abi};
 
     use super::*;
     use crate::engine::path::Path;

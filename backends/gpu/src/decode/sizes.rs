@@ -1,13 +1,14 @@
-//! Where rows are staged without a request: see `staging.cuh`.
+//! The inbox of low-latency rows: see `decode.cuh`.
 
 use tokenyard_core::moe::{Quant, REGION_ALIGN, Shape, logfmt};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::config::Decode;
-use crate::engine::limits::unsupported;
-use crate::engine::quotient::factor;
-use crate::moe::args::{HEAD, MOST_PIECES, Masking, Staging, THREADS};
+use crate::engine::args::{HEAD, Masking, THREADS};
+use crate::engine::path::unsupported;
+use crate::moe::args::{DecodeArgs, MOST_PIECES};
 use crate::moe::exchange::{Exchange, Scope};
+use crate::moe::quotient::factor;
 use crate::moe::sizes::KEPT;
 
 /// Bits of a word of a set of tokens.
@@ -29,7 +30,7 @@ const FEW_RANKS: u32 = 2;
 
 /// Sizes and offsets in the control window; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StagingSizes {
+pub(crate) struct DecodeSizes {
     words: u64,
     records: u64,
     rows: u64,
@@ -41,9 +42,10 @@ pub(crate) struct StagingSizes {
     pub(crate) end: u64,
 }
 
-/// The part of a call in its staging, beside sizes: masks, addresses of statistics, and forms of the output's arrays.
+/// The part of a call in its decode arguments, beside sizes: masks, addresses of statistics, and forms of the
+/// output's arrays.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StagedCall {
+pub(crate) struct DecodeCall {
     pub(crate) masking: Masking,
     pub(crate) waited_ns: u64,
     pub(crate) expert_totals: u64,
@@ -51,11 +53,11 @@ pub(crate) struct StagedCall {
     pub(crate) source_step: u32,
 }
 
-/// Whether the operations of a config stage rows over an exchange that may not support it.
+/// Whether the operations of a config send rows without a request over an exchange that may not support it.
 ///
 /// # Errors
 /// `Unsupported` where it does not.
-pub(crate) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
+pub(crate) fn decodes(decode: Decode, exchange: &Exchange) -> Result<bool> {
     if decode == Decode::Direct {
         return Ok(false);
     }
@@ -80,11 +82,11 @@ pub(crate) fn stages(decode: Decode, exchange: &Exchange) -> Result<bool> {
         .map_err(with_fix)
 }
 
-/// The calls that an exchange takes because it stages rows: bits `TY_KERNELS_CAP_*`. Rows are encoded where a thread
-/// has two pieces of them.
+/// The calls that an exchange takes because its rows go to inboxes: bits `TY_KERNELS_CAP_*`. Rows are encoded where
+/// a thread has two pieces of them.
 pub(crate) fn capabilities(exchange: &Exchange) -> u32 {
     let hidden = exchange.shape.hidden;
-    let codes = exchange.stages && logfmt::takes(hidden as usize) && hidden <= 16 * THREADS;
+    let codes = exchange.decodes && logfmt::takes(hidden as usize) && hidden <= 16 * THREADS;
     if codes { abi::TY_KERNELS_CAP_LOGFMT10 } else { 0 }
 }
 
@@ -92,7 +94,7 @@ fn with_fix(error: Error) -> Error {
     error.with_fix("set decode = \"direct\" in the kernel set's table, or leave it out")
 }
 
-impl StagingSizes {
+impl DecodeSizes {
     /// The sizes from an offset of the control window on.
     pub(crate) fn new(exchange: &Exchange, at: u64) -> Self {
         let Shape { ranks, topk, hidden, max_tokens, .. } = exchange.shape;
@@ -118,9 +120,9 @@ impl StagingSizes {
         shape: &Shape,
         phases: u32,
         senders: u32,
-        of: &StagedCall,
-    ) -> Staging {
-        Staging {
+        of: &DecodeCall,
+    ) -> DecodeArgs {
+        DecodeArgs {
             words: self.words,
             records: self.records,
             rows: self.rows,
@@ -186,7 +188,7 @@ impl StagingSizes {
         unsupported(message).map_err(|error| with_fix(error).with_context("key", "decode"))
     }
 
-    /// The reason why rows of this many bytes, with scales of this many bytes, are not staged; none
+    /// The reason why rows of this many bytes, with scales of this many bytes, have no place; none
     /// if they are.
     pub(crate) fn refuses(&self, row_bytes: u64, scale_bytes: u64) -> Option<String> {
         let bytes = row_bytes + scale_bytes.next_multiple_of(16);
@@ -207,7 +209,7 @@ pub(crate) fn senders(ranks: u32, blocks: u32) -> u32 {
 
 /// An error for a combine of a handle whose output is not packed.
 pub(crate) fn not_packed() -> Error {
-    Error::new(ErrorKind::Internal, "combine", "the handle's dispatch did not stage its rows")
+    Error::new(ErrorKind::Internal, "combine", "the handle's dispatch was no low-latency one")
 }
 
 #[cfg(test)]
@@ -232,21 +234,21 @@ mod tests {
             ..SHAPE
         };
         let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, path);
-        Exchange { stages: true, ..exchange }
+        Exchange { decodes: true, ..exchange }
     }
 
     #[test]
     fn it_is_refused_by_name_where_rows_are_put_or_cross_domains_or_tokens_are_many() {
         let store = whole(128, Path::STORE);
-        assert!(stages(Decode::LowLatency, &store).unwrap());
-        assert!(!stages(Decode::Direct, &whole(4096, ring(1 << 20))).unwrap());
+        assert!(decodes(Decode::LowLatency, &store).unwrap());
+        assert!(!decodes(Decode::Direct, &whole(4096, ring(1 << 20))).unwrap());
         let [inside, _] = Exchange::levels(&SHAPE, [Path::STORE; 2]);
         for (exchange, found) in [
             (whole(128, ring(1 << 20)), "found a transport over which rows are put"),
             (inside, "found several domains"),
             (whole(1025, Path::STORE), "found max_tokens = 1025; expected at most 1024"),
         ] {
-            let error = stages(Decode::LowLatency, &exchange).unwrap_err();
+            let error = decodes(Decode::LowLatency, &exchange).unwrap_err();
             let text = error.to_string();
             assert!(text.contains("decode = \"low_latency\"") && text.contains(found), "{text}");
             assert!(error.fix().is_some_and(|fix| fix.contains("direct")), "{text}");
@@ -254,12 +256,12 @@ mod tests {
     }
 
     #[test]
-    fn sums_travel_in_logfmt_10_where_rows_are_staged_and_have_blocks_of_512_up_to_8192() {
-        let takes = |hidden, stages| {
+    fn sums_travel_in_logfmt_10_where_rows_go_to_inboxes_and_have_blocks_of_512_up_to_8192() {
+        let takes = |hidden, decodes| {
             let exchange = whole(128, Path::STORE);
             let shape = Shape { hidden, ..exchange.shape };
-            let exchange = Exchange { shape, regions: shape, stages, ..exchange };
-            let fits = StagingSizes::new(&exchange, 0)
+            let exchange = Exchange { shape, regions: shape, decodes, ..exchange };
+            let fits = DecodeSizes::new(&exchange, 0)
                 .refuses(logfmt::most_bytes(hidden as usize) as u64, 0);
             assert_eq!(fits, None);
             capabilities(&exchange) & abi::TY_KERNELS_CAP_LOGFMT10 != 0
@@ -272,7 +274,7 @@ mod tests {
     fn every_place_is_apart_and_aligned_and_slots_are_twice_the_operations_that_may_be_open() {
         let exchange = whole(128, Path::STORE);
         assert_eq!(exchange.slots(), 2 * exchange.in_flight.max(2));
-        let sizes = StagingSizes::new(&exchange, 1000);
+        let sizes = DecodeSizes::new(&exchange, 1000);
         let writers = u64::from(exchange.slots()) * 8;
         assert_eq!((sizes.words, sizes.token_words, sizes.record_pitch), (1024, 4, 144));
         assert!(sizes.records >= sizes.words + 8 * writers * (4 + 36));
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn the_places_of_one_writer_are_apart_from_those_of_others_in_every_slot() {
         let exchange = whole(128, Path::STORE);
-        let sizes = StagingSizes::new(&exchange, 0);
+        let sizes = DecodeSizes::new(&exchange, 0);
         let mut all: Vec<_> = (0..8).flat_map(|writer| sizes.rows_of(&exchange, writer)).collect();
         all.sort_unstable();
         assert_eq!(all.first().unwrap().0, sizes.rows);
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn rows_that_a_block_cannot_hold_are_refused_with_what_it_can() {
-        let sizes = StagingSizes::new(&whole(128, Path::STORE), 0);
+        let sizes = DecodeSizes::new(&whole(128, Path::STORE), 0);
         assert_eq!(sizes.refuses(4 * 7168, 0), None);
         assert_eq!(sizes.refuses(7168, 224), None);
         let text = sizes.refuses(4 * 7168, 7168).unwrap();
@@ -306,12 +308,12 @@ mod tests {
     fn a_block_has_room_for_the_routing_of_decoding_shapes_and_others_are_refused() {
         let check = |tokens| {
             let exchange = whole(tokens, Path::STORE);
-            StagingSizes::new(&exchange, 0).check(&exchange.shape, HOPPER)
+            DecodeSizes::new(&exchange, 0).check(&exchange.shape, HOPPER)
         };
         assert!(check(128).is_ok() && check(1024).is_ok());
         let shape = Shape { experts: 8192, topk: 32, ..whole(1024, Path::STORE).shape };
         let exchange = Exchange { shape, regions: shape, ..whole(1024, Path::STORE) };
-        let error = StagingSizes::new(&exchange, 0).check(&shape, HOPPER).unwrap_err();
+        let error = DecodeSizes::new(&exchange, 0).check(&shape, HOPPER).unwrap_err();
         assert!(error.to_string().contains("8192 experts, top-32"), "{error}");
     }
 

@@ -1,4 +1,4 @@
-//! Divisors of kernels. A kernel multiplies instead of dividing: see `quotient` in `args.cuh`.
+//! Divisors of kernels. A kernel multiplies instead of dividing: see `quotient` in `moe_args.cuh`.
 
 /// 2^32 / `by`, rounded up; 0 for 1, which has no such number of 32 bits.
 pub(crate) fn factor(by: u32) -> u32 {

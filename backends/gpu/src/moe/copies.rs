@@ -7,19 +7,28 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::driver::{Launch, RawStream};
 use crate::engine::Engine;
+use crate::engine::args::THREADS;
 use crate::engine::outcome::ticket;
-use crate::moe::args::{ArrayCopy, CopyArgs, CountArgs, THREADS};
+use crate::moe::args::{ArrayCopy, CopyArgs, CountArgs};
+use crate::moe::state::MoeState;
 
 /// Elements that a thread copies before there are more blocks.
 const EACH: u64 = 4;
 
-impl Engine {
+/// Copies and counts for the caller of one exchange.
+#[derive(Debug)]
+pub(crate) struct OutputCopies<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) moe: &'a MoeState,
+}
+
+impl OutputCopies<'_> {
     /// The rows of each local expert of a dispatch, once its kernel has them.
     pub(crate) fn expert_counts(&self, operation: u64, counts: &mut [u32]) -> Result<()> {
-        self.check()?;
-        self.routing.check_recent(operation)?;
-        let (slot, ticket) = (self.routing.slot(operation), ticket(operation));
-        let given = &self.launcher.counts;
+        self.engine.check()?;
+        self.engine.check_recent(operation)?;
+        let (slot, ticket) = (self.engine.slot(operation), ticket(operation));
+        let given = &self.moe.counts;
         if !given.was_asked(slot, ticket) {
             let text = format!("operation {operation} gives the host no counts");
             return Err(Error::new(ErrorKind::Unsupported, "read counts", text));
@@ -27,12 +36,12 @@ impl Engine {
         if given.read(slot, ticket, counts) {
             return Ok(());
         }
-        let event = &self.order.events[slot];
+        let event = &self.engine.order.events[slot];
         let found = RefCell::new(counts);
         let is_there = || given.read(slot, ticket, &mut found.borrow_mut());
-        let wait = self.wait(operation, abi::TY_PHASE_ENTRY);
-        let waited = self.launcher.waits.until(wait, &is_there, &|| event.is_done());
-        self.abort_on_fatal(waited)
+        let wait = self.engine.wait(operation, abi::TY_PHASE_ENTRY);
+        let waited = self.engine.waits.until(wait, &is_there, &|| event.is_done());
+        self.engine.abort_on_fatal(waited)
     }
 
     /// Launches the kernel that copies, on the caller's stream or on the engine's.
@@ -43,15 +52,13 @@ impl Engine {
         let arguments = arguments(copies)?;
         let most = copies.copies.iter().map(|copy| copy.elements.max(copy.room)).max();
         let blocks = most.unwrap_or(0).div_ceil(EACH * u64::from(THREADS));
-        let blocks = blocks.clamp(1, self.launcher.blocks.local.max(1).into()) as u32;
-        let stream = copies.stream.map_or(self.order.stream.name(), RawStream::of);
+        let blocks = blocks.clamp(1, self.moe.blocks.local.max(1).into()) as u32;
+        let stream = copies.stream.map_or(self.engine.order.stream.name(), RawStream::of);
         let launch = Launch::of_threads(blocks, THREADS, 0);
         // SAFETY: the kernel's type; the memory by this function's contract.
-        unsafe { self.launcher.run(&self.launcher.kernels.copy_out, stream, launch, &arguments) }
+        unsafe { self.engine.launcher.run(&self.moe.kernels.copy_out, stream, launch, &arguments) }
     }
-}
 
-impl Engine {
     /// Launches the kernel that counts a routing, on the caller's stream.
     ///
     /// # Safety
@@ -62,7 +69,7 @@ impl Engine {
         let stream = RawStream::of(counts.stream);
         let (of_ranks, of_experts) = (counts.rank_tokens as u64, counts.expert_tokens as u64);
         for (at, count) in [(of_ranks, ranks), (of_experts, experts)] {
-            stream.zero(self.order.context(), at, 4 * u64::from(count))?;
+            stream.zero(self.engine.order.context(), at, 4 * u64::from(count))?;
         }
         let arguments = CountArgs {
             topk_idx: topk_idx.data as u64,
@@ -75,12 +82,12 @@ impl Engine {
             ranks,
             reserved: 0,
         };
-        let most = self.launcher.blocks.local.max(1);
+        let most = self.moe.blocks.local.max(1);
         let blocks = tokens.div_ceil(THREADS.into()).clamp(1, most.into()) as u32;
         let launch = Launch::of_threads(blocks, THREADS, 0);
-        let kernel = &self.launcher.kernels.count_routing;
+        let kernel = &self.moe.kernels.count_routing;
         // SAFETY: the kernel's type; the memory by this function's contract.
-        unsafe { self.launcher.run(kernel, stream, launch, &arguments) }
+        unsafe { self.engine.launcher.run(kernel, stream, launch, &arguments) }
     }
 }
 
@@ -145,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_kernel_names_what_a_copy_does_as_the_abi() {
-        let kernel = include_str!("../../device/common/copies.cuh");
+        let kernel = include_str!("../../device/moe/copies.cuh");
         for (name, bit) in [
             ("Wide", abi::TY_COPY_WIDE),
             ("Fill", abi::TY_COPY_FILL),

@@ -1,0 +1,131 @@
+//! The kernels of low-latency operations, loaded.
+
+use std::sync::Arc;
+
+use tokenyard_core::Result;
+use tokenyard_core::call::CombineCall;
+use tokenyard_core::moe::{Compression, logfmt};
+
+use crate::driver::{DeviceFacts, Function, Module};
+use crate::engine::args::THREADS;
+use crate::moe::args::{CombineArgs, DispatchArgs};
+use crate::moe::loaded::summable;
+use crate::moe::sizes::DECLARED;
+
+/// Kernels of low-latency operations: see `decode.cuh`.
+#[derive(Debug)]
+pub(crate) struct DecodeKernels {
+    /// Dispatches of rows that are sent as they are given.
+    dispatch: ByLength,
+    /// Dispatches of rows that are cast.
+    cast: ByLength,
+    /// The kernel for each type, as in [`Kernels`](crate::moe::loaded::Kernels).
+    combine: [ByLength; 3],
+    /// Combines of bf16 and of fp16 whose sums are rounded once.
+    once: [Function; 2],
+    /// Combines of bf16 whose sums travel in LogFMT-10.
+    logfmt: Function,
+    /// The kernel of a rank that does not take part.
+    pub(crate) refuse: Function,
+}
+
+/// A kernel for rows of which each thread has few pieces of 16 bytes, and one for longer rows. Each has the code for
+/// its length alone: blocks wait for instructions, too.
+#[derive(Debug)]
+struct ByLength {
+    short: Function,
+    /// Most pieces of a row of the first.
+    most: u32,
+    long: Function,
+}
+
+impl ByLength {
+    /// `each`: the pieces of a thread in the first.
+    fn load(module: &Arc<Module>, name: &str, each: u32, facts: &DeviceFacts) -> Result<Self> {
+        let long = decode_kernel(module, &format!("{name}_long"), facts)?;
+        Ok(Self { short: decode_kernel(module, name, facts)?, most: each * THREADS, long })
+    }
+
+    /// The kernel for rows of this many pieces.
+    fn of(&self, pieces: u32) -> &Function {
+        if pieces <= self.most { &self.short } else { &self.long }
+    }
+}
+
+/// A kernel whose blocks wait for each other. If kernels may start early, this one does, and all its blocks
+/// are resident soon. A multiprocessor has memory for one block, there are no more blocks than
+/// multiprocessors, and the kernels that hold these wait for none of the blocks. Elsewhere the driver ensures
+/// it.
+fn decode_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
+    let kernel = if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
+    kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
+    Ok(kernel)
+}
+
+/// The kind of a low-latency sum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SumKind {
+    /// The index of the type, as in [`Kernels`](crate::moe::loaded::Kernels).
+    pub(crate) of_type: usize,
+    /// It is rounded once.
+    pub(crate) once: bool,
+    /// It travels in LogFMT-10: a sum of bf16.
+    coded: bool,
+}
+
+impl SumKind {
+    pub(crate) fn of(call: &CombineCall<'_>) -> Self {
+        let coded = call.compression == Compression::LogFmt10;
+        Self { of_type: summable(call.x.dtype).0, once: call.round_once, coded }
+    }
+
+    /// Most bytes of a partial row for a row of this many numbers.
+    pub(crate) fn partial_bytes(self, hidden: u32) -> u64 {
+        if self.coded {
+            return logfmt::most_bytes(hidden as usize) as u64;
+        }
+        u64::from(hidden) * if self.once || self.of_type == 2 { 4 } else { 2 }
+    }
+}
+
+impl DecodeKernels {
+    pub(crate) fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
+        let find = |name: &str, each| ByLength::load(module, name, each, facts);
+        let refuse = module.function("ty_refuse_decode")?;
+        refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
+        Ok(Self {
+            dispatch: find("ty_dispatch_decode", 2)?,
+            cast: find("ty_dispatch_decode_cast", 1)?,
+            combine: [
+                find("ty_combine_decode_bf16", 2)?,
+                find("ty_combine_decode_f16", 2)?,
+                find("ty_combine_decode_f32", 2)?,
+            ],
+            once: [
+                decode_kernel(module, "ty_combine_decode_bf16_once", facts)?,
+                decode_kernel(module, "ty_combine_decode_f16_once", facts)?,
+            ],
+            logfmt: decode_kernel(module, "ty_combine_decode_bf16_logfmt", facts)?,
+            refuse,
+        })
+    }
+
+    /// The kernel of a dispatch.
+    pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> &Function {
+        let kernels = if dispatch.cast != 0 { &self.cast } else { &self.dispatch };
+        kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
+    }
+
+    /// The kernel of a combine.
+    pub(crate) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> &Function {
+        let pieces = (combine.row_bytes / 16) as u32;
+        if kind.coded {
+            return &self.logfmt;
+        }
+        // Sums of fp32 are rounded once in any case.
+        match self.once.get(kind.of_type).filter(|_| kind.once) {
+            Some(kernel) => kernel,
+            None => self.combine[kind.of_type].of(pieces),
+        }
+    }
+}

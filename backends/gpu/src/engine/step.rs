@@ -1,0 +1,58 @@
+//! How the exchanges of one operation follow each other.
+//!
+//! The host queues all of them, each behind the one before. The device passes on how that one has ended: a refusal is
+//! the next one's, too. The host learns the outcome of each once all are queued. Then it waits for them in their order,
+//! so that a wait that lasts names the level and the rank.
+
+use std::mem::offset_of;
+
+use tokenyard_core::Result;
+
+use crate::engine::Engine;
+use crate::engine::args::{Common, State};
+
+/// An exchange that another one follows, as its kernels leave it: device addresses; zeros where there is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Former {
+    cell: u64,
+    outcome: u64,
+    stopped: u64,
+}
+
+impl Former {
+    /// An operation of an engine, for the exchange behind it.
+    pub(crate) fn of(engine: &Engine, operation: u64) -> Self {
+        let slot = engine.slot(operation);
+        Self {
+            cell: engine.launcher.cell(slot),
+            outcome: engine.launcher.outcomes.at(slot) as u64,
+            stopped: engine.launcher.memory.state.address() + offset_of!(State, stopped) as u64,
+        }
+    }
+}
+
+/// The place of an exchange in its operation. The default is an exchange by itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Step {
+    pub(crate) former: Former,
+    /// The host waits for its outcome later.
+    pub(crate) deferred: bool,
+}
+
+impl Step {
+    /// An exchange that the host waits for later.
+    pub(crate) const DEFERRED: Self =
+        Self { former: Former { cell: 0, outcome: 0, stopped: 0 }, deferred: true };
+
+    /// Writes into the arguments of an exchange which one it follows.
+    pub(crate) fn follow(&self, common: &mut Common) {
+        common.former = self.former.cell;
+        common.former_outcome = self.former.outcome;
+        common.former_stopped = self.former.stopped;
+    }
+}
+
+/// The next kernels of `engine` run behind the last kernel that `former` has queued for an operation.
+pub(crate) fn queue_behind(engine: &Engine, former: &Engine, operation: u64) -> Result<()> {
+    former.order.events[former.slot(operation)].hold(engine.order.stream.name())
+}
