@@ -37,7 +37,6 @@ pub(super) const CASES: &[TransportCase] = &[
         without: abi::TY_CAP_OWNS_MEMORY,
         needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
         body: Body::Alone(at_a_goodbye),
-        ..TransportCase::BARE
     },
 ];
 
