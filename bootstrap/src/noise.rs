@@ -248,7 +248,7 @@ mod tests {
         };
         assert!(altered(0, b'X').contains("found [58, 59, 42, 53], expected [54"));
         let version = altered(4, 2);
-        assert!(version.contains("found version 2 of the protocol, expected 4"), "{version}");
+        assert!(version.contains("found version 2 of the protocol, expected 5"), "{version}");
         assert!(version.contains("run the same tokenyard on every rank"), "{version}");
         assert!(altered(7, 5).contains("found a message of 1380 bytes, expected at most 1024"));
         let good = Preamble { bytes: 100 };

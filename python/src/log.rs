@@ -123,13 +123,19 @@ fn write(items: &Receiver<Item>) {
                 let is_new = of.is_some() || known.insert(&text);
                 let is_mine = of.is_some() || !is_warning;
                 if is_new && (is_mine || !pass(&text)) && shown.insert(&text) && !exit::is_near() {
-                    let text = of.map_or(text.clone(), |rank| format!("rank {rank}: {text}"));
+                    let text = of.map_or(text.clone(), |rank| of_rank(rank, &text));
                     // A handler's error has no caller that it could reach.
                     let _ = Python::try_attach(|py| log(py, method, &text));
                 }
             }
         }
     }
+}
+
+/// A text of another rank. Some name it themselves.
+fn of_rank(rank: u64, text: &str) -> String {
+    let rank = format!("rank {rank}: ");
+    if text.starts_with(&rank) { text.to_owned() } else { rank + text }
 }
 
 /// The last texts.

@@ -263,14 +263,14 @@ fn garbage_and_silence_at_the_door_do_not_disturb_the_join() {
                 let _ = stream.write_all(&garbage.repeat(4));
             }
             // A first message that announces more bytes than any can have, and one of another version.
-            for first in [b"TYBS\x04\0\xff\xff", b"TYBS\x02\0\x20\0"] {
+            for first in [b"TYBS\x05\0\xff\xff", b"TYBS\x02\0\x20\0"] {
                 let mut stream = TcpStream::connect(address).unwrap();
                 let _ = stream.write_all(first);
                 stream.set_read_timeout(Some(LATE)).unwrap();
                 // Refused at once, with the version of rank 0.
                 let mut answer = [0; 8];
                 stream.read_exact(&mut answer).unwrap();
-                assert_eq!(&answer, b"TYBS\x04\0\0\0");
+                assert_eq!(&answer, b"TYBS\x05\0\0\0");
             }
             let world = meeting.join(2, 3).unwrap();
             return world.barrier("met").unwrap();
@@ -315,7 +315,7 @@ fn a_rank_0_of_another_version_is_named_with_the_way_out() {
     let error = join_where_others_answer(b"TYBS\x09\0\0\0");
     assert_eq!(error.kind(), ErrorKind::Protocol);
     let text = error.to_string();
-    assert!(text.contains("found version 9 of the protocol, expected 4"), "{text}");
+    assert!(text.contains("found version 9 of the protocol, expected 5"), "{text}");
     assert!(text.contains("run the same tokenyard on every rank"), "{text}");
 }
 

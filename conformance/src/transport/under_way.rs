@@ -178,6 +178,8 @@ fn at_a_goodbye(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
         rank.world.barrier("puts are under way")?;
         let Rig { transport, windows, .. } = rig;
         drop(transport);
+        rank.world.barrier("the peer of puts has closed")?;
+        rank.world.barrier("puts have ended")?;
         let arrived = compare("", &windows[1].read(last * part, part), &content).is_ok();
         rank.world.all_gather("the last put has arrived", &[u8::from(arrived)])?;
         return Ok(());
@@ -198,12 +200,14 @@ fn at_a_goodbye(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let accepted = post_some(&mut rig, &puts)?;
     let early = rig.queues[0].events().iter().any(|event| event.tag == last as u64);
     rank.world.barrier("puts are under way")?;
-    let arrived = rank.world.all_gather("the last put has arrived", &[0])?[1] == [1];
+    rank.world.barrier("the peer of puts has closed")?;
     let ends = ends_of(&mut rig, &puts[..accepted])?;
+    rank.world.barrier("puts have ended")?;
+    let arrived = rank.world.all_gather("the last put has arrived", &[0])?[1] == [1];
     if ends.values().any(|is_error| *is_error) {
         is_known(&rig, 1)?;
     }
-    // A queue of few short commands may all lie in a buffer.
+    // A queue of few short commands may all lie in a buffer, and memory may outlive its owner's transport.
     let failed = ends.get(&(last as u64));
     ensure!(
         failed != Some(&false) || early || arrived,

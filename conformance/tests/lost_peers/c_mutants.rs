@@ -116,6 +116,9 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/example-c")
 }
 
+/// Cases that the unbroken examples do not support, as their callers drive them: a variant passes them.
+const OF_VARIANTS: [&str; 1] = ["a_pausing_peer_is_not_lost"];
+
 /// A trial for each mutant, which is caught, for each unbroken example, which passes all of their cases, and for each
 /// variant.
 pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
@@ -129,6 +132,7 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
             let leaves_names = mutant.leaves.is_some();
             trials.push(trial(name, leaves_names, move || caught(&program, example, &mutant)));
         }
+        cases.retain(|case| !OF_VARIANTS.contains(&case.as_str()));
         let program = Arc::clone(program);
         let name = format!("{}/the_cases_of_its_mutants", example.name());
         trials.push(trial(name, false, move || passes(&program, example, &[], &cases)));
