@@ -32,7 +32,10 @@ inline u32 lane_id() { return threadIdx.x % kWave; }
 inline u32 wave_id() { return threadIdx.x / kWave; }
 inline u32 block_waves() { return blockDim.x / kWave; }
 
-inline void sync_wave() { model::meet_warp(0); }
+inline void sync_wave() {
+  model::share();
+  model::meet_warp(0);
+}
 inline void sync_block() { model::meet_block(0); }
 inline int sync_block_and(int yes) {
   const auto& all = model::meet_block(yes != 0);

@@ -134,6 +134,8 @@ struct Block {
   Dim block, grid, size;
   std::vector<Fiber> fibers;
   std::vector<Group> warps;
+  // Of each warp: stores that other devices do not see yet, and that its lanes know of since they met.
+  std::vector<std::vector<Held>> shared;
   std::vector<Turns> turns;
   Group all;
   std::function<void()> kernel;
@@ -365,6 +367,7 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
               .size = {threads},
               .fibers = std::vector<Fiber>(threads),
               .warps = std::vector<Group>(warps, Group(kWave)),
+              .shared = std::vector<std::vector<Held>>(warps),
               .turns = std::vector<Turns>(warps),
               .all = Group(threads),
               .kernel = std::move(kernel)};
@@ -376,8 +379,7 @@ inline void run_block(unsigned index, unsigned grid, unsigned threads, std::func
     run_round(block);
     idle = block.moved ? 0 : idle + 1;
     if (block.moved) moves++;
-    // Also where it has moved: a lane's fence does not cover held stores of lanes that it has met, so all lanes of a
-    // warp come to their own fences before the core is another block's.
+    // Also where it has moved: blocks take turns, which lets a missing wait show.
     rest(idle);
   }
   here = nullptr;

@@ -1,7 +1,8 @@
 // Weak memory: where a test says so, the thread that stores to a range of memory holds its stores back.
 // They become visible in any order, some at each access to memory, and all of them at a fence, a release,
-// or the end of the kernel. So a missing fence shows, which would not show on a host of strong order. Loads
-// are never early here, so the model shows no errors in their order. Included in cuda.h.
+// or the end of the kernel. So a missing fence shows, which would not show on a host of strong order. Fences are
+// cumulative: where a warp has met, the fence of one lane is for the stores of all before that. Loads are never early
+// here, so the model shows no errors in their order. Included in cuda.h.
 #pragma once
 
 namespace model {
@@ -54,14 +55,24 @@ inline void let_one_out(std::vector<Held>& held) {
   let_out(store);
 }
 
+inline std::vector<Held>& shared_of_warp() { return here->shared[here->current / kWave]; }
+// Later stores to one place stay behind earlier ones: those before the last meeting are first.
 inline void drain() {
   if (here == nullptr) return;
-  std::vector<Held>& held = here->fibers[here->current].held;
-  while (!held.empty()) let_one_out(held);
+  for (std::vector<Held>* held : {&shared_of_warp(), &here->fibers[here->current].held})
+    while (!held->empty()) let_one_out(*held);
 }
 inline void drain_some() {
-  std::vector<Held>& held = here->fibers[here->current].held;
-  while (!held.empty() && draw(16) == 0) let_one_out(held);
+  for (std::vector<Held>* held : {&shared_of_warp(), &here->fibers[here->current].held}) {
+    while (!held->empty() && draw(16) == 0) let_one_out(*held);
+    if (!held->empty()) return;
+  }
+}
+// Before a warp meets.
+inline void share() {
+  std::vector<Held>&held = here->fibers[here->current].held, &shared = shared_of_warp();
+  shared.insert(shared.end(), held.begin(), held.end());
+  held.clear();
 }
 
 inline void hold(void* to, const void* value, unsigned bytes, bool is_register) {
