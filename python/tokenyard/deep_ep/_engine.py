@@ -79,7 +79,7 @@ class Opened:
         """Refuses a call of low latency where one waits in its place. A dispatch is one operation, a combine two."""
         for place in range(len(self.hooks) + operations - IN_FLIGHT):
             reference = self.hooks[place]
-            hook = reference and reference()
+            hook = reference() if reference is not None else None
             if hook is not None and hook.waits:
                 raise Refusal(
                     f"return_recv_hook: found a call whose hook waits, {len(self.hooks) - place} operations before "

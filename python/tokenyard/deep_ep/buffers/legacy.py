@@ -12,7 +12,7 @@ from .. import _C, _low_latency, _normal
 from .._arguments import DispatchCall
 from .._arrays import Tensor, like_type, to_numpy
 from .._dynamo import make_opaque
-from .._engine import Engine
+from .._engine import Engine, Hook
 from .._gpu import low_latency, normal, streams
 from .._missing import ignored_keywords, refuse_missing
 from .._tables import chunk_config
@@ -66,7 +66,7 @@ class Buffer:
         # Forks have them. The ranks that share a host are found here.
         ignored = ("use_fabric", "allow_nvlink_for_normal_mode", "is_intranode")
         refuse_missing("Buffer", others, ignored)
-        make_opaque(Buffer, _low_latency.Hook, EventHandle, EventOverlap)
+        make_opaque(Buffer, Hook, EventHandle, EventOverlap)
         self._engine = Engine(group, comm)
         self.group = group
         self.rank, self.group_size = self._engine.rank, self._engine.ranks
