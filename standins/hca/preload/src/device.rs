@@ -24,6 +24,8 @@ const LACKS: &str = "TOKENYARD_HCA_LACKS";
 /// After this many turns without work, the thread naps.
 const IDLE_TURNS: u32 = 20;
 const NAP: Duration = Duration::from_micros(50);
+/// The most that a turn counts for the device's clock. While a busy machine runs no turn, no answer counts as late.
+const LONGEST_TURN: Duration = Duration::from_millis(2);
 /// The first offset of pages of registers, among the offsets that programs map.
 const FIRST_OFFSET: i64 = 1 << 40;
 
@@ -92,7 +94,9 @@ pub(crate) struct Device {
     pub(crate) hca: Hca,
     pub(crate) lid: u16,
     wires: Wires,
-    began: Instant,
+    /// The device's clock in nanoseconds, as it was at a turn.
+    clock: u64,
+    turned: Instant,
     handles: u32,
     pub(crate) objects: BTreeMap<u32, Object>,
     pages: BTreeMap<i64, Page>,
@@ -214,7 +218,8 @@ impl Device {
             hca: Hca::new(config, ProcessMemory(memory)),
             lid,
             wires,
-            began: Instant::now(),
+            clock: 0,
+            turned: Instant::now(),
             handles: 0,
             objects: BTreeMap::new(),
             pages: BTreeMap::new(),
@@ -227,7 +232,10 @@ impl Device {
     /// Lets the device do one step. Returns whether there was work.
     fn turn(&mut self) -> bool {
         let mut moved = self.hca.poll_registers();
-        moved |= self.hca.step(self.began.elapsed().as_nanos() as u64);
+        let now = Instant::now();
+        self.clock += (now - self.turned).min(LONGEST_TURN).as_nanos() as u64;
+        self.turned = now;
+        moved |= self.hca.step(self.clock);
         for packet in self.hca.take_packets() {
             moved = true;
             if packet.to.lid == self.lid {
