@@ -124,7 +124,7 @@ fn others_go_on(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
             bytes: SMALL as u64,
             ..to_victim(round, other)
         };
-        goes_on(rig, &to_other, round + 1, victims)?;
+        goes_on(rig, &to_other, 0, round + 1, victims)?;
         failures.extend(rig.queues[0].take());
     }
     // Only now: a total shows how many puts have arrived, and not which (INV-2).
@@ -134,8 +134,10 @@ fn others_go_on(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
         compare(&what, &found, &pattern(u64::from(other) << 32 | round, SMALL))?;
     }
     let (op, tag) = (abi::TY_OP_SIGNAL, ROUNDS + 1);
-    let last = Command { op, peer: other, bytes: 0, tag, ..to_victim(tag, other) };
-    goes_on(rig, &last, ROUNDS + 2, victims)?;
+    // A signal of its own: without an order it may overtake puts, whose total it would raise.
+    let signal = rig.signal(1, 0, me);
+    let last = Command { op, peer: other, signal, bytes: 0, tag, ..to_victim(tag, other) };
+    goes_on(rig, &last, 1, 1, victims)?;
     failures.extend(leaves(rig, &last)?);
     each_failure_names(rig, &failures, victims)
 }
@@ -158,8 +160,8 @@ fn leaves(rig: &mut Rig<'_>, last: &Command) -> Result<Vec<Event>> {
     Ok(rig.queues[0].take())
 }
 
-/// Posts `put` to the other surviving rank, and waits for the put of that rank.
-fn goes_on(rig: &mut Rig<'_>, put: &Command, total: u64, victims: &[u32]) -> Result<()> {
+/// Posts `put` to the other surviving rank, and waits until that rank's signal of a kind has a total.
+fn goes_on(rig: &mut Rig<'_>, put: &Command, kind: u32, total: u64, victims: &[u32]) -> Result<()> {
     let (other, until) = (put.peer, rig.until());
     let stuck = |what: String| anyhow!("{what} beside {} (INV-6, TY_CAP_MASKING)", lost(victims));
     while rig.queues[0].try_post(&rig.transport, &[*put])? == 0 {
@@ -169,7 +171,7 @@ fn goes_on(rig: &mut Rig<'_>, put: &Command, total: u64, victims: &[u32]) -> Res
         }
         std::thread::yield_now();
     }
-    let id = rig.signal(0, 0, other);
+    let id = rig.signal(kind, 0, other);
     let (start, failed_before) = (Instant::now(), failures(rig));
     loop {
         rig.drive()?;
