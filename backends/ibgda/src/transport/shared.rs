@@ -28,18 +28,22 @@ pub(super) struct Shared {
 impl Shared {
     #[cold]
     pub(super) fn fail(&self, fault: Fault, place: Option<FailedAt>) -> i32 {
-        // A fault that only follows from an earlier failure needs no check of the port.
-        if !place.is_some_and(|place| self.failures.hide(place.peer)) {
+        // A fault that only follows from an earlier failure needs no check of the port. An unknown op follows from
+        // none.
+        let follows = fault != Fault::UnknownOp;
+        if !place.is_some_and(|place| follows && self.failures.hide(place.peer)) {
             let failure = Failure { fault, place, blame: self.blame(fault, place) };
             self.failures.add(failure.about(), failure);
         }
         abi::TY_TRANSPORT
     }
 
-    /// No rank can go on without its own device, so failures of the device are not those of a peer.
+    /// No rank can go on without its own device, so failures of the device are not those of a peer. Nor is the host's
+    /// own mistake.
     fn blame(&self, fault: Fault, place: Option<FailedAt>) -> Blame {
         match place {
             None => Blame::Here,
+            Some(_) if fault == Fault::UnknownOp => Blame::Here,
             Some(_) if fault.is_silence() && self.port.is_down(&self.context) => Blame::Port,
             Some(place) if place.peer == self.me => Blame::Here,
             Some(place) => Blame::Peer(place.peer),
