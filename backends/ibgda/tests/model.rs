@@ -113,8 +113,9 @@ impl Model {
     /// Many threads that post; compiled once for each size of a wave.
     fn posts(wave: u32) -> &'static Self {
         static POSTS: [OnceLock<Model>; 2] = [OnceLock::new(), OnceLock::new()];
-        // Threads meet while one of them rings.
-        let defines = [&format!("-DMODEL_WAVE={wave}"), "-DMODEL_FENCES_LAST=1"];
+        // Threads meet while one of them rings. Posts rely on no fence of another lane.
+        let defines =
+            [&format!("-DMODEL_WAVE={wave}"), "-DMODEL_FENCES_LAST=1", "-DMODEL_FENCES_ALONE=1"];
         POSTS[usize::from(wave == 64)].get_or_init(|| Self::compile("posts.cpp", &defines))
     }
 

@@ -68,11 +68,14 @@ inline void drain_some() {
     if (!held->empty()) return;
   }
 }
-// Before a warp meets.
+// Before a warp meets. With `MODEL_FENCES_ALONE` the fence of a lane is for its own stores, as in a device that promises
+// less: so a fence that all lanes need there shows.
 inline void share() {
+#ifndef MODEL_FENCES_ALONE
   std::vector<Held>&held = here->fibers[here->current].held, &shared = shared_of_warp();
   shared.insert(shared.end(), held.begin(), held.end());
   held.clear();
+#endif
 }
 
 inline void hold(void* to, const void* value, unsigned bytes, bool is_register) {
