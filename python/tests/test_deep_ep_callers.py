@@ -75,6 +75,11 @@ def test_the_rate_of_nvlink_is_the_sum_of_the_links_of_a_gpu(tmp_path, monkeypat
     assert envs.get_nvlink_gbs(1) == pytest.approx(2 * 26.562)
 
 
+def test_a_check_of_nvlink_needs_neither_a_gpu_nor_a_tool(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert envs.check_nvlink_connections(None) is None
+
+
 def test_a_keyword_that_is_missing_is_a_type_error_with_its_name():
     for kind in (TypeError, NotImplementedError, errors.UnsupportedError):
         with pytest.raises(kind, match="low_latency_dispatch: found use_nvfp4"):
