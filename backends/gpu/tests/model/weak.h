@@ -68,8 +68,8 @@ inline void drain_some() {
     if (!held->empty()) return;
   }
 }
-// Before a warp meets. With `MODEL_FENCES_ALONE` the fence of a lane is for its own stores, as in a device that promises
-// less: so a fence that all lanes need there shows.
+// Before a warp meets. With `MODEL_FENCES_ALONE` the fence of a lane is for its own stores, as in a device that
+// promises less: so a fence that all lanes need there shows.
 inline void share() {
 #ifndef MODEL_FENCES_ALONE
   std::vector<Held>&held = here->fibers[here->current].held, &shared = shared_of_warp();
