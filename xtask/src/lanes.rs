@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::exec::Output;
 use crate::report::StepResult;
-use crate::steps::{Lane, Step};
+use crate::step::{Lane, Step};
 
 /// The results so far, and a signal for the lanes that wait for them.
 #[derive(Default)]
@@ -82,7 +82,7 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::steps::{Cmd, Quick};
+    use crate::step::{Cmd, Quick};
 
     const fn step(
         name: &'static str,

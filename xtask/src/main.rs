@@ -10,6 +10,7 @@ mod programs;
 mod report;
 mod results;
 mod shares;
+mod step;
 mod steps;
 mod unit;
 mod vm;
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
 fn run(args: &[&str]) -> Result<ExitCode> {
     let root = root()?;
     match args {
-        ["test", "--list"] => print!("{}", steps::list(STEPS)),
+        ["test", "--list"] => print!("{}", step::list(STEPS)),
         ["test", rest @ ..] => return test(&root, rest),
         ["header", rest @ ..] => return header(&root, rest),
         ["results"] => results::write(&root, &report::target_folder(&root))?,
@@ -112,9 +113,9 @@ fn usage(found: &[&str]) -> ExitCode {
 
 fn test(root: &Path, args: &[&str]) -> Result<ExitCode> {
     let selected = match (args, only(args)) {
-        (["--quick"], _) => steps::quick(STEPS),
-        ([report::ALL], _) => steps::select(STEPS, &[])?,
-        (_, Some(only)) => steps::select(STEPS, &only)?,
+        (["--quick"], _) => step::quick(STEPS),
+        ([report::ALL], _) => step::select(STEPS, &[])?,
+        (_, Some(only)) => step::select(STEPS, &only)?,
         _ => return Ok(usage(&[&["test"], args].concat())),
     };
     needs::install_missing(&selected);

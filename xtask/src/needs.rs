@@ -8,7 +8,7 @@ use std::{env, fmt, fs};
 use anyhow::{Result, ensure};
 
 use crate::exec::{self, HangLimits, Line, Output};
-use crate::steps::Step;
+use crate::step::Step;
 
 /// The limits after which a call of apt-get counts as hanging.
 const APT_LIMITS: HangLimits =
@@ -107,7 +107,8 @@ fn in_path(program: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::steps::{STEPS, select};
+    use crate::step::select;
+    use crate::steps::STEPS;
 
     #[test]
     fn a_missing_need_names_the_thing_and_the_fix() {

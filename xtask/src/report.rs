@@ -9,7 +9,7 @@ use crate::exec::{self, HangLimits, Line, Output, Tests};
 use crate::needs;
 use crate::programs::WORKSPACE;
 use crate::shares::Used;
-use crate::steps::{Cmd, Lane, Step};
+use crate::step::{Cmd, Lane, Step};
 
 /// The limits after which one command of a step counts as hanging. The suite's own limits are far below:
 /// its runner ends and names a test that hangs.
@@ -226,7 +226,7 @@ pub(crate) fn table(reports: &[StepResult], took: Duration, grown: &[String]) ->
 mod tests {
     use super::*;
     use crate::needs::Need;
-    use crate::steps::Quick;
+    use crate::step::Quick;
 
     const GOOD: Cmd = Cmd { env: &[], line: "true" };
     const BAD: Cmd = Cmd { env: &[], line: "false" };
