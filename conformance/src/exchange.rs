@@ -35,7 +35,7 @@ pub fn options(case: &Case) -> CommunicatorOptions {
 /// Domains that `comm` routes over: those that combine rounds for.
 pub fn domains(comm: &Communicator) -> usize {
     let report = comm.report();
-    if report.algorithm == "direct" { 1 } else { report.domains as usize }
+    if report.algorithm == "direct" { 1 } else { report.choices.domains as usize }
 }
 
 /// The product's name for an element type of the oracle.

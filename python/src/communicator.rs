@@ -78,13 +78,7 @@ impl Communicator {
                 in_flight: in_flight.get("in_flight")?,
                 handles: handles.get("handles")?,
             };
-            let config = Config::read(config)?;
-            if config.kernels.name == "cuda" {
-                // The loader does not look where pip puts CUDA's compiler.
-                let preloaded =
-                    py.import("tokenyard._nvrtc").and_then(|nvrtc| nvrtc.call_method0("preload"));
-                preloaded.map_err(|raised| invalid(format!("cannot preload NVRTC: {raised}")))?;
-            }
+            let config = Config::read_to_open(config)?;
             Ok((config, options))
         };
         let read = read();

@@ -32,6 +32,21 @@ impl Config {
         };
         CoreConfig::load(&path)
     }
+
+    /// As `read`, for a call that probes or opens the components.
+    ///
+    /// # Errors
+    /// As `read`; CUDA's compiler, which its kernels need, cannot be loaded.
+    pub(crate) fn read_to_open(argument: &Bound<'_, PyAny>) -> Result<CoreConfig> {
+        let config = Self::read(argument)?;
+        if config.kernels.name == "cuda" {
+            // The loader does not look where pip puts CUDA's compiler.
+            let nvrtc = argument.py().import("tokenyard._nvrtc");
+            let preloaded = nvrtc.and_then(|nvrtc| nvrtc.call_method0("preload"));
+            preloaded.map_err(|raised| invalid(format!("cannot preload NVRTC: {raised}")))?;
+        }
+        Ok(config)
+    }
 }
 
 #[pymethods]

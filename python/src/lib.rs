@@ -30,6 +30,7 @@ mod owned;
 mod reader;
 mod routing;
 mod shared;
+mod survey;
 mod tensor;
 mod world;
 
@@ -81,6 +82,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(components, module)?)?;
     module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;
     module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;
+    module.add_function(wrap_pyfunction!(survey::survey, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::_fits, module)?)?;
     module.add_function(wrap_pyfunction!(routing::_routing, module)?)?;

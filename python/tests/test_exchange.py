@@ -406,6 +406,9 @@ def describe(world, case):
         assert report["kernels"] == "cpu"
         assert report["scale_up"]["transport"] == "shm"
         assert len(report["places"]) == case.ranks
+        choices = tokenyard.survey(world, config())
+        assert choices.pop("works_on_device") is False
+        assert choices == {key: report[key] for key in choices}
         assert comm.lost_ranks() == []
         assert not comm.works_on_device
         assert not comm.closed
@@ -416,7 +419,7 @@ def describe(world, case):
     return gathered
 
 
-def test_a_communicator_says_what_it_is(ranks):
+def test_a_communicator_says_what_it_is_and_a_survey_says_it_before(ranks):
     assert ranks(2, describe, Case(2)) == [[b"0", b"1"]] * 2
 
 

@@ -285,6 +285,20 @@ def test_ranks_that_differ_in_a_size_are_named(ranks):
     assert ranks(2, mismatch) == ["MismatchError"] * 2
 
 
+def surveys_that_fail(world):
+    other = tokenyard.Config.built_in("cpu", deadline_ms=20_000 + world.rank)
+    with pytest.raises(errors.MismatchError, match="deadline_ms"):
+        tokenyard.survey(world, other)
+    kind = errors.InvalidInputError if world.rank == 1 else errors.RefusedError
+    with pytest.raises(kind, match=r"found int; expected a tokenyard\.Config"):
+        tokenyard.survey(world, 7 if world.rank == 1 else config())
+    return tokenyard.survey(world, config())["domains"]
+
+
+def test_a_survey_that_fails_on_one_rank_fails_on_all_and_the_world_goes_on(ranks):
+    assert ranks(2, surveys_that_fail) == [1, 1]
+
+
 def test_a_config_that_cannot_be_is_refused_with_its_line(tmp_path):
     with pytest.raises(errors.ConfigError, match=r"test\.toml:1"):
         tokenyard.Config.parse('[kernels]\nus = "cpu"\n', "test.toml")

@@ -34,6 +34,7 @@ from tokenyard._native import (
     components,
     memory_needed,
     routing_counts,
+    survey,
 )
 from tokenyard.errors import Error
 
@@ -58,4 +59,5 @@ __all__ = [
     "components",
     "memory_needed",
     "routing_counts",
+    "survey",
 ]

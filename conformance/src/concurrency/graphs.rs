@@ -77,7 +77,8 @@ fn run(rank: &Rank<'_>, layout: Layout, body: OnCommunicator) -> Result<Outcome>
     let case = Case { worst_case: true, ..plain(rank, layout) };
     let mut comm = open_with(rank, exchange::options(&case))?;
     if !comm.has_graphs() {
-        let why = format!("kernel set `{}` has no calls without sync", comm.report().kernels);
+        let why =
+            format!("kernel set `{}` has no calls without sync", comm.report().choices.kernels);
         close(vec![comm])?;
         return Ok(Outcome::NotSupported(why));
     }

@@ -59,7 +59,7 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -
             let case = plain(rank, layout);
             let mut comm = open_with(rank, exchange::options(&case))?;
             if !comm.has_streams() {
-                let kernels = comm.report().kernels.clone();
+                let kernels = comm.report().choices.kernels.clone();
                 close(vec![comm])?;
                 let why = format!("kernel set `{kernels}` has no streams");
                 return Ok(Outcome::NotSupported(why));
@@ -441,7 +441,7 @@ fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
     let case = plain(rank, Layout::Flat);
     let mut comm = open_with(rank, exchange::options(&case))?;
     if comm.has_streams() {
-        let why = format!("kernel set `{}` has streams", comm.report().kernels);
+        let why = format!("kernel set `{}` has streams", comm.report().choices.kernels);
         close(vec![comm])?;
         return Ok(Outcome::NotSupported(why));
     }

@@ -24,7 +24,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     let world = Arc::new(World::from_config(&config.world)?);
     let mut comm = Communicator::open(&world, &config, exchange::options(&order.case(0)))?;
     if order.spread.is_some() {
-        let path = comm.report().scale_up.as_ref().map(|level| level.path);
+        let path = comm.report().choices.scale_up.as_ref().map(|level| level.path);
         ensure!(path == Some("put"), "rows go by {path:?} (INV-8)");
     }
     let is_victim = order.is_victim();

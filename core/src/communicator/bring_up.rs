@@ -11,14 +11,14 @@ use super::claims::Claims;
 use super::components::Components;
 use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
 use crate::abi;
-use crate::bootstrap::{Ask, Members, Next, World};
+use crate::bootstrap::{Ask, Members, World};
 use crate::config::{Config, OnFailure};
 use crate::host::{OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape, kernel_shape};
 use crate::moe::{Shape, TopkScratch};
 use crate::session::attended;
-use crate::session::bring_up::{ConnectWith, Survey, check_mode};
-use crate::session::levels::{LevelReport, Levels};
+use crate::session::bring_up::{ConnectWith, Survey, agreement, check_mode, together};
+use crate::session::levels::Levels;
 use crate::session::meeting::meet;
 use crate::session::needs::SessionNeeds;
 use crate::session::progress::Proxies;
@@ -26,8 +26,7 @@ use crate::session::reporter::{Counters, FlightRecorder, Live, OpenRecorder};
 use crate::session::stuck::Stuck;
 use crate::session::transports::WindowMemory;
 use crate::session::watchdog::{Bounds, Watchdog, WatchedLinks};
-use crate::session::{Session, User};
-use crate::topology::Place;
+use crate::session::{Choices, Session, User};
 use crate::{Error, ErrorKind, Result};
 
 /// A caller's options for a communicator; equal on all ranks.
@@ -90,23 +89,14 @@ impl CommunicatorOptions {
     }
 }
 
-/// The chosen components, and the place of every rank.
+/// The components that were opened, and the reasons.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct BringUpReport {
-    /// The kernel set.
-    pub kernels: String,
-    /// The level inside a domain; none where no rows use it.
-    pub scale_up: Option<LevelReport>,
-    /// The level between domains; none where no rows use it.
-    pub scale_out: Option<LevelReport>,
-    /// Warnings for the operator: tables of components that no plugin provides.
-    pub warnings: Vec<String>,
-    /// Scale-up domains in the world.
-    pub domains: u32,
+    /// The chosen components, and the place of every rank.
+    #[serde(flatten)]
+    pub choices: Choices,
     /// `direct`, or `hierarchical` where a row crosses once per domain and is forwarded there.
     pub algorithm: &'static str,
-    /// Place of every rank; none for an absent rank.
-    pub places: Vec<Option<Place>>,
     /// Bytes of each window on this rank.
     pub window_bytes: Vec<u64>,
 }
@@ -114,7 +104,7 @@ pub struct BringUpReport {
 impl BringUpReport {
     /// The transports of both levels, in words.
     pub(super) fn transports(&self) -> String {
-        let names: Vec<_> = [&self.scale_up, &self.scale_out]
+        let names: Vec<_> = [&self.choices.scale_up, &self.choices.scale_out]
             .into_iter()
             .flatten()
             .map(|level| level.transport.as_str())
@@ -158,7 +148,9 @@ impl Communicator {
         all: &[CommunicatorOptions],
     ) -> Result<Vec<Self>> {
         let (own, copy, all) = (Arc::clone(world), config.clone(), all.to_vec());
-        attended::run(world, config, move || open_here(&own, &copy, &all))
+        attended::run(world, config, move || {
+            together(&own, &copy, |members| bring_up(&own, members, &copy, &all))
+        })
     }
 
     /// Takes part in the bring-up that the other ranks begin, with a refusal, where this rank has no options to
@@ -170,33 +162,6 @@ impl Communicator {
             Err(error) => tracing::debug!("refusing a bring-up that does not begin: {error}"),
         }
         why
-    }
-}
-
-fn open_here(
-    world: &Arc<World>,
-    config: &Config,
-    all: &[CommunicatorOptions],
-) -> Result<Vec<Communicator>> {
-    let mut ask = Ask::First;
-    loop {
-        let members = world.admit(ask)?;
-        let error = match bring_up(world, &members, config, all) {
-            Ok(opened) => return Ok(opened),
-            Err(error) => error,
-        };
-        match members.after(&error, config.world.deadline) {
-            Next::Anew(next) => {
-                tracing::warn!("bringing the communicator up anew: {error}");
-                ask = next;
-                continue;
-            }
-            // Other ranks wait in the next collective: they must learn why it never completes.
-            Next::Refuse => members.refuse(&error),
-            Next::Leave => world.report_failure(&error.to_string()),
-            Next::End => {}
-        }
-        return Err(error);
     }
 }
 
@@ -297,7 +262,7 @@ fn bring_up(
         });
         let name = components.kernels().name();
         communicators.push(Communicator {
-            report: report(&survey, name, needs),
+            report: report(&survey, name, kinds, needs),
             recorder,
             components,
             world: Arc::clone(world),
@@ -318,16 +283,10 @@ fn bring_up(
     Ok(communicators)
 }
 
-fn report(survey: &Survey<'_>, kernels: &str, needs: &KernelNeeds) -> BringUpReport {
-    let (scale_up, scale_out) = survey.levels.reports();
+fn report(survey: &Survey<'_>, kernels: &str, kinds: u32, needs: &KernelNeeds) -> BringUpReport {
     BringUpReport {
-        kernels: kernels.to_owned(),
-        scale_up,
-        scale_out,
-        warnings: survey.warnings.clone(),
-        domains: survey.domains,
+        choices: survey.choices(kernels, kinds),
         algorithm: if survey.levels.domains == 1 { "direct" } else { "hierarchical" },
-        places: survey.places.clone(),
         window_bytes: needs.window_bytes[..needs.windows as usize].to_vec(),
     }
 }
@@ -379,18 +338,8 @@ fn agree(members: &Members<'_>, config: &Config, all: &[CommunicatorOptions]) ->
         let text = "found no options; expected those of at least one communicator";
         return Err(Error::new(ErrorKind::InvalidInput, "open communicators", text));
     };
-    let mut items = vec![
-        ("tokenyard version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-        (
-            "transport ABI".to_owned(),
-            format!("{}.{}", abi::TY_TRANSPORT_MAJOR, abi::TY_TRANSPORT_MINOR),
-        ),
-        (
-            "kernel set ABI".to_owned(),
-            format!("{}.{}", abi::TY_KERNELS_MAJOR, abi::TY_KERNELS_MINOR),
-        ),
-        ("communicators of the session".to_owned(), all.len().to_string()),
-    ];
+    let mut items = agreement();
+    items.push(("communicators of the session".to_owned(), all.len().to_string()));
     items.extend(first.agreement());
     items.extend(config.agreement());
     let mut numbers = vec![members.agree("communicator", &items)?];

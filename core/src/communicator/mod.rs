@@ -48,7 +48,7 @@ mod tool_stream;
 mod watched_kernels;
 
 pub use crate::moe::Cast;
-pub use crate::session::{LevelReport, REPORTS_VARIABLE, Reporter, write_reports};
+pub use crate::session::{Choices, LevelReport, REPORTS_VARIABLE, Reporter, write_reports};
 pub use arguments::{Combine, Dispatch, LateTopk, Replay, Sizes};
 pub use arriving::Arriving;
 pub use bring_up::{BringUpReport, CommunicatorOptions};

@@ -332,7 +332,7 @@ impl Communicator {
         }
         let text = format!(
             "stream: found one; expected none, because kernel set `{}` has no streams",
-            self.report.kernels
+            self.report.choices.kernels
         );
         Err(Error::new(ErrorKind::InvalidInput, "check arguments", text)
             .with_fix("call the communicator itself, or use a kernel set of a device"))
@@ -344,7 +344,7 @@ impl Communicator {
         }
         let text = format!(
             "without_sync: found it; expected a call that waits: kernel set `{}` has no others over {}",
-            self.report.kernels,
+            self.report.choices.kernels,
             self.report.transports()
         );
         let fix = "leave it out; GPUs of one domain over a transport that loads and stores, such as nvlink, \

@@ -9,7 +9,8 @@ use super::places::{discover_all, domains, name_hosts, scattered};
 use super::reporter::Meeting;
 use super::stuck::{Kept, Stuck};
 use super::transports::{Transports, WindowMemory};
-use crate::bootstrap::{Members, World};
+use crate::abi;
+use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
 use crate::host::Registry;
 use crate::nics::{Nics, rails, share_nics};
@@ -92,6 +93,51 @@ pub(crate) struct ConnectWith<'a> {
     /// Most time of a connect.
     pub(crate) deadline: Duration,
     pub(crate) stuck: &'a Stuck,
+}
+
+/// Does the steps of a bring-up with the members of a world. Where a rank fails, they fail on all ranks. Where losses
+/// are masked and a rank was lost meanwhile, they start anew without it.
+///
+/// # Errors
+/// Those of `steps`.
+pub(crate) fn together<T>(
+    world: &World,
+    config: &Config,
+    steps: impl Fn(&Members<'_>) -> Result<T>,
+) -> Result<T> {
+    let mut ask = Ask::First;
+    loop {
+        let members = world.admit(ask)?;
+        let error = match steps(&members) {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        match members.after(&error, config.world.deadline) {
+            Next::Anew(next) => {
+                tracing::warn!("bringing the communicator up anew: {error}");
+                ask = next;
+                continue;
+            }
+            // Other ranks wait in the next collective: they must learn why it never completes.
+            Next::Refuse => members.refuse(&error),
+            Next::Leave => world.report_failure(&error.to_string()),
+            Next::End => {}
+        }
+        return Err(error);
+    }
+}
+
+/// Items that are equal in the programs of all ranks, beside their config.
+pub(crate) fn agreement() -> Vec<(String, String)> {
+    let (transports, kernels) = (
+        (abi::TY_TRANSPORT_MAJOR, abi::TY_TRANSPORT_MINOR),
+        (abi::TY_KERNELS_MAJOR, abi::TY_KERNELS_MINOR),
+    );
+    vec![
+        ("tokenyard version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("transport ABI".to_owned(), format!("{}.{}", transports.0, transports.1)),
+        ("kernel set ABI".to_owned(), format!("{}.{}", kernels.0, kernels.1)),
+    ]
 }
 
 /// Checks that the world was joined with the mode of this config.

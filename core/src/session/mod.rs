@@ -6,6 +6,7 @@
 
 pub(crate) mod attended;
 pub(crate) mod bring_up;
+mod choices;
 pub(crate) mod levels;
 pub(crate) mod meeting;
 pub(crate) mod needs;
@@ -18,6 +19,7 @@ pub(crate) mod stuck;
 pub(crate) mod transports;
 pub(crate) mod watchdog;
 
+pub use choices::Choices;
 pub use levels::LevelReport;
 pub(crate) use open::{Session, User};
 pub use reporter::{REPORTS_VARIABLE, Reporter, write_reports};

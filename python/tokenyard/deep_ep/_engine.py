@@ -155,17 +155,13 @@ class Engine:
         _world.drop_parked(self.world)
         # Later calls may come from threads that chose no GPU.
         self.gpu = _world.chosen_gpu()
-        small = {"experts": self.ranks, "topk": 1, "hidden": 8, "max_tokens": 1, "handles": 1}
-        # Only communicators know which rank is where: the smallest one says it, and that the config works.
-        with (
-            _world.on_gpu(self.gpu),
-            tokenyard.Communicator(self.world, self.config, **small) as communicator,
-        ):
-            # Whether calls take tensors of torch, whose values the host does not read.
-            self.on_device = communicator.works_on_device
-            # A config of the environment has a number of its own, or leaves the choice to the kernel set.
-            self._can_choose_sms = self.on_device and not _world.has_own_config()
-            self.domains = int(communicator.report()["domains"])
+        with _world.on_gpu(self.gpu):
+            choices = tokenyard.survey(self.world, self.config)
+        # Whether calls take tensors of torch, whose values the host does not read.
+        self.on_device: bool = choices["works_on_device"]
+        # A config of the environment has a number of its own, or leaves the choice to the kernel set.
+        self._can_choose_sms = self.on_device and not _world.has_own_config()
+        self.domains: int = choices["domains"]
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
         self.gaps = Gaps(self.config, self.device if self.on_device else None)
