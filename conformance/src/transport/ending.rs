@@ -9,8 +9,9 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::limits::LARGE;
 use super::lost_peer::{PART, PUTS, puts_fail};
+use super::needs::Needs;
 use super::patience::{PATIENCE, open_before};
-use super::rig::{self, Needs, Rig};
+use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 use crate::names::{LeftNames, Watch};
 use crate::suite::{Outcome, Rank};

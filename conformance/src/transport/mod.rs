@@ -19,10 +19,12 @@ mod lost_early;
 mod lost_peer;
 mod masking;
 mod memory;
+mod needs;
 mod patience;
 mod pausing;
 mod places;
 mod progress;
+mod queue;
 mod rig;
 mod shortage;
 mod signals;
@@ -30,6 +32,7 @@ mod slots;
 mod structures;
 mod teams;
 mod under_way;
+mod waits;
 
 use anyhow::Result;
 use tokenyard_core::abi;
@@ -38,7 +41,8 @@ use tokenyard_core::config::Config;
 use tokenyard_core::transport::Capabilities;
 
 use crate::suite::{Level, Loss, Outcome, Rank, Test};
-use rig::{Needs, Rig};
+use needs::Needs;
+use rig::Rig;
 
 /// The test of one behaviour.
 #[derive(Clone, Copy)]

@@ -11,8 +11,9 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::limits::LARGE;
 use super::memory::{compare, pattern};
+use super::needs::Needs;
 use super::patience::bring_up_soon;
-use super::rig::{Needs, Rig};
+use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 

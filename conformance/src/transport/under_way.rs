@@ -12,7 +12,8 @@ use super::ending::{FILLS, exchange};
 use super::limits::LARGE;
 use super::lost_peer::{self, PART, await_loss, is_error, is_known};
 use super::memory::{compare, pattern};
-use super::rig::{Needs, Rig};
+use super::needs::Needs;
+use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 
