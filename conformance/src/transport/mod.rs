@@ -144,6 +144,7 @@ fn test(case: &'static TransportCase, ranks: u32, capabilities: &Capabilities) -
         level: Level::L0,
         ranks,
         about: case.about.to_owned(),
+        lacks: lack.clone(),
         body: Box::new(move |rank| match &lack {
             Some(lack) => Ok(Outcome::NotSupported(lack.clone())),
             None => run(case, rank),

@@ -248,6 +248,11 @@ impl<'a> Rig<'a> {
         self.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
 
+    /// Whether puts of a queue to one peer arrive in order.
+    pub(super) fn is_ordered(&self) -> bool {
+        self.flags & abi::TY_CAP_ORDERED != 0
+    }
+
     /// Whether commands to a lost peer end within the deadline.
     pub(super) fn is_bounded(&self) -> bool {
         self.flags & abi::TY_CAP_BOUNDED_PUT != 0
