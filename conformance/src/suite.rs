@@ -89,8 +89,8 @@ pub struct Test {
     pub body: Body,
     /// Whether its ranks must be processes: it loses one, or counts what a process holds.
     pub in_processes: bool,
-    /// What it needs and the transport did not declare: its ranks do nothing and report so. None for what only ranks
-    /// find out.
+    /// The capability that it needs and the transport did not declare: its ranks do nothing and report so. None where
+    /// only ranks find out.
     pub lacks: Option<String>,
 }
 

@@ -234,9 +234,8 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
 #[derive(Clone, Copy, Debug)]
 struct Held([u32; 5]);
 
-/// What is held; the growth by all calls, and by each of them, of which the least leak consists. Bytes must grow with each
-/// call: the allocator's caches, and the host's own tables, take some now and then, and a stack of a thread stays for the
-/// next one.
+/// The kinds, each with the growth by all calls, and by each of them, that is a leak. Bytes must grow with each call:
+/// the allocator's caches, and the host's own tables, take some now and then, and a thread's stack stays for the next.
 const KINDS: [(&str, i32, i32); 5] = [
     ("descriptors", CALLS, i32::MIN),
     ("threads", CALLS, i32::MIN),

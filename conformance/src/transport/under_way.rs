@@ -118,8 +118,8 @@ fn at_a_loss(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     Ok(Outcome::PassAndOver)
 }
 
-/// In order, nothing arrives behind a command that has failed: one of the same kind behind it has failed as well. One of
-/// another kind may have ended before, in a buffer.
+/// In order, nothing arrives behind a command that has failed: one of the same kind behind it has failed as well. One
+/// of another kind may have ended before, in a buffer.
 fn none_gets_ahead(commands: &[Command], ends: &BTreeMap<u64, bool>) -> Result<()> {
     let failed = |command: &Command| ends.get(&command.tag) == Some(&true);
     for (at, command) in commands.iter().enumerate() {

@@ -146,8 +146,8 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
 /// The deadline of examples that are right, in milliseconds.
 const USUAL: u32 = 10_000;
 
-/// An unbroken example passes the cases of its mutants, except those for which it lacks a capability: a variant that has
-/// it passes them.
+/// An unbroken example passes the cases of its mutants, except those for which it lacks a capability: a variant that
+/// has it passes them.
 fn unbroken_passes(
     program: &Program,
     example: Example,
