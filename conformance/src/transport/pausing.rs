@@ -10,7 +10,8 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 use super::ending::FILLS;
 use super::limits::LARGE;
 use super::lost_peer::{await_loss, bring_up, signal};
-use super::rig::{Needs, Rig};
+use super::needs::Needs;
+use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 
