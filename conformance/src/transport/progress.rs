@@ -51,7 +51,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "hot_calls_do_not_wait",
-        about: "post, poll and progress return while a peer takes nothing, and the queue is full of long puts",
+        about: "post, poll, progress, health and read_signal return while a peer takes nothing, and the queue is full of \
+                long puts",
         invariants: "INV-6",
         ranks: &[2],
         needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
@@ -176,6 +177,9 @@ fn hot_calls_do_not_wait(rig: &mut Rig<'_>) -> Result<()> {
             posted += returns_soon(rig, "post", post)? as u64;
             returns_soon(rig, "poll", |rig| rig.drive())?;
             returns_soon(rig, "health", |rig| Ok(rig.transport.health()?))?;
+            // No rank raises it.
+            let idle = rig.signal(1, 0, 1);
+            returns_soon(rig, "read_signal", |rig| Ok(rig.transport.read_signal(0, idle)))?;
             if rig.is_driven() {
                 returns_soon(rig, "progress", |rig| drive(&rig.transport))?;
             }
