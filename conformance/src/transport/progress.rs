@@ -51,8 +51,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "hot_calls_do_not_wait",
-        about: "post, poll, progress, health and read_signal return while a peer takes nothing, and the queue is full of \
-                long puts",
+        about: "post, poll, progress, health and read_signal return while a peer takes nothing, and the queue is full \
+                of long puts",
         invariants: "INV-6",
         ranks: &[2],
         needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
