@@ -1,12 +1,34 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use super::call::{Instance, check_size, close, guarded, slots};
+use super::call::{Instance, check_size, close, guarded, slots, typed};
 use super::transport::read_table;
 use super::{host, static_str};
+use crate::Result;
 use crate::abi;
 use crate::call::{AgreeCall, CombineCall, DispatchCall};
-use crate::kernels::{Copies, KernelSet};
+use crate::kernels::{Call, Copies, KernelSet};
+
+/// Makes a call of an instance that a kernel set of this image has opened.
+pub(crate) type TypedCalls = unsafe fn(*mut c_void, Call<'_>) -> Result<()>;
+
+/// A [`KernelSet`] of this image, which gets the typed calls.
+#[derive(Debug)]
+pub struct InProcess {
+    /// It opens and closes instances.
+    pub(crate) table: &'static abi::TyKernelsTable,
+    pub(crate) calls: TypedCalls,
+}
+
+// SAFETY: the table is constant data of the image.
+unsafe impl Sync for InProcess {}
+
+impl InProcess {
+    /// A kernel set.
+    pub const fn of<K: KernelSet>() -> Self {
+        Self { table: KernelsComponent::<K>::TABLE, calls: KernelsComponent::<K>::typed }
+    }
+}
 
 /// The C table of a [`KernelSet`].
 #[derive(Debug)]
@@ -86,6 +108,13 @@ impl<K: KernelSet> KernelsComponent<K> {
             unsafe { *instance = Instance::into_raw(component) };
             Ok(())
         })
+    }
+
+    /// # Safety
+    /// An open instance of [`TABLE`](Self::TABLE), one thread at a time; the rest as the method of the call.
+    unsafe fn typed(instance: *mut c_void, call: Call<'_>) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { typed(call.name(), instance, |component: &mut K| call.make(component)) }
     }
 
     unsafe extern "C" fn close(instance: *mut c_void) {

@@ -1,8 +1,10 @@
 //! An open kernel set and its calls. `levels`: operations over two levels · `tools`: its memory, streams and graphs
-//! for tools · `needs`, `counters`: checks of its needs, and of its counters for reports.
+//! for tools · `needs`, `counters`: checks of its needs, and of its counters for reports · `loaded`: the C form of
+//! calls, for a set of another image.
 
 mod counters;
 mod levels;
+mod loaded;
 mod needs;
 mod tools;
 
@@ -13,7 +15,7 @@ use super::transport::{check_window, missing_slot};
 use super::{attended, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
-use crate::kernels::{Copies, KernelNeeds, KernelShape, Limits, Trace};
+use crate::kernels::{Call, Copies, KernelNeeds, KernelShape, Limits, Trace};
 use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
 
@@ -120,6 +122,29 @@ impl OpenKernels {
         attended(KIND, self.name(), slot, || self.call(slot, call))
     }
 
+    /// Makes a call: as it is where the kernel set is in this image, else in the C form.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As the method of [`KernelSet`](crate::kernels::KernelSet).
+    unsafe fn make(&mut self, call: Call<'_>) -> Result<()> {
+        match self.component.typed {
+            // SAFETY: an open instance of the same component; the rest by this function's contract.
+            Some(typed) => unsafe { typed(self.instance, call) }
+                .map_err(|error| error.with_context("component", self.name())),
+            // SAFETY: by this function's contract.
+            None => unsafe { self.make_loaded(call) },
+        }
+    }
+
+    /// As [`make`](Self::make), of a call of a bring-up, without memory of the caller.
+    fn attend(&mut self, call: Call<'_>) -> Result<()> {
+        // SAFETY: such a call has no contract beyond this host's order of calls.
+        attended(KIND, self.name(), call.name(), || unsafe { self.make(call) })
+    }
+
     /// The resources that the kernel set will use, within `limits`.
     ///
     /// # Errors
@@ -164,10 +189,8 @@ impl OpenKernels {
     /// Errors of the component.
     pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         let mut received = NO_OUTPUT;
-        // SAFETY: as in `allocate`.
-        self.call("dispatch_recv", |t, i, e| unsafe {
-            t.dispatch_recv.map(|f| f(i, operation, &mut received, e))
-        })?;
+        // SAFETY: a call without memory of the caller.
+        unsafe { self.make(Call::DispatchRecv(operation, &mut received))? };
         Ok(received)
     }
 
@@ -176,15 +199,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
-        if self.component.table.dispatch_output.is_none() {
-            return Ok(None);
-        }
-        let mut received = NO_OUTPUT;
-        // SAFETY: as in `allocate`.
-        self.call("dispatch_output", |t, i, e| unsafe {
-            t.dispatch_output.map(|f| f(i, operation, &mut received, e))
-        })?;
-        Ok((!received.x.data.is_null()).then_some(received))
+        let mut received = None;
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(Call::DispatchOutput(operation, &mut received))? };
+        Ok(received.filter(|received| !received.x.data.is_null()))
     }
 
     /// Gives an arena region for expert outputs.
@@ -193,10 +211,9 @@ impl OpenKernels {
     /// Errors of the component.
     pub fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
         let (mut region, mut tensor) = (0, NO_TENSOR);
-        // SAFETY: as in `allocate`.
-        self.call("combine_input", |t, i, e| unsafe {
-            t.combine_input.map(|f| f(i, handle, dtype, &mut region, &mut tensor, e))
-        })?;
+        let call = Call::CombineInput { handle, dtype, region: &mut region, tensor: &mut tensor };
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(call)? };
         Ok((region, tensor))
     }
 
@@ -205,8 +222,8 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        // SAFETY: as in `allocate`.
-        self.call("combine_recv", |t, i, e| unsafe { t.combine_recv.map(|f| f(i, operation, e)) })
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(Call::CombineRecv(operation)) }
     }
 
     /// Waits until all commands that it posted are done.
@@ -227,8 +244,8 @@ impl OpenKernels {
     /// # Safety
     /// A stream of the set's device.
     pub unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("release_after", |t, i, e| unsafe { t.release_after.map(|f| f(i, stream, e)) })
+        // SAFETY: by this function's contract.
+        unsafe { self.make(Call::ReleaseAfter(stream)) }
     }
 
     /// The ranks that operations leave out, by rank.
@@ -237,7 +254,8 @@ impl OpenKernels {
     /// Errors of the component.
     pub fn masks(&mut self, ranks: u32) -> Result<Vec<u8>> {
         let mut masks = vec![0; ranks as usize];
-        self.call_masks(abi::TY_MASKS_READ, 0, masks.as_mut_ptr())?;
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(Call::Masks(&mut masks))? };
         Ok(masks)
     }
 
@@ -246,14 +264,8 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
-        let action = if is_masked { abi::TY_MASKS_SET } else { abi::TY_MASKS_CLEAR };
-        self.call_masks(action, rank, std::ptr::null_mut())
-    }
-
-    fn call_masks(&mut self, action: u32, rank: u32, masks: *mut u8) -> Result<()> {
-        let call = abi::TyMasks { size: size_of::<abi::TyMasks>(), action, rank, masks };
-        // SAFETY: as in `allocate`; R bytes where masks are read.
-        self.call("masks", |t, i, e| unsafe { t.masks.map(|f| f(i, &call, e)) })
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(Call::SetMask { rank, is_masked }) }
     }
 
     /// Frees an arena region.
@@ -269,25 +281,9 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component; an invalid ring.
     pub fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
-        if self.component.table.gpu_ring.is_none() {
-            return Ok(None);
-        }
-        let mut ring = abi::TyGpuRing {
-            size: size_of::<abi::TyGpuRing>(),
-            level,
-            queue: 0,
-            capacity: 0,
-            commands: std::ptr::null_mut(),
-            status: std::ptr::null_mut(),
-            totals: std::ptr::null_mut(),
-            signals: 0,
-            reserved: 0,
-        };
-        // SAFETY: as in `allocate`.
-        self.cold("gpu_ring", |t, i, e| unsafe { t.gpu_ring.map(|f| f(i, &mut ring, e)) })?;
-        if ring.commands.is_null() {
-            return Ok(None);
-        }
+        let mut ring = None;
+        self.attend(Call::GpuRing(level, &mut ring))?;
+        let Some(ring) = ring.filter(|ring| !ring.commands.is_null()) else { return Ok(None) };
         let there = !ring.status.is_null() && (ring.signals == 0 || !ring.totals.is_null());
         if there && ring.capacity.is_power_of_two() && ring.level == level {
             return Ok(Some(ring));
@@ -302,21 +298,13 @@ impl OpenKernels {
             .with_fix("use a kernel set that was made for this version"))
     }
 
-    /// Whether it gives the host counts of experts.
-    pub fn has_expert_counts(&self) -> bool {
-        self.component.table.expert_counts.is_some()
-    }
-
     /// Writes the rows of each local expert of an operation.
     ///
     /// # Errors
     /// Errors of the component.
     pub fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
-        let (at, count) = (counts.as_mut_ptr(), counts.len() as u32);
-        // SAFETY: as in `allocate`.
-        self.call("expert_counts", |t, i, e| unsafe {
-            t.expert_counts.map(|f| f(i, operation, at, count, e))
-        })
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(Call::ExpertCounts(operation, counts)) }
     }
 
     /// Copies arrays of an output that was received.
@@ -327,17 +315,8 @@ impl OpenKernels {
     /// # Safety
     /// As [`KernelSet::copy_out`](crate::kernels::KernelSet::copy_out).
     pub unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
-        let flags = if copies.stream.is_some() { abi::TY_COPIES_ON_STREAM } else { 0 };
-        let call = abi::TyCopies {
-            size: size_of::<abi::TyCopies>(),
-            copies: copies.copies.as_ptr(),
-            count: copies.copies.len() as u32,
-            flags,
-            totals: copies.totals,
-            stream: copies.stream.unwrap_or(std::ptr::null_mut()),
-        };
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("copy_out", |t, i, e| unsafe { t.copy_out.map(|f| f(i, &call, e)) })
+        // SAFETY: by this function's contract.
+        unsafe { self.make(Call::CopyOut(copies)) }
     }
 
     /// Counts a routing.
@@ -348,8 +327,8 @@ impl OpenKernels {
     /// # Safety
     /// As [`KernelSet::count_routing`](crate::kernels::KernelSet::count_routing).
     pub unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("count_routing", |t, i, e| unsafe { t.count_routing.map(|f| f(i, counts, e)) })
+        // SAFETY: by this function's contract.
+        unsafe { self.make(Call::CountRouting(counts)) }
     }
 
     /// Its counters for reports; nothing where it has none.
@@ -357,22 +336,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component; counters that do not fit a world of `ranks`.
     pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
-        if self.component.table.counters.is_none() {
-            return Ok(None);
-        }
-        let mut counters = abi::TyCounters {
-            size: size_of::<abi::TyCounters>(),
-            ranks: 0,
-            signals: 0,
-            queue_depth: [0; 2],
-            peers: std::ptr::null(),
-            raised: std::ptr::null(),
-        };
-        // SAFETY: as in `allocate`.
-        self.cold("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
-        if counters.peers.is_null() {
-            return Ok(None);
-        }
+        let mut counters = None;
+        self.attend(Call::Counters(&mut counters))?;
+        let counters = counters.filter(|counters: &abi::TyCounters| !counters.peers.is_null());
+        let Some(counters) = counters else { return Ok(None) };
         counters::check(&counters, ranks)
             .map_err(|error| error.with_context("component", self.name()))?;
         Ok(Some(counters))
@@ -384,8 +351,8 @@ impl OpenKernels {
     /// A component without the slot; errors of the component.
     pub fn trace(&mut self, operation: u64) -> Result<Trace> {
         let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
-        // SAFETY: as in `allocate`.
-        self.call("trace", |t, i, e| unsafe { t.trace.map(|f| f(i, operation, &mut trace, e)) })?;
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(Call::Trace(operation, &mut trace))? };
         Ok(trace)
     }
 }

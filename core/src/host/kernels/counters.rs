@@ -56,7 +56,7 @@ mod tests {
         let mut table: abi::TyKernelsTable = unsafe { std::mem::zeroed() };
         table.name = crate::export::static_str("acme");
         table.counters = Some(counters);
-        let component = KernelsRef { table: Box::leak(Box::new(table)) };
+        let component = KernelsRef::judged(Box::leak(Box::new(table)));
         let instance = std::ptr::null_mut();
         let mut kernels = OpenKernels { component, instance, close, levels: None };
         Arc::clone(&CALLS).attend(|| {
