@@ -5,6 +5,8 @@
 
 mod c_form;
 
+pub(crate) use c_form::CForm;
+
 use std::ffi::c_void;
 
 use crate::abi;

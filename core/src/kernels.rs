@@ -15,7 +15,7 @@
 
 mod calls;
 
-pub(crate) use calls::Call;
+pub(crate) use calls::{Call, kernel_calls};
 
 use crate::abi;
 use crate::call::{AgreeCall, CombineCall, DispatchCall};

@@ -5,9 +5,70 @@ use std::ffi::c_void;
 
 use super::{AgreeCall, CallOrder, CombineCall, DispatchCall, ExchangeKind};
 use crate::abi;
+use crate::kernels::Copies;
 use crate::moe::{Cast, Compression, Layout, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
 use crate::{Error, ErrorKind, Result};
+
+/// Arguments of a call that cross the plugin ABI in another form.
+pub(crate) trait CForm: Sized {
+    /// A structure of the ABI that starts with its size.
+    type Form;
+
+    /// The arguments as they cross the ABI. What they name must live as long.
+    fn as_abi(&self) -> Self::Form;
+
+    /// The typed arguments.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`]: codes that this version does not know.
+    ///
+    /// # Safety
+    /// All that the form names is valid for the life of the arguments.
+    unsafe fn from_abi(form: &Self::Form) -> Result<Self>;
+}
+
+/// Arguments that are plain already.
+macro_rules! plain {
+    ($($form:ident),+) => {$(
+        impl CForm for abi::$form {
+            type Form = Self;
+
+            fn as_abi(&self) -> Self {
+                *self
+            }
+
+            unsafe fn from_abi(form: &Self) -> Result<Self> {
+                Ok(*form)
+            }
+        }
+    )+};
+}
+
+plain!(TyRoutingCounts, TyMask, TyReleaseAfter);
+
+impl CForm for Copies<'_> {
+    type Form = abi::TyCopies;
+
+    fn as_abi(&self) -> abi::TyCopies {
+        abi::TyCopies {
+            size: size_of::<abi::TyCopies>(),
+            copies: self.copies.as_ptr(),
+            count: self.copies.len() as u32,
+            flags: flag(self.stream.is_some(), abi::TY_COPIES_ON_STREAM),
+            totals: self.totals,
+            stream: self.stream.unwrap_or(std::ptr::null_mut()),
+        }
+    }
+
+    unsafe fn from_abi(form: &abi::TyCopies) -> Result<Self> {
+        let abi::TyCopies { copies, count, flags, totals, stream, .. } = *form;
+        let stream = (flags & abi::TY_COPIES_ON_STREAM != 0).then_some(stream);
+        // SAFETY: by this function's contract.
+        let copies = unsafe { std::slice::from_raw_parts(copies, count as usize) };
+        Ok(Self { copies, totals, stream })
+    }
+}
 
 const DISPATCH_ORDER: [u32; 3] =
     [abi::TY_DISPATCH_ON_STREAM, abi::TY_DISPATCH_NO_SYNC, abi::TY_DISPATCH_AT_ONCE];
@@ -98,9 +159,10 @@ impl CallOrder {
     }
 }
 
-impl<'a> DispatchCall<'a> {
-    /// The call as it crosses the ABI. Its refusal must live as long.
-    pub(crate) fn as_abi(&self) -> abi::TyDispatch {
+impl CForm for DispatchCall<'_> {
+    type Form = abi::TyDispatch;
+
+    fn as_abi(&self) -> abi::TyDispatch {
         let format = &self.format;
         let flags = flag(self.is_replay, abi::TY_DISPATCH_REPLAY)
             | flag(self.worst_case, abi::TY_DISPATCH_WORST_CASE)
@@ -131,14 +193,7 @@ impl<'a> DispatchCall<'a> {
         }
     }
 
-    /// The typed call.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`]: codes that this version does not know.
-    ///
-    /// # Safety
-    /// The refusal is valid for `'a`.
-    pub(crate) unsafe fn from_abi(call: &abi::TyDispatch) -> Result<Self> {
+    unsafe fn from_abi(call: &abi::TyDispatch) -> Result<Self> {
         let mut typed = Self {
             is_replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
             worst_case: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
@@ -164,9 +219,10 @@ impl<'a> DispatchCall<'a> {
     }
 }
 
-impl<'a> CombineCall<'a> {
-    /// The call as it crosses the ABI. Its refusal must live as long.
-    pub(crate) fn as_abi(&self) -> abi::TyCombine {
+impl CForm for CombineCall<'_> {
+    type Form = abi::TyCombine;
+
+    fn as_abi(&self) -> abi::TyCombine {
         let flags = flag(self.weighted, abi::TY_COMBINE_WEIGHTED)
             | flag(self.round_once, abi::TY_COMBINE_ROUND_ONCE)
             | flag(self.sum_weights, abi::TY_COMBINE_SUM_WEIGHTS)
@@ -195,14 +251,7 @@ impl<'a> CombineCall<'a> {
         }
     }
 
-    /// The typed call.
-    ///
-    /// # Errors
-    /// As [`DispatchCall::from_abi`].
-    ///
-    /// # Safety
-    /// The refusal is valid for `'a`.
-    pub(crate) unsafe fn from_abi(call: &abi::TyCombine) -> Result<Self> {
+    unsafe fn from_abi(call: &abi::TyCombine) -> Result<Self> {
         let is_set = |flag: u32| call.flags & flag != 0;
         let mut typed = Self {
             exchange: ExchangeKind::of(call.exchange)?,
@@ -233,9 +282,10 @@ impl<'a> CombineCall<'a> {
     }
 }
 
-impl AgreeCall<'_> {
-    /// The round as it crosses the ABI. Its refusal must live as long.
-    pub(crate) fn as_abi(&self) -> abi::TyAgree {
+impl CForm for AgreeCall<'_> {
+    type Form = abi::TyAgree;
+
+    fn as_abi(&self) -> abi::TyAgree {
         abi::TyAgree {
             size: size_of::<abi::TyAgree>(),
             operation: self.operation,
@@ -245,14 +295,7 @@ impl AgreeCall<'_> {
         }
     }
 
-    /// The typed call.
-    ///
-    /// # Errors
-    /// As [`DispatchCall::from_abi`].
-    ///
-    /// # Safety
-    /// The refusal is valid for the life of the call.
-    pub(crate) unsafe fn from_abi(call: &abi::TyAgree) -> Result<Self> {
+    unsafe fn from_abi(call: &abi::TyAgree) -> Result<Self> {
         Ok(Self {
             operation: call.operation,
             exchange: ExchangeKind::of(call.exchange)?,

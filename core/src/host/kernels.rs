@@ -1,12 +1,15 @@
 //! An open kernel set and its calls. `levels`: operations over two levels · `tools`: its memory, streams and graphs
-//! for tools · `needs`, `counters`: checks of its needs, and of its counters for reports · `loaded`: the C form of
-//! calls, for a set of another image.
+//! for tools · `needs`, `counters`: checks of its needs, and of its counters for reports · `blank`: results
+//! before a call · `loaded`: the C form of calls, for a set whose calls go through its table.
 
+mod blank;
 mod counters;
 mod levels;
 mod loaded;
 mod needs;
 mod tools;
+
+pub use blank::NO_TENSOR;
 
 use std::ffi::c_void;
 
@@ -18,6 +21,7 @@ use crate::config::ComponentTable;
 use crate::kernels::{Call, Copies, KernelNeeds, KernelShape, Limits, Trace};
 use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
+use blank::{NO_COUNTERS, NO_RING, no_output};
 
 /// The kind of these components, in words.
 const KIND: &str = "kernel set";
@@ -59,28 +63,6 @@ impl KernelsRef {
         Ok(OpenKernels { component: *self, instance, close, levels: None })
     }
 }
-
-/// An output without tensors.
-const NO_OUTPUT: abi::TyReceived = abi::TyReceived {
-    size: size_of::<abi::TyReceived>(),
-    region: 0,
-    tokens: 0,
-    rows: 0,
-    x: NO_TENSOR,
-    scales: NO_TENSOR,
-    ids: NO_TENSOR,
-    weights: NO_TENSOR,
-    source: NO_TENSOR,
-    slots: NO_TENSOR,
-    expert_counts: NO_TENSOR,
-    expert_starts: NO_TENSOR,
-    expert_ends: NO_TENSOR,
-    source_counts: NO_TENSOR,
-    source_ends: NO_TENSOR,
-    ranges: NO_TENSOR,
-    totals: NO_TENSOR,
-    lost: NO_TENSOR,
-};
 
 /// An open kernel set. One thread at a time.
 #[derive(Debug)]
@@ -188,10 +170,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        let mut received = NO_OUTPUT;
+        let mut output = no_output(operation);
         // SAFETY: a call without memory of the caller.
-        unsafe { self.make(Call::DispatchRecv(operation, &mut received))? };
-        Ok(received)
+        unsafe { self.make(Call::DispatchRecv(&mut output))? };
+        Ok(output.received)
     }
 
     /// The place of the output of a dispatch that was sent and not received; `None` where it is not fixed.
@@ -199,10 +181,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
-        let mut received = None;
+        let mut output = no_output(operation);
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::DispatchOutput(operation, &mut received))? };
-        Ok(received.filter(|received| !received.x.data.is_null()))
+        optional(unsafe { self.make(Call::DispatchOutput(&mut output)) })?;
+        Ok((!output.received.x.data.is_null()).then_some(output.received))
     }
 
     /// Gives an arena region for expert outputs.
@@ -210,11 +192,11 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        let (mut region, mut tensor) = (0, NO_TENSOR);
-        let call = Call::CombineInput { handle, dtype, region: &mut region, tensor: &mut tensor };
+        let size = size_of::<abi::TyCombineInput>();
+        let mut input = abi::TyCombineInput { size, handle, dtype, region: 0, tensor: NO_TENSOR };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(call)? };
-        Ok((region, tensor))
+        unsafe { self.make(Call::CombineInput(&mut input))? };
+        Ok((input.region, input.tensor))
     }
 
     /// Ends a combine.
@@ -222,8 +204,9 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        let mut end = abi::TyCombineEnd { size: size_of::<abi::TyCombineEnd>(), operation };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::CombineRecv(operation)) }
+        unsafe { self.make(Call::CombineRecv(&mut end)) }
     }
 
     /// Waits until all commands that it posted are done.
@@ -244,8 +227,9 @@ impl OpenKernels {
     /// # Safety
     /// A stream of the set's device.
     pub unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
+        let after = abi::TyReleaseAfter { size: size_of::<abi::TyReleaseAfter>(), stream };
         // SAFETY: by this function's contract.
-        unsafe { self.make(Call::ReleaseAfter(stream)) }
+        unsafe { self.make(Call::ReleaseAfter(&after)) }
     }
 
     /// The ranks that operations leave out, by rank.
@@ -254,8 +238,14 @@ impl OpenKernels {
     /// Errors of the component.
     pub fn masks(&mut self, ranks: u32) -> Result<Vec<u8>> {
         let mut masks = vec![0; ranks as usize];
-        // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::Masks(&mut masks))? };
+        let mut call = abi::TyMasks {
+            size: size_of::<abi::TyMasks>(),
+            masks: masks.as_mut_ptr(),
+            count: ranks,
+            reserved: 0,
+        };
+        // SAFETY: R bytes.
+        unsafe { self.make(Call::Masks(&mut call))? };
         Ok(masks)
     }
 
@@ -264,8 +254,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
+        let is_masked = is_masked.into();
+        let mask = abi::TyMask { size: size_of::<abi::TyMask>(), rank, is_masked };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::SetMask { rank, is_masked }) }
+        unsafe { self.make(Call::SetMask(&mask)) }
     }
 
     /// Frees an arena region.
@@ -281,9 +273,11 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component; an invalid ring.
     pub fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
-        let mut ring = None;
-        self.attend(Call::GpuRing(level, &mut ring))?;
-        let Some(ring) = ring.filter(|ring| !ring.commands.is_null()) else { return Ok(None) };
+        let mut ring = abi::TyGpuRing { level, ..NO_RING };
+        optional(self.attend(Call::GpuRing(&mut ring)))?;
+        if ring.commands.is_null() {
+            return Ok(None);
+        }
         let there = !ring.status.is_null() && (ring.signals == 0 || !ring.totals.is_null());
         if there && ring.capacity.is_power_of_two() && ring.level == level {
             return Ok(Some(ring));
@@ -303,8 +297,15 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
-        // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::ExpertCounts(operation, counts)) }
+        let mut call = abi::TyExpertCounts {
+            size: size_of::<abi::TyExpertCounts>(),
+            operation,
+            counts: counts.as_mut_ptr(),
+            count: counts.len() as u32,
+            reserved: 0,
+        };
+        // SAFETY: memory of this length.
+        unsafe { self.make(Call::ExpertCounts(&mut call)) }
     }
 
     /// Copies arrays of an output that was received.
@@ -336,10 +337,11 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component; counters that do not fit a world of `ranks`.
     pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
-        let mut counters = None;
-        self.attend(Call::Counters(&mut counters))?;
-        let counters = counters.filter(|counters: &abi::TyCounters| !counters.peers.is_null());
-        let Some(counters) = counters else { return Ok(None) };
+        let mut counters = NO_COUNTERS;
+        optional(self.attend(Call::Counters(&mut counters)))?;
+        if counters.peers.is_null() {
+            return Ok(None);
+        }
         counters::check(&counters, ranks)
             .map_err(|error| error.with_context("component", self.name()))?;
         Ok(Some(counters))
@@ -350,10 +352,14 @@ impl OpenKernels {
     /// # Errors
     /// A component without the slot; errors of the component.
     pub fn trace(&mut self, operation: u64) -> Result<Trace> {
-        let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
+        let (size, trace) = (
+            size_of::<abi::TyOperationTrace>(),
+            Trace { size: size_of::<Trace>(), ..Trace::default() },
+        );
+        let mut of = abi::TyOperationTrace { size, operation, trace };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::Trace(operation, &mut trace))? };
-        Ok(trace)
+        unsafe { self.make(Call::Trace(&mut of))? };
+        Ok(of.trace)
     }
 }
 
@@ -364,11 +370,10 @@ impl Drop for OpenKernels {
     }
 }
 
-/// An absent tensor.
-pub const NO_TENSOR: abi::TyTensor = abi::TyTensor {
-    data: std::ptr::null_mut(),
-    dtype: 0,
-    reserved: 0,
-    shape: [0; 2],
-    stride: [0; 2],
-};
+/// The end of a query that a set need not answer: it may find nothing.
+fn optional(end: Result<()>) -> Result<()> {
+    match end {
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        other => other,
+    }
+}

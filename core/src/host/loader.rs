@@ -459,8 +459,7 @@ judge!(
 judge!(
     /// Judges a kernel set export.
     judge_kernels, KERNELS, abi::TyKernelsExport, abi::TyKernelsTable, KernelsRef, adapt_none,
-    [probe, open, close, needs, allocate, plan, dispatch_send, dispatch_recv, combine_input,
-     combine_send, combine_recv, flush, release]
+    [probe, open, close, needs, allocate, plan, submit, finish, query, flush, release]
 );
 judge!(
     /// Judges a topology export.

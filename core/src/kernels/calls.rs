@@ -1,61 +1,81 @@
-//! The calls of an open kernel set as values, with one place where each meets its method.
+//! The calls of an open kernel set as values.
+//!
+//! [`kernel_calls`] is the only list of them. From it come [`Call`], the host's side of the C form
+//! (`host/kernels/loaded.rs`) and the component's (`export/kernels.rs`). [`Call::make`] meets the methods.
 
-use std::ffi::c_void;
-
-use super::{Copies, KernelSet, Trace};
+use super::{Copies, KernelSet};
 use crate::call::{AgreeCall, CombineCall, DispatchCall};
 use crate::{Result, abi};
 
-/// A call, and the place of its result. Each is the method of [`KernelSet`] of its name.
-#[derive(Debug)]
-pub(crate) enum Call<'a> {
-    DispatchSend(&'a DispatchCall<'a>),
-    CombineSend(&'a CombineCall<'a>),
-    Agree(&'a AgreeCall<'a>),
-    CopyOut(&'a Copies<'a>),
-    CountRouting(&'a abi::TyRoutingCounts),
-    SetMask { rank: u32, is_masked: bool },
-    ReleaseAfter(*mut c_void),
-    DispatchRecv(u64, &'a mut abi::TyReceived),
-    CombineRecv(u64),
-    DispatchOutput(u64, &'a mut Option<abi::TyReceived>),
-    CombineInput { handle: u32, dtype: u32, region: &'a mut u64, tensor: &'a mut abi::TyTensor },
-    ExpertCounts(u64, &'a mut [u32]),
-    Masks(&'a mut [u8]),
-    GpuRing(u64, &'a mut Option<abi::TyGpuRing>),
-    Counters(&'a mut Option<abi::TyCounters>),
-    Trace(u64, &'a mut Trace),
+/// Expands a macro with the list: per slot of the table, each call with its argument, its name in messages, and its
+/// tag. Arguments of `submit` have a [C form](crate::call::CForm); those of the other slots are structures of the ABI,
+/// which the call fills in.
+macro_rules! kernel_calls {
+    ($expand:ident) => {
+        $expand! { 'a
+            submit {
+                DispatchSend(DispatchCall<'a>) = "dispatch_send", TY_SUBMIT_DISPATCH;
+                CombineSend(CombineCall<'a>) = "combine_send", TY_SUBMIT_COMBINE;
+                Agree(AgreeCall<'a>) = "agree", TY_SUBMIT_AGREE;
+                CopyOut(Copies<'a>) = "copy_out", TY_SUBMIT_COPIES;
+                CountRouting(abi::TyRoutingCounts) = "count_routing", TY_SUBMIT_ROUTING_COUNTS;
+                SetMask(abi::TyMask) = "masks", TY_SUBMIT_MASK;
+                ReleaseAfter(abi::TyReleaseAfter) = "release_after", TY_SUBMIT_RELEASE_AFTER;
+            }
+            finish {
+                DispatchRecv(abi::TyDispatchOutput) = "dispatch_recv", TY_FINISH_DISPATCH;
+                CombineRecv(abi::TyCombineEnd) = "combine_recv", TY_FINISH_COMBINE;
+            }
+            query {
+                DispatchOutput(abi::TyDispatchOutput) = "dispatch_output", TY_QUERY_DISPATCH_OUTPUT;
+                CombineInput(abi::TyCombineInput) = "combine_input", TY_QUERY_COMBINE_INPUT;
+                ExpertCounts(abi::TyExpertCounts) = "expert_counts", TY_QUERY_EXPERT_COUNTS;
+                Masks(abi::TyMasks) = "masks", TY_QUERY_MASKS;
+                GpuRing(abi::TyGpuRing) = "gpu_ring", TY_QUERY_GPU_RING;
+                Counters(abi::TyCounters) = "counters", TY_QUERY_COUNTERS;
+                Trace(abi::TyOperationTrace) = "trace", TY_QUERY_TRACE;
+            }
+        }
+    };
 }
+pub(crate) use kernel_calls;
+
+macro_rules! call {
+    ($life:lifetime
+        submit { $($submit:ident($argument:ty) = $submit_name:literal, $submit_tag:ident;)* }
+        finish { $($finish:ident($end:ty) = $finish_name:literal, $finish_tag:ident;)* }
+        query { $($query:ident($answer:ty) = $query_name:literal, $query_tag:ident;)* }
+    ) => {
+        /// A call: its arguments, or the place of its results.
+        #[derive(Debug)]
+        pub(crate) enum Call<$life> {
+            $($submit(&$life $argument),)*
+            $($finish(&$life mut $end),)*
+            $($query(&$life mut $answer),)*
+        }
+
+        impl Call<'_> {
+            /// The name in messages.
+            pub(crate) fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$submit(_) => $submit_name,)*
+                    $(Self::$finish(_) => $finish_name,)*
+                    $(Self::$query(_) => $query_name,)*
+                }
+            }
+        }
+    };
+}
+kernel_calls!(call);
 
 impl Call<'_> {
-    /// The name in messages.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::DispatchSend(_) => "dispatch_send",
-            Self::CombineSend(_) => "combine_send",
-            Self::Agree(_) => "agree",
-            Self::CopyOut(_) => "copy_out",
-            Self::CountRouting(_) => "count_routing",
-            Self::SetMask { .. } | Self::Masks(_) => "masks",
-            Self::ReleaseAfter(_) => "release_after",
-            Self::DispatchRecv(..) => "dispatch_recv",
-            Self::CombineRecv(_) => "combine_recv",
-            Self::DispatchOutput(..) => "dispatch_output",
-            Self::CombineInput { .. } => "combine_input",
-            Self::ExpertCounts(..) => "expert_counts",
-            Self::GpuRing(..) => "gpu_ring",
-            Self::Counters(_) => "counters",
-            Self::Trace(..) => "trace",
-        }
-    }
-
-    /// Makes the call.
+    /// Makes the call. A query that finds nothing leaves its result as it is.
     ///
     /// # Errors
     /// Those of the method.
     ///
     /// # Safety
-    /// As the method.
+    /// As the method; memory that a structure names is valid for the call.
     pub(crate) unsafe fn make<K: KernelSet>(self, kernels: &mut K) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe {
@@ -65,28 +85,35 @@ impl Call<'_> {
                 Self::Agree(call) => kernels.agree(call)?,
                 Self::CopyOut(copies) => kernels.copy_out(copies)?,
                 Self::CountRouting(counts) => kernels.count_routing(counts)?,
-                Self::SetMask { rank, is_masked } => kernels.set_mask(rank, is_masked)?,
-                Self::ReleaseAfter(stream) => kernels.release_after(stream)?,
-                Self::DispatchRecv(operation, output) => {
-                    *output = kernels.dispatch_recv(operation)?
+                Self::SetMask(mask) => kernels.set_mask(mask.rank, mask.is_masked != 0)?,
+                Self::ReleaseAfter(after) => kernels.release_after(after.stream)?,
+                Self::DispatchRecv(end) => end.received = kernels.dispatch_recv(end.operation)?,
+                Self::CombineRecv(end) => kernels.combine_recv(end.operation)?,
+                Self::DispatchOutput(output) => {
+                    let fixed = kernels.dispatch_output(output.operation)?;
+                    fixed.into_iter().for_each(|fixed| output.received = fixed);
                 }
-                Self::CombineRecv(operation) => kernels.combine_recv(operation)?,
-                Self::DispatchOutput(operation, output) => {
-                    *output = kernels.dispatch_output(operation)?;
+                Self::CombineInput(input) => {
+                    (input.region, input.tensor) =
+                        kernels.combine_input(input.handle, input.dtype)?;
                 }
-                Self::CombineInput { handle, dtype, region, tensor } => {
-                    (*region, *tensor) = kernels.combine_input(handle, dtype)?;
+                Self::ExpertCounts(abi::TyExpertCounts { operation, counts, count, .. }) => {
+                    let counts = std::slice::from_raw_parts_mut(*counts, *count as usize);
+                    kernels.expert_counts(*operation, counts)?;
                 }
-                Self::ExpertCounts(operation, counts) => {
-                    kernels.expert_counts(operation, counts)?
-                }
-                Self::Masks(masks) => {
+                Self::Masks(abi::TyMasks { masks, count, .. }) => {
+                    let masks = std::slice::from_raw_parts_mut(*masks, *count as usize);
                     let all = kernels.masks()?;
                     masks.iter_mut().zip(all).for_each(|(at, mask)| *at = mask.into());
                 }
-                Self::GpuRing(level, ring) => *ring = kernels.gpu_ring(level)?,
-                Self::Counters(counters) => *counters = kernels.counters(),
-                Self::Trace(operation, trace) => *trace = kernels.trace(operation)?,
+                Self::GpuRing(ring) => {
+                    let given = kernels.gpu_ring(ring.level)?;
+                    given.into_iter().for_each(|given| *ring = given);
+                }
+                Self::Counters(counters) => {
+                    kernels.counters().into_iter().for_each(|given| *counters = given);
+                }
+                Self::Trace(of) => of.trace = kernels.trace(of.operation)?,
             }
         }
         Ok(())

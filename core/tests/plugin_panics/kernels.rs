@@ -1,5 +1,6 @@
 //! A kernel set that panics, or declares invalid needs.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
@@ -16,6 +17,11 @@ use crate::{Config, caught, config, poisoned, window};
 
 /// Built in: core makes its calls in the C form, or as they are.
 struct PanickyKernels<const IS_TYPED: bool>(Config);
+
+thread_local! {
+    /// The address of the last dispatch on this thread.
+    static DISPATCH: Cell<usize> = const { Cell::new(0) };
+}
 
 /// One whose calls go through its table, as those of a plugin.
 type InTable = PanickyKernels<false>;
@@ -65,8 +71,9 @@ impl<const IS_TYPED: bool> KernelSet for PanickyKernels<IS_TYPED> {
         Ok(())
     }
 
-    unsafe fn dispatch_send(&mut self, _: &DispatchCall<'_>) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, call: &DispatchCall<'_>) -> Result<()> {
         self.0.enter("dispatch_send");
+        DISPATCH.set(std::ptr::from_ref(call).addr());
         Ok(())
     }
 
@@ -296,4 +303,51 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     // SAFETY: as above.
     unsafe { bad.graph_destroy(null_mut()) };
     poisoned(&bad.flush().unwrap_err(), "panicky");
+}
+
+#[test]
+fn a_kernel_set_of_this_image_gets_the_dispatch_itself_and_one_behind_a_table_a_copy() {
+    let call = DispatchCall::blank(0, 0, Layout::Flat);
+    for (set, is_itself) in [("panicky_typed", true), ("panicky", false)] {
+        DISPATCH.set(0);
+        // SAFETY: the component reads no pointer.
+        unsafe { open_named(set, "").unwrap().dispatch_send(&call).unwrap() };
+        assert_ne!(DISPATCH.get(), 0, "{set}");
+        assert_eq!(DISPATCH.get() == std::ptr::from_ref(&call).addr(), is_itself, "{set}");
+    }
+}
+
+#[test]
+fn a_tag_that_a_kernel_set_does_not_know_is_unsupported_and_a_short_structure_is_refused() {
+    let table = KernelsComponent::<InTable>::TABLE;
+    let text = String::new();
+    let as_ty = |text: &str| abi::TyStr { data: text.as_ptr(), bytes: text.len() };
+    let config = abi::TyConfig { text: as_ty(&text), file: as_ty(&text), ..sized() };
+    let shape: KernelShape = sized();
+    let mut instance = null_mut();
+    let mut error = tokenyard_core::host::blank_error();
+    let services = tokenyard_core::host::services();
+    let end = abi::TyCombineEnd { size: size_of::<usize>(), ..blank() };
+    let mut whole: abi::TyCombineEnd = sized();
+    // SAFETY: structures of this function; the component reads no pointer of them.
+    unsafe {
+        let opened = table.open.unwrap()(services, &config, &shape, &mut instance, &mut error);
+        assert_eq!(opened, abi::TY_OK);
+        let call = (&raw mut whole).cast::<c_void>();
+        for slot in [table.finish, table.query] {
+            let found = slot.unwrap()(instance, 99, call, &mut error);
+            assert_eq!(found, abi::TY_UNSUPPORTED);
+            let text = String::from_utf8_lossy(&error.message);
+            assert!(text.contains("found a call with tag 99"), "{text}");
+        }
+        assert_eq!(table.submit.unwrap()(instance, 99, call, &mut error), abi::TY_UNSUPPORTED);
+        let short = (&raw const end).cast_mut().cast();
+        let finish = table.finish.unwrap();
+        let status = finish(instance, abi::TY_FINISH_COMBINE, short, &mut error);
+        assert_eq!(status, abi::TY_INTERNAL);
+        let text = String::from_utf8_lossy(&error.message);
+        assert!(text.contains("has 8 bytes; expected at least 16"), "{text}");
+        assert_eq!(finish(instance, abi::TY_FINISH_COMBINE, call, &mut error), abi::TY_OK);
+        table.close.unwrap()(instance);
+    }
 }
