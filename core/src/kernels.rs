@@ -15,7 +15,7 @@
 
 mod calls;
 
-pub(crate) use calls::{Call, kernel_calls};
+pub(crate) use calls::{KernelCall, kernel_calls};
 
 use crate::abi;
 use crate::call::{AgreeCall, CombineCall, DispatchCall};

@@ -15,7 +15,7 @@ pub(crate) trait CForm: Sized {
     /// A structure of the ABI that starts with its size.
     type Form;
 
-    /// The arguments as they cross the ABI. What they name must live as long.
+    /// The arguments as they cross the ABI. All that they name must live as long.
     fn as_abi(&self) -> Self::Form;
 
     /// The typed arguments.

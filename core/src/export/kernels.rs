@@ -6,11 +6,11 @@ use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
 use crate::call::CForm;
-use crate::kernels::{Call, KernelSet, kernel_calls};
+use crate::kernels::{KernelCall, KernelSet, kernel_calls};
 use crate::{Error, ErrorKind, Result};
 
 /// Makes a call of an instance that a kernel set of this image has opened.
-pub(crate) type TypedCalls = unsafe fn(*mut c_void, Call<'_>) -> Result<()>;
+pub(crate) type TypedCalls = unsafe fn(*mut c_void, KernelCall<'_>) -> Result<()>;
 
 /// A [`KernelSet`] of this image, which gets the typed calls.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl<K: KernelSet> KernelsComponent<K> {
 
     /// # Safety
     /// An open instance of [`TABLE`](Self::TABLE), one thread at a time; the rest as the method of the call.
-    unsafe fn typed(instance: *mut c_void, call: Call<'_>) -> Result<()> {
+    unsafe fn typed(instance: *mut c_void, call: KernelCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { typed(call.name(), instance, |component: &mut K| call.make(component)) }
     }
@@ -147,7 +147,7 @@ macro_rules! tagged_slots {
                     // all that the ABI requires it to hold.
                     $(abi::$submit_tag => unsafe {
                         guarded_mut($submit_name, instance, error, |component: &mut K| {
-                            Call::$submit(&read($submit_name, call)?).make(component)
+                            KernelCall::$submit(&read($submit_name, call)?).make(component)
                         })
                     },)*
                     other => unknown("submit", other, error),
@@ -164,7 +164,7 @@ macro_rules! tagged_slots {
                     // SAFETY: as in `submit`.
                     $(abi::$finish_tag => unsafe {
                         guarded_mut($finish_name, instance, error, |component: &mut K| {
-                            Call::$finish(place($finish_name, call)?).make(component)
+                            KernelCall::$finish(place($finish_name, call)?).make(component)
                         })
                     },)*
                     other => unknown("finish", other, error),
@@ -181,7 +181,7 @@ macro_rules! tagged_slots {
                     // SAFETY: as in `submit`.
                     $(abi::$query_tag => unsafe {
                         guarded_mut($query_name, instance, error, |component: &mut K| {
-                            Call::$query(place($query_name, call)?).make(component)
+                            KernelCall::$query(place($query_name, call)?).make(component)
                         })
                     },)*
                     other => unknown("query", other, error),

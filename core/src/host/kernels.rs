@@ -18,7 +18,7 @@ use super::transport::{check_window, missing_slot};
 use super::{attended, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
-use crate::kernels::{Call, Copies, KernelNeeds, KernelShape, Limits, Trace};
+use crate::kernels::{Copies, KernelCall, KernelNeeds, KernelShape, Limits, Trace};
 use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
 use blank::{NO_COUNTERS, NO_RING, no_output};
@@ -111,18 +111,18 @@ impl OpenKernels {
     ///
     /// # Safety
     /// As the method of [`KernelSet`](crate::kernels::KernelSet).
-    unsafe fn make(&mut self, call: Call<'_>) -> Result<()> {
+    unsafe fn make(&mut self, call: KernelCall<'_>) -> Result<()> {
         match self.component.typed {
             // SAFETY: an open instance of the same component; the rest by this function's contract.
             Some(typed) => unsafe { typed(self.instance, call) }
                 .map_err(|error| error.with_context("component", self.name())),
             // SAFETY: by this function's contract.
-            None => unsafe { self.make_loaded(call) },
+            None => unsafe { loaded::make_loaded(self, call) },
         }
     }
 
     /// As [`make`](Self::make), of a call of a bring-up, without memory of the caller.
-    fn attend(&mut self, call: Call<'_>) -> Result<()> {
+    fn attend(&mut self, call: KernelCall<'_>) -> Result<()> {
         // SAFETY: such a call has no contract beyond this host's order of calls.
         attended(KIND, self.name(), call.name(), || unsafe { self.make(call) })
     }
@@ -172,7 +172,7 @@ impl OpenKernels {
     pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
         let mut output = no_output(operation);
         // SAFETY: a call without memory of the caller.
-        unsafe { self.make(Call::DispatchRecv(&mut output))? };
+        unsafe { self.make(KernelCall::DispatchRecv(&mut output))? };
         Ok(output.received)
     }
 
@@ -183,7 +183,7 @@ impl OpenKernels {
     pub fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
         let mut output = no_output(operation);
         // SAFETY: as in `dispatch_recv`.
-        optional(unsafe { self.make(Call::DispatchOutput(&mut output)) })?;
+        optional(unsafe { self.make(KernelCall::DispatchOutput(&mut output)) })?;
         Ok((!output.received.x.data.is_null()).then_some(output.received))
     }
 
@@ -195,7 +195,7 @@ impl OpenKernels {
         let size = size_of::<abi::TyCombineInput>();
         let mut input = abi::TyCombineInput { size, handle, dtype, region: 0, tensor: NO_TENSOR };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::CombineInput(&mut input))? };
+        unsafe { self.make(KernelCall::CombineInput(&mut input))? };
         Ok((input.region, input.tensor))
     }
 
@@ -206,7 +206,7 @@ impl OpenKernels {
     pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
         let mut end = abi::TyCombineEnd { size: size_of::<abi::TyCombineEnd>(), operation };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::CombineRecv(&mut end)) }
+        unsafe { self.make(KernelCall::CombineRecv(&mut end)) }
     }
 
     /// Waits until all commands that it posted are done.
@@ -229,7 +229,7 @@ impl OpenKernels {
     pub unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
         let after = abi::TyReleaseAfter { size: size_of::<abi::TyReleaseAfter>(), stream };
         // SAFETY: by this function's contract.
-        unsafe { self.make(Call::ReleaseAfter(&after)) }
+        unsafe { self.make(KernelCall::ReleaseAfter(&after)) }
     }
 
     /// The ranks that operations leave out, by rank.
@@ -245,7 +245,7 @@ impl OpenKernels {
             reserved: 0,
         };
         // SAFETY: R bytes.
-        unsafe { self.make(Call::Masks(&mut call))? };
+        unsafe { self.make(KernelCall::Masks(&mut call))? };
         Ok(masks)
     }
 
@@ -257,7 +257,7 @@ impl OpenKernels {
         let is_masked = is_masked.into();
         let mask = abi::TyMask { size: size_of::<abi::TyMask>(), rank, is_masked };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::SetMask(&mask)) }
+        unsafe { self.make(KernelCall::SetMask(&mask)) }
     }
 
     /// Frees an arena region.
@@ -274,7 +274,7 @@ impl OpenKernels {
     /// Errors of the component; an invalid ring.
     pub fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
         let mut ring = abi::TyGpuRing { level, ..NO_RING };
-        optional(self.attend(Call::GpuRing(&mut ring)))?;
+        optional(self.attend(KernelCall::GpuRing(&mut ring)))?;
         if ring.commands.is_null() {
             return Ok(None);
         }
@@ -305,7 +305,7 @@ impl OpenKernels {
             reserved: 0,
         };
         // SAFETY: memory of this length.
-        unsafe { self.make(Call::ExpertCounts(&mut call)) }
+        unsafe { self.make(KernelCall::ExpertCounts(&mut call)) }
     }
 
     /// Copies arrays of an output that was received.
@@ -317,7 +317,7 @@ impl OpenKernels {
     /// As [`KernelSet::copy_out`](crate::kernels::KernelSet::copy_out).
     pub unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.make(Call::CopyOut(copies)) }
+        unsafe { self.make(KernelCall::CopyOut(copies)) }
     }
 
     /// Counts a routing.
@@ -329,7 +329,7 @@ impl OpenKernels {
     /// As [`KernelSet::count_routing`](crate::kernels::KernelSet::count_routing).
     pub unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.make(Call::CountRouting(counts)) }
+        unsafe { self.make(KernelCall::CountRouting(counts)) }
     }
 
     /// Its counters for reports; nothing where it has none.
@@ -338,7 +338,7 @@ impl OpenKernels {
     /// Errors of the component; counters that do not fit a world of `ranks`.
     pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
         let mut counters = NO_COUNTERS;
-        optional(self.attend(Call::Counters(&mut counters)))?;
+        optional(self.attend(KernelCall::Counters(&mut counters)))?;
         if counters.peers.is_null() {
             return Ok(None);
         }
@@ -358,7 +358,7 @@ impl OpenKernels {
         );
         let mut of = abi::TyOperationTrace { size, operation, trace };
         // SAFETY: as in `dispatch_recv`.
-        unsafe { self.make(Call::Trace(&mut of))? };
+        unsafe { self.make(KernelCall::Trace(&mut of))? };
         Ok(of.trace)
     }
 }

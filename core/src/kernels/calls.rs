@@ -1,7 +1,7 @@
 //! The calls of an open kernel set as values.
 //!
-//! [`kernel_calls`] is the only list of them. From it come [`Call`], the host's side of the C form
-//! (`host/kernels/loaded.rs`) and the component's (`export/kernels.rs`). [`Call::make`] meets the methods.
+//! [`kernel_calls`] is the only list of them. From it come [`KernelCall`], the host's side of the C form
+//! (`host/kernels/loaded.rs`) and the component's (`export/kernels.rs`). [`KernelCall::make`] meets the methods.
 
 use super::{Copies, KernelSet};
 use crate::call::{AgreeCall, CombineCall, DispatchCall};
@@ -48,13 +48,13 @@ macro_rules! call {
     ) => {
         /// A call: its arguments, or the place of its results.
         #[derive(Debug)]
-        pub(crate) enum Call<$life> {
+        pub(crate) enum KernelCall<$life> {
             $($submit(&$life $argument),)*
             $($finish(&$life mut $end),)*
             $($query(&$life mut $answer),)*
         }
 
-        impl Call<'_> {
+        impl KernelCall<'_> {
             /// The name in messages.
             pub(crate) fn name(&self) -> &'static str {
                 match self {
@@ -68,7 +68,7 @@ macro_rules! call {
 }
 kernel_calls!(call);
 
-impl Call<'_> {
+impl KernelCall<'_> {
     /// Makes the call. A query that finds nothing leaves its result as it is.
     ///
     /// # Errors

@@ -16,7 +16,7 @@
 
 use super::OpenKernels;
 use crate::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
-use crate::kernels::Call;
+use crate::kernels::KernelCall;
 use crate::refusal::{CallRefusal, Objection};
 use crate::{Error, ErrorKind, Result};
 
@@ -81,14 +81,14 @@ impl OpenKernels {
     /// As [`dispatch_send`](Self::dispatch_send).
     unsafe fn dispatch_one(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.make(Call::DispatchSend(dispatch)) }
+        unsafe { self.make(KernelCall::DispatchSend(dispatch)) }
     }
 
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
     unsafe fn combine_one(&mut self, combine: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.make(Call::CombineSend(combine)) }
+        unsafe { self.make(KernelCall::CombineSend(combine)) }
     }
 
     /// # Safety
@@ -151,7 +151,7 @@ impl OpenKernels {
 
     fn agree(&mut self, levels: TwoLevels, round: &AgreeCall<'_>) -> Result<Option<Objection>> {
         // SAFETY: a call without memory of the caller.
-        let agreed = unsafe { self.make(Call::Agree(round)) };
+        let agreed = unsafe { self.make(KernelCall::Agree(round)) };
         levels.objection(agreed)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::OpenKernels;
 use crate::call::CForm;
-use crate::kernels::{Call, kernel_calls};
+use crate::kernels::{KernelCall, kernel_calls};
 use crate::{Result, abi};
 
 macro_rules! make_loaded {
@@ -11,7 +11,6 @@ macro_rules! make_loaded {
         finish { $($finish:ident($end:ty) = $finish_name:literal, $finish_tag:ident;)* }
         query { $($query:ident($answer:ty) = $query_name:literal, $query_tag:ident;)* }
     ) => {
-        impl OpenKernels {
             /// Makes a call through the table.
             ///
             /// # Errors
@@ -19,31 +18,33 @@ macro_rules! make_loaded {
             ///
             /// # Safety
             /// As the method of [`KernelSet`](crate::kernels::KernelSet).
-            pub(super) unsafe fn make_loaded(&mut self, call: Call<'_>) -> Result<()> {
+            pub(super) unsafe fn make_loaded(
+                kernels: &mut OpenKernels,
+                call: KernelCall<'_>,
+            ) -> Result<()> {
                 match call {
-                    $(Call::$submit(call) => {
+                    $(KernelCall::$submit(call) => {
                         let form = call.as_abi();
                         // SAFETY: an open instance of a judged table, and the structure of this tag, valid for the
                         // call; the rest by this function's contract.
-                        self.call($submit_name, |t, i, e| unsafe {
+                        kernels.call($submit_name, |t, i, e| unsafe {
                             t.submit.map(|f| f(i, abi::$submit_tag, (&raw const form).cast(), e))
                         })
                     })*
-                    $(Call::$finish(end) => {
+                    $(KernelCall::$finish(end) => {
                         // SAFETY: as above.
-                        self.call($finish_name, |t, i, e| unsafe {
+                        kernels.call($finish_name, |t, i, e| unsafe {
                             t.finish.map(|f| f(i, abi::$finish_tag, std::ptr::from_mut(end).cast(), e))
                         })
                     })*
-                    $(Call::$query(answer) => {
+                    $(KernelCall::$query(answer) => {
                         // SAFETY: as above.
-                        self.call($query_name, |t, i, e| unsafe {
+                        kernels.call($query_name, |t, i, e| unsafe {
                             t.query.map(|f| f(i, abi::$query_tag, std::ptr::from_mut(answer).cast(), e))
                         })
                     })*
                 }
             }
-        }
     };
 }
 kernel_calls!(make_loaded);
