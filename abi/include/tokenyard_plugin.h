@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 11
+#define TY_KERNELS_MINOR 12
 
 /**
  * Most windows a kernel set may ask for.
@@ -300,6 +300,106 @@ struct TyTransportTable;
 #define TY_PHASE_QUEUE 6
 
 /**
+ * In `submit`, with `TyDispatch`: starts a dispatch. Each set takes it.
+ */
+#define TY_SUBMIT_DISPATCH 1
+
+/**
+ * In `submit`, with `TyCombine`: starts a combine. Each set takes it.
+ */
+#define TY_SUBMIT_COMBINE 2
+
+/**
+ * In `submit`, with `TyAgree`, of a set that takes several domains of several ranks: passes on the refusal that
+ * this rank knows, and learns those of others. An error is the first of them, in order of ranks.
+ */
+#define TY_SUBMIT_AGREE 3
+
+/**
+ * In `submit`, with `TyCopies`: copies arrays of an output that was received. Each set that works on a device
+ * takes it, and no other.
+ */
+#define TY_SUBMIT_COPIES 4
+
+/**
+ * In `submit`, with `TyRoutingCounts`: counts a routing. Each set with `TY_KERNELS_CAP_STREAMS` takes it, and no
+ * other.
+ */
+#define TY_SUBMIT_ROUTING_COUNTS 5
+
+/**
+ * In `submit`, with `TyMask`, of a set with `TY_KERNELS_CAP_MASKING` whose operations may leave out ranks that
+ * live: changes the mask of a rank, behind the kernels of all operations that were sent. No operation is open,
+ * and no rank is inside an operation when a rank is unmasked.
+ */
+#define TY_SUBMIT_MASK 6
+
+/**
+ * In `submit`, with `TyReleaseAfter`, of a set with `TY_KERNELS_CAP_STREAMS`. Every region, released before this
+ * call or after it, becomes free only once this stream, too, has passed the work that is queued on it now. A
+ * stream that captures a graph is passed within that graph alone: there it holds back the regions that
+ * operations of the graph may get again.
+ */
+#define TY_SUBMIT_RELEASE_AFTER 7
+
+/**
+ * In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
+ */
+#define TY_FINISH_DISPATCH 1
+
+/**
+ * In `finish`, with `TyCombineEnd`: ends a combine. Each set takes it.
+ */
+#define TY_FINISH_COMBINE 2
+
+/**
+ * In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
+ * output, as `TY_FINISH_DISPATCH` will describe it, if the place is fixed already; else `x` stays absent. Until
+ * the end of the dispatch nothing in the output may be read, and `tokens` may be 0. The host claims the region
+ * from this call on, and releases it whether the dispatch succeeds or not.
+ */
+#define TY_QUERY_DISPATCH_OUTPUT 1
+
+/**
+ * In `query`, with `TyCombineInput`: gives an arena region for expert outputs of a handle, so that combine need
+ * not copy them. Where the handle's dispatch was in the order of a stream, the region is too: only work on that
+ * stream may write it. Each set takes it.
+ */
+#define TY_QUERY_COMBINE_INPUT 2
+
+/**
+ * In `query`, with `TyExpertCounts`; optional: gives the counts of an operation without a wait for its rows. The
+ * operation is a dispatch or a replay for which the host waits. It was received, and is one of the last
+ * `in_flight`.
+ */
+#define TY_QUERY_EXPERT_COUNTS 3
+
+/**
+ * In `query`, with `TyMasks`, of a set that takes `TY_SUBMIT_MASK`: gives the masks of ranks, behind the kernels
+ * of all operations that were sent.
+ */
+#define TY_QUERY_MASKS 4
+
+/**
+ * In `query`, with `TyGpuRing`; optional. After `plan`, once for each level that has a transport. Fills in the
+ * ring of the level that it names, where kernels post through the host on that level; the ring is valid until
+ * `close`. Else `commands` stays null. The host stops reading the ring before transports are closed.
+ */
+#define TY_QUERY_GPU_RING 5
+
+/**
+ * In `query`, with `TyCounters`; optional. After `plan`. Gives the counters for reports, which show them as
+ * unknown where `peers` stays null.
+ */
+#define TY_QUERY_COUNTERS 6
+
+/**
+ * In `query`, with `TyOperationTrace`; optional, for tools. Gives the times of one of the last `in_flight`
+ * operations, which has ended: call `flush` before.
+ */
+#define TY_QUERY_TRACE 7
+
+/**
  * Rows in one block, by source rank, then source token.
  */
 #define TY_LAYOUT_FLAT 1
@@ -351,13 +451,13 @@ struct TyTransportTable;
 
 /**
  * In the order of `stream`: tensors are read after the work that was queued there before
- * `dispatch_send`, and work queued there after `dispatch_recv` runs after the operation. Neither call
+ * `submit`, and work queued there after `finish` runs after the operation. Neither call
  * waits for rows. Ranks need not agree on the flag.
  */
 #define TY_DISPATCH_ON_STREAM 8
 
 /**
- * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing; `dispatch_send` does not even wait for the
+ * With `TY_DISPATCH_ON_STREAM`: the host waits for nothing; `submit` does not even wait for the
  * agreement of the ranks. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. A failure on the device closes
  * the communicator: a later call, or `flush`, reports it. Ranks need not agree on the flag; a refusal, too,
  * closes the communicator on the ranks that set it.
@@ -370,7 +470,7 @@ struct TyTransportTable;
 #define TY_DISPATCH_NO_SYNC 16
 
 /**
- * `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
+ * `finish` follows at once: the caller queues and computes nothing between the two.
  */
 #define TY_DISPATCH_AT_ONCE 32
 
@@ -438,7 +538,7 @@ struct TyTransportTable;
 #define TY_COMBINE_NO_SYNC 4
 
 /**
- * As `TY_DISPATCH_AT_ONCE`, for `combine_recv`.
+ * As `TY_DISPATCH_AT_ONCE`, for `finish`.
  */
 #define TY_COMBINE_AT_ONCE 8
 
@@ -462,21 +562,6 @@ struct TyTransportTable;
 #define TY_COMBINE_LOGFMT10 64
 
 /**
- * In [`TyMasks`]: writes them all.
- */
-#define TY_MASKS_READ 0
-
-/**
- * In [`TyMasks`]: masks one rank.
- */
-#define TY_MASKS_SET 1
-
-/**
- * In [`TyMasks`]: unmasks one rank, which is not lost.
- */
-#define TY_MASKS_CLEAR 2
-
-/**
  * Layout hash of the transport ABI on 64-bit targets.
  */
 #define TY_TRANSPORT_LAYOUT 11268153531467506378ull
@@ -489,7 +574,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 17367825549484082823ull
+#define TY_KERNELS_LAYOUT 8083548857618729705
 
 /**
  * Major version of the topology ABI.
@@ -839,8 +924,8 @@ typedef struct TyTensor {
 } TyTensor;
 
 /**
- * One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
- * stream has passed the work that `combine_recv` queued there.
+ * One combine. Tensors are valid until `finish` returns; with `TY_COMBINE_ON_STREAM` until the
+ * stream has passed the work that `finish` queued there.
  */
 typedef struct TyCombine {
   /**
@@ -891,7 +976,7 @@ typedef struct TyCombine {
    */
   struct TyTensor bias1;
   /**
-   * `[T, H]` of the type of `x`, written by `combine_recv`.
+   * `[T, H]` of the type of `x`, written by `finish`.
    */
   struct TyTensor out;
   /**
@@ -899,7 +984,7 @@ typedef struct TyCombine {
    */
   struct TyTensor out_weights;
   /**
-   * `[T, 1]` u8, may be absent: `combine_recv` writes the number of the token's selected experts
+   * `[T, 1]` u8, may be absent: `finish` writes the number of the token's selected experts
    * that are left out of its sum because their rank was lost.
    */
   struct TyTensor missing;
@@ -926,6 +1011,46 @@ typedef struct TyCombine {
    */
   int64_t *waited_ns;
 } TyCombine;
+
+/**
+ * The end of a combine.
+ */
+typedef struct TyCombineEnd {
+  /**
+   * `sizeof(TyCombineEnd)`.
+   */
+  size_t size;
+  /**
+   * Operation number of the combine.
+   */
+  uint64_t operation;
+} TyCombineEnd;
+
+/**
+ * A region for expert outputs.
+ */
+typedef struct TyCombineInput {
+  /**
+   * `sizeof(TyCombineInput)`.
+   */
+  size_t size;
+  /**
+   * Handle slot.
+   */
+  uint32_t handle;
+  /**
+   * Element type, as in [`TyTensor`].
+   */
+  uint32_t dtype;
+  /**
+   * Filled in: the region.
+   */
+  uint64_t region;
+  /**
+   * Filled in: `[rows, H]`.
+   */
+  struct TyTensor tensor;
+} TyCombineInput;
 
 /**
  * One command: 64 bytes of plain data. Commands of a queue may overtake each other.
@@ -1331,8 +1456,8 @@ typedef struct TyDiscover {
 } TyDiscover;
 
 /**
- * One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
- * the stream has passed the work that `dispatch_recv` queued there.
+ * One dispatch. Tensors are valid until `finish` returns; with `TY_DISPATCH_ON_STREAM` until
+ * the stream has passed the work that `finish` queued there.
  */
 typedef struct TyDispatch {
   /**
@@ -1370,7 +1495,7 @@ typedef struct TyDispatch {
    */
   uint32_t max_tokens;
   /**
-   * One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is called.
+   * One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is submitted.
    */
   uint32_t exchange;
   /**
@@ -1419,6 +1544,106 @@ typedef struct TyDispatch {
    */
   int64_t *waited_ns;
 } TyDispatch;
+
+/**
+ * The output of a dispatch, in the arena. Absent tensors have null data.
+ */
+typedef struct TyReceived {
+  /**
+   * `sizeof(TyReceived)`.
+   */
+  size_t size;
+  /**
+   * The arena region that holds all of the output; `release` frees it. Where rows are flat, it may
+   * be freed before the end of the handle: a combine or a replay reads nothing of it.
+   */
+  uint64_t region;
+  /**
+   * Tokens received, N; the worst case where the host learns no count.
+   */
+  uint64_t tokens;
+  /**
+   * Rows of `x`: N (flat), X (expert-major) or E/R * R*M (packed); the worst case likewise.
+   */
+  uint64_t rows;
+  /**
+   * `[rows, H]`.
+   */
+  struct TyTensor x;
+  /**
+   * `[rows, S]`; with `TY_DISPATCH_COLUMN_SCALES` `[E/R * S, R*M]`, contiguous: S columns of each expert.
+   */
+  struct TyTensor scales;
+  /**
+   * `[N, K]` i32: local expert ids or -1 (flat).
+   */
+  struct TyTensor ids;
+  /**
+   * f32: `[N, K]` (flat), else `[rows, 1]`.
+   */
+  struct TyTensor weights;
+  /**
+   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). With
+   * `TY_DISPATCH_SOURCE_TOKENS` the token alone.
+   */
+  struct TyTensor source;
+  /**
+   * `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
+   */
+  struct TyTensor slots;
+  /**
+   * `[E/R, 1]` i32: rows per local expert, without padding.
+   */
+  struct TyTensor expert_counts;
+  /**
+   * `[E/R, 1]` i32: first row per local expert (expert-major).
+   */
+  struct TyTensor expert_starts;
+  /**
+   * `[E/R, 1]` i32: the row after the last one of each local expert, padding left out (expert-major); may
+   * be absent.
+   */
+  struct TyTensor expert_ends;
+  /**
+   * `[R, 1]` i32: tokens per source rank.
+   */
+  struct TyTensor source_counts;
+  /**
+   * `[R, 1]` i32: tokens of a source rank and of all ranks before it; may be absent.
+   */
+  struct TyTensor source_ends;
+  /**
+   * `[E/R, R]` i64: `count | begin << 32` (packed).
+   */
+  struct TyTensor ranges;
+  /**
+   * `[2, 1]` i64: the true N and the true number of rows, padding included.
+   */
+  struct TyTensor totals;
+  /**
+   * `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where such
+   * rows have places already, the places hold zeros, with ids, slots and source -1.
+   */
+  struct TyTensor lost;
+} TyReceived;
+
+/**
+ * The output of a dispatch.
+ */
+typedef struct TyDispatchOutput {
+  /**
+   * `sizeof(TyDispatchOutput)`.
+   */
+  size_t size;
+  /**
+   * Operation number of the dispatch.
+   */
+  uint64_t operation;
+  /**
+   * Filled in.
+   */
+  struct TyReceived received;
+} TyDispatchOutput;
 
 /**
  * One event of `poll`.
@@ -1471,6 +1696,32 @@ typedef struct TyExchange {
                         uint8_t *all,
                         struct TyError *error);
 } TyExchange;
+
+/**
+ * The rows of each local expert.
+ */
+typedef struct TyExpertCounts {
+  /**
+   * `sizeof(TyExpertCounts)`.
+   */
+  size_t size;
+  /**
+   * Operation number.
+   */
+  uint64_t operation;
+  /**
+   * Host memory for `count` numbers, which are written: `expert_counts` of the operation.
+   */
+  uint32_t *counts;
+  /**
+   * E/R.
+   */
+  uint32_t count;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyExpertCounts;
 
 /**
  * The first field of every export. The host checks it before any code of the plugin runs.
@@ -2281,197 +2532,24 @@ typedef struct TyPlan {
 } TyPlan;
 
 /**
- * The output of a dispatch, in the arena. Absent tensors have null data.
- */
-typedef struct TyReceived {
-  /**
-   * `sizeof(TyReceived)`.
-   */
-  size_t size;
-  /**
-   * The arena region that holds all of the output; `release` frees it. Where rows are flat, it may
-   * be freed before the end of the handle: a combine or a replay reads nothing of it.
-   */
-  uint64_t region;
-  /**
-   * Tokens received, N; the worst case where the host learns no count.
-   */
-  uint64_t tokens;
-  /**
-   * Rows of `x`: N (flat), X (expert-major) or E/R * R*M (packed); the worst case likewise.
-   */
-  uint64_t rows;
-  /**
-   * `[rows, H]`.
-   */
-  struct TyTensor x;
-  /**
-   * `[rows, S]`; with `TY_DISPATCH_COLUMN_SCALES` `[E/R * S, R*M]`, contiguous: S columns of each expert.
-   */
-  struct TyTensor scales;
-  /**
-   * `[N, K]` i32: local expert ids or -1 (flat).
-   */
-  struct TyTensor ids;
-  /**
-   * f32: `[N, K]` (flat), else `[rows, 1]`.
-   */
-  struct TyTensor weights;
-  /**
-   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). With
-   * `TY_DISPATCH_SOURCE_TOKENS` the token alone.
-   */
-  struct TyTensor source;
-  /**
-   * `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
-   */
-  struct TyTensor slots;
-  /**
-   * `[E/R, 1]` i32: rows per local expert, without padding.
-   */
-  struct TyTensor expert_counts;
-  /**
-   * `[E/R, 1]` i32: first row per local expert (expert-major).
-   */
-  struct TyTensor expert_starts;
-  /**
-   * `[E/R, 1]` i32: the row after the last one of each local expert, padding left out (expert-major); may
-   * be absent.
-   */
-  struct TyTensor expert_ends;
-  /**
-   * `[R, 1]` i32: tokens per source rank.
-   */
-  struct TyTensor source_counts;
-  /**
-   * `[R, 1]` i32: tokens of a source rank and of all ranks before it; may be absent.
-   */
-  struct TyTensor source_ends;
-  /**
-   * `[E/R, R]` i64: `count | begin << 32` (packed).
-   */
-  struct TyTensor ranges;
-  /**
-   * `[2, 1]` i64: the true N and the true number of rows, padding included.
-   */
-  struct TyTensor totals;
-  /**
-   * `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where such
-   * rows have places already, the places hold zeros, with ids, slots and source -1.
-   */
-  struct TyTensor lost;
-} TyReceived;
-
-/**
- * Times of the steps of an operation on this rank, for tools, in nanoseconds of the device's clock.
- * The clock has an arbitrary start, and differs from the clock of another device.
- */
-typedef struct TyTrace {
-  /**
-   * `sizeof(TyTrace)`.
-   */
-  size_t size;
-  /**
-   * The operation's first kernel began.
-   */
-  uint64_t begun;
-  /**
-   * This rank's routing was counted, and its records were sent; where nothing is counted, equal to
-   * `begun`.
-   */
-  uint64_t counted;
-  /**
-   * The records of all ranks had arrived.
-   */
-  uint64_t entered;
-  /**
-   * Rows had left; in a combine: the sums were computed.
-   */
-  uint64_t moved;
-  /**
-   * The rows of all ranks had arrived; in a combine: all ranks had read this rank's rows.
-   */
-  uint64_t arrived;
-} TyTrace;
-
-/**
- * The ranks that operations leave out.
- */
-typedef struct TyMasks {
-  /**
-   * `sizeof(TyMasks)`.
-   */
-  size_t size;
-  /**
-   * One of `TY_MASKS_*`.
-   */
-  uint32_t action;
-  /**
-   * The rank to mask or unmask.
-   */
-  uint32_t rank;
-  /**
-   * For `TY_MASKS_READ`: R bytes, which become 1 where a rank is left out, else 0.
-   */
-  uint8_t *masks;
-} TyMasks;
-
-/**
- * Counts of a routing that no dispatch has sent yet, in memory of the set's device. Ids that are no experts count
- * nowhere.
- */
-typedef struct TyRoutingCounts {
-  /**
-   * `sizeof(TyRoutingCounts)`.
-   */
-  size_t size;
-  /**
-   * `[T, K]` i64, contiguous.
-   */
-  struct TyTensor topk_idx;
-  /**
-   * Experts, a multiple of `ranks`.
-   */
-  uint32_t experts;
-  /**
-   * Ranks.
-   */
-  uint32_t ranks;
-  /**
-   * `[R]`, written: tokens for each rank, each token once.
-   */
-  int32_t *rank_tokens;
-  /**
-   * `[E]`, written: tokens for each expert.
-   */
-  int32_t *expert_tokens;
-  /**
-   * `[T, R]`, written: 1 where a token goes to the rank, else 0.
-   */
-  uint8_t *is_token_in_rank;
-  /**
-   * The stream in whose order they are read and written.
-   */
-  void *stream;
-} TyRoutingCounts;
-
-/**
  * A kernel set. All slots of one instance are called by one thread at a time.
  *
  * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
  * same order on all ranks, then `close`. Operation n may be sent only when operation
  * n - in_flight has been received.
  *
- * With several domains of several ranks an operation is two exchanges. For a dispatch the host calls
- * `dispatch_send` for the rail; `dispatch_send` for the owners, whose rows are those that come over the
- * rail; `agree` on the rail; and `dispatch_recv`. For a combine it first calls `combine_send` for the
- * owners, which makes a sum for each row that had come over the rail in the dispatch. Then it calls
- * `agree` on the rail; `combine_send` for the rail, whose rows are those sums; and `combine_recv`. Where
- * losses are masked, `agree` on the owners' exchange follows each `agree` on the rail.
+ * An operation is submitted (`TY_SUBMIT_DISPATCH` or `TY_SUBMIT_COMBINE`), and finished.
+ *
+ * With several domains of several ranks an operation is two exchanges. For a dispatch the host submits
+ * that of the rail; that of the owners, whose rows are those that come over the rail; a `TY_SUBMIT_AGREE`
+ * on the rail; and finishes the dispatch. For a combine it first submits that of the owners, which makes
+ * a sum for each row that had come over the rail in the dispatch. Then it submits a `TY_SUBMIT_AGREE` on
+ * the rail; the combine of the rail, whose rows are those sums; and finishes it. Where losses are masked,
+ * a `TY_SUBMIT_AGREE` on the owners' exchange follows each on the rail.
  *
  * Each of these calls returns when its exchange has done that, or has queued it. If it has queued it, the
  * next call reads T, rows and refusals where the device has left them. The host then waits in the last
- * call that sends, and in `agree` behind a dispatch. The host passes the first refusal that this rank
+ * exchange that it submits, and in the agreement behind a dispatch. The host passes the first refusal that this rank
  * knows of to the next calls.
  */
 typedef struct TyKernelsTable {
@@ -2530,40 +2608,20 @@ typedef struct TyKernelsTable {
    */
   int32_t (*plan)(void *instance, const struct TyPlan *plan, struct TyError *error);
   /**
-   * Required. Starts a dispatch.
+   * Required. Starts work. `tag` is one of `TY_SUBMIT_*`, and says of which type `call` is. Each of these
+   * structures starts with its size. `TY_UNSUPPORTED` for a tag that the set does not take.
    */
-  int32_t (*dispatch_send)(void *instance, const struct TyDispatch *dispatch, struct TyError *error);
+  int32_t (*submit)(void *instance, uint32_t tag, const void *call, struct TyError *error);
   /**
-   * Required. Ends the dispatch with this operation number.
+   * Required. Ends the operation that `call` names. `tag` is one of `TY_FINISH_*`, and says of which type `call`
+   * is, as for `submit`.
    */
-  int32_t (*dispatch_recv)(void *instance,
-                           uint64_t operation,
-                           struct TyReceived *received,
-                           struct TyError *error);
+  int32_t (*finish)(void *instance, uint32_t tag, void *call, struct TyError *error);
   /**
-   * Required. Gives an arena region for expert outputs of a handle, so that combine need not copy
-   * them: `[rows, H]` of `dtype`. Where the handle's dispatch was in the order of a stream, the
-   * region is too: only work on that stream may write it.
+   * Required. Answers a question in `call`. `tag` is one of `TY_QUERY_*`, and says of which type `call` is, as
+   * for `submit`.
    */
-  int32_t (*combine_input)(void *instance,
-                           uint32_t handle,
-                           uint32_t dtype,
-                           uint64_t *region,
-                           struct TyTensor *tensor,
-                           struct TyError *error);
-  /**
-   * Required. Starts a combine.
-   */
-  int32_t (*combine_send)(void *instance, const struct TyCombine *combine, struct TyError *error);
-  /**
-   * Required. Ends the combine with this operation number.
-   */
-  int32_t (*combine_recv)(void *instance, uint64_t operation, struct TyError *error);
-  /**
-   * Optional, of a set that takes several domains of several ranks. Passes on the refusal that this rank
-   * knows, and learns those of others. An error is the first of them, in order of ranks.
-   */
-  int32_t (*agree)(void *instance, const struct TyAgree *call, struct TyError *error);
+  int32_t (*query)(void *instance, uint32_t tag, void *call, struct TyError *error);
   /**
    * Required. Waits until all commands that the set posted are done (INV-4), so that the transports
    * may be closed once all ranks have returned from it. Waits also for operations that were received
@@ -2579,66 +2637,6 @@ typedef struct TyKernelsTable {
    * Calls for tools on the set's device; null where the set works on host memory.
    */
   const struct TyDeviceTable *device;
-  /**
-   * Optional, after `plan`, once for each level that has a transport. Fills in the ring of the level that
-   * `ring` names, where kernels post through the host on that level; the ring is valid until `close`. Else
-   * `commands` stays null. The host stops reading the ring before transports are closed.
-   */
-  int32_t (*gpu_ring)(void *instance, struct TyGpuRing *ring, struct TyError *error);
-  /**
-   * Optional, after `plan`. Gives the counters for reports. Without this slot, reports show them as
-   * unknown.
-   */
-  int32_t (*counters)(void *instance, struct TyCounters *counters, struct TyError *error);
-  /**
-   * Optional, for tools. Gives the times of one of the last `in_flight` operations, which has ended:
-   * call `flush` before.
-   */
-  int32_t (*trace)(void *instance, uint64_t operation, struct TyTrace *trace, struct TyError *error);
-  /**
-   * Optional. Called between the halves of a dispatch. Gives the place of its output, as `dispatch_recv`
-   * will describe it, if the place is fixed already; else `x` stays absent. Until `dispatch_recv` nothing
-   * in the output may be read, and `tokens` may be 0. The host claims the region from this call on, and
-   * releases it whether the dispatch succeeds or not.
-   */
-  int32_t (*dispatch_output)(void *instance,
-                             uint64_t operation,
-                             struct TyReceived *received,
-                             struct TyError *error);
-  /**
-   * Optional, of a set with `TY_KERNELS_CAP_STREAMS`. Every region, released before this call or after it,
-   * becomes free only once this stream, too, has passed the work that is queued on it now. A stream that
-   * captures a graph is passed within that graph alone: there it holds back the regions that operations of
-   * the graph may get again.
-   */
-  int32_t (*release_after)(void *instance, void *stream, struct TyError *error);
-  /**
-   * Optional, of a set with `TY_KERNELS_CAP_MASKING` whose operations may leave out ranks that
-   * live. Reads or changes the masks of ranks, behind the kernels of all operations that were
-   * sent. No operation is open when a mask changes, and no rank is inside an operation when a
-   * rank is unmasked.
-   */
-  int32_t (*masks)(void *instance, const struct TyMasks *masks, struct TyError *error);
-  /**
-   * Optional. Writes `expert_counts` of an operation to `counts`, host memory for `count` = E/R, without a wait
-   * for its rows. The operation is a dispatch or a replay for which the host waits. It was received, and is one of
-   * the last `in_flight`. `TY_UNSUPPORTED` where the set has no such counts.
-   */
-  int32_t (*expert_counts)(void *instance,
-                           uint64_t operation,
-                           uint32_t *counts,
-                           uint32_t count,
-                           struct TyError *error);
-  /**
-   * Required of a set that works on a device: no other has it. Copies arrays of an output that was received.
-   */
-  int32_t (*copy_out)(void *instance, const struct TyCopies *copies, struct TyError *error);
-  /**
-   * Required of a set with `TY_KERNELS_CAP_STREAMS`: no other has it. Counts a routing.
-   */
-  int32_t (*count_routing)(void *instance,
-                           const struct TyRoutingCounts *counts,
-                           struct TyError *error);
 } TyKernelsTable;
 
 /**
@@ -2658,6 +2656,96 @@ typedef struct TyKernelsExport {
    */
   size_t count;
 } TyKernelsExport;
+
+/**
+ * The mask of a rank.
+ */
+typedef struct TyMask {
+  /**
+   * `sizeof(TyMask)`.
+   */
+  size_t size;
+  /**
+   * The rank to mask or unmask. One to unmask is not lost.
+   */
+  uint32_t rank;
+  /**
+   * 1 masks it, 0 unmasks it.
+   */
+  uint32_t is_masked;
+} TyMask;
+
+/**
+ * The ranks that operations leave out.
+ */
+typedef struct TyMasks {
+  /**
+   * `sizeof(TyMasks)`.
+   */
+  size_t size;
+  /**
+   * R bytes, which become 1 where a rank is left out, else 0.
+   */
+  uint8_t *masks;
+  /**
+   * R.
+   */
+  uint32_t count;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyMasks;
+
+/**
+ * Times of the steps of an operation on this rank, for tools, in nanoseconds of the device's clock.
+ * The clock has an arbitrary start, and differs from the clock of another device.
+ */
+typedef struct TyTrace {
+  /**
+   * `sizeof(TyTrace)`.
+   */
+  size_t size;
+  /**
+   * The operation's first kernel began.
+   */
+  uint64_t begun;
+  /**
+   * This rank's routing was counted, and its records were sent; where nothing is counted, equal to
+   * `begun`.
+   */
+  uint64_t counted;
+  /**
+   * The records of all ranks had arrived.
+   */
+  uint64_t entered;
+  /**
+   * Rows had left; in a combine: the sums were computed.
+   */
+  uint64_t moved;
+  /**
+   * The rows of all ranks had arrived; in a combine: all ranks had read this rank's rows.
+   */
+  uint64_t arrived;
+} TyTrace;
+
+/**
+ * The times of an operation.
+ */
+typedef struct TyOperationTrace {
+  /**
+   * `sizeof(TyOperationTrace)`.
+   */
+  size_t size;
+  /**
+   * Operation number.
+   */
+  uint64_t operation;
+  /**
+   * Filled in.
+   */
+  struct TyTrace trace;
+} TyOperationTrace;
 
 /**
  * The place of one rank.
@@ -2709,6 +2797,59 @@ typedef struct TyPlace {
    */
   uint8_t missing_nic[TY_MISSING_NIC_BYTES];
 } TyPlace;
+
+/**
+ * A stream of the set's device.
+ */
+typedef struct TyReleaseAfter {
+  /**
+   * `sizeof(TyReleaseAfter)`.
+   */
+  size_t size;
+  /**
+   * The stream.
+   */
+  void *stream;
+} TyReleaseAfter;
+
+/**
+ * Counts of a routing that no dispatch has sent yet, in memory of the set's device. Ids that are no experts count
+ * nowhere.
+ */
+typedef struct TyRoutingCounts {
+  /**
+   * `sizeof(TyRoutingCounts)`.
+   */
+  size_t size;
+  /**
+   * `[T, K]` i64, contiguous.
+   */
+  struct TyTensor topk_idx;
+  /**
+   * Experts, a multiple of `ranks`.
+   */
+  uint32_t experts;
+  /**
+   * Ranks.
+   */
+  uint32_t ranks;
+  /**
+   * `[R]`, written: tokens for each rank, each token once.
+   */
+  int32_t *rank_tokens;
+  /**
+   * `[E]`, written: tokens for each expert.
+   */
+  int32_t *expert_tokens;
+  /**
+   * `[T, R]`, written: 1 where a token goes to the rank, else 0.
+   */
+  uint8_t *is_token_in_rank;
+  /**
+   * The stream in whose order they are read and written.
+   */
+  void *stream;
+} TyRoutingCounts;
 
 /**
  * A topology. `discover` is cold and has no instance.

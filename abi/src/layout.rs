@@ -138,17 +138,21 @@ const fn kernels_layout() -> u64 {
             expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost }
         TyCombine { size, operation, handle, flags, exchange, reserved, x, weights, beside, bias0, bias1,
             out, out_weights, missing, refusal, stream, topk_weights, topk_idx, waited_ns }
-        TyMasks { size, action, rank, masks }
         TyCopy { from, to, elements, room, columns, modulus, fill, flags }
         TyCopies { size, copies, count, flags, totals, stream }
         TyRoutingCounts { size, topk_idx, experts, ranks, rank_tokens, expert_tokens, is_token_in_rank,
             stream }
         TyAgree { size, operation, exchange, is_combine, refusal }
         TyKernelsTable { size, name, version, about, probe, open, close, needs, allocate, plan,
-            dispatch_send, dispatch_recv, combine_input, combine_send, combine_recv, agree, flush,
-            release,
-            device, gpu_ring, counters, trace, dispatch_output, release_after, masks,
-            expert_counts, copy_out, count_routing }
+            submit, finish, query, flush, release, device }
+        TyMask { size, rank, is_masked }
+        TyMasks { size, masks, count, reserved }
+        TyReleaseAfter { size, stream }
+        TyDispatchOutput { size, operation, received }
+        TyCombineEnd { size, operation }
+        TyCombineInput { size, handle, dtype, region, tensor }
+        TyExpertCounts { size, operation, counts, count, reserved }
+        TyOperationTrace { size, operation, trace }
         TyDeviceTable { size, tensor_alloc, tensor_free, copy, stream_create, stream_destroy, copy_on,
             graph_begin, graph_end, graph_launch, graph_destroy }
         TyRaised { signal, total }
@@ -163,7 +167,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x9c60_85ef_85af_22ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xf106_e951_8df3_c687;
+pub const TY_KERNELS_LAYOUT: u64 = 0x702e_88db_86e1_0ae9;
 
 /// Layout hashes of the transport ABI of minor versions 8, 9 and 10, which this version only appends to. For hosts: the
 /// C header has constants alone.

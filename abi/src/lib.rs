@@ -30,6 +30,7 @@ mod kernels;
 mod plan;
 mod wait;
 
+mod calls;
 mod device;
 mod gpu_ring;
 mod operations;
@@ -39,6 +40,7 @@ mod layout;
 mod topology;
 mod transport;
 
+pub use calls::*;
 pub use common::*;
 pub use counters::*;
 pub use device::*;

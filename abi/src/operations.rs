@@ -44,11 +44,11 @@ pub const TY_DISPATCH_WORST_CASE: u32 = 2;
 /// Zero the padding rows of the expert-major layout.
 pub const TY_DISPATCH_ZERO_PADDING: u32 = 4;
 /// In the order of `stream`: tensors are read after the work that was queued there before
-/// `dispatch_send`, and work queued there after `dispatch_recv` runs after the operation. Neither call
+/// `submit`, and work queued there after `finish` runs after the operation. Neither call
 /// waits for rows. Ranks need not agree on the flag.
 pub const TY_DISPATCH_ON_STREAM: u32 = 8;
 
-/// With `TY_DISPATCH_ON_STREAM`: the host waits for nothing; `dispatch_send` does not even wait for the
+/// With `TY_DISPATCH_ON_STREAM`: the host waits for nothing; `submit` does not even wait for the
 /// agreement of the ranks. A fresh dispatch has `TY_DISPATCH_WORST_CASE` too. A failure on the device closes
 /// the communicator: a later call, or `flush`, reports it. Ranks need not agree on the flag; a refusal, too,
 /// closes the communicator on the ranks that set it.
@@ -59,7 +59,7 @@ pub const TY_DISPATCH_ON_STREAM: u32 = 8;
 /// its handle and its tensors stay valid until the last launch of the graph.
 pub const TY_DISPATCH_NO_SYNC: u32 = 16;
 
-/// `dispatch_recv` follows at once: the caller queues and computes nothing between the two.
+/// `finish` follows at once: the caller queues and computes nothing between the two.
 pub const TY_DISPATCH_AT_ONCE: u32 = 32;
 
 /// In the packed layout: the scales of each local expert's rows lie column by column. Only with
@@ -85,8 +85,8 @@ pub struct TyRefusal {
     pub is_full: u32,
 }
 
-/// One dispatch. Tensors are valid until `dispatch_recv` returns; with `TY_DISPATCH_ON_STREAM` until
-/// the stream has passed the work that `dispatch_recv` queued there.
+/// One dispatch. Tensors are valid until `finish` returns; with `TY_DISPATCH_ON_STREAM` until
+/// the stream has passed the work that `finish` queued there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyDispatch {
@@ -108,7 +108,7 @@ pub struct TyDispatch {
     /// factor in `source`. At most M of the shape; equal to it unless the set declares
     /// `TY_KERNELS_CAP_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
     pub max_tokens: u32,
-    /// One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is called.
+    /// One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is submitted.
     pub exchange: u32,
     /// Zero.
     pub reserved: u32,
@@ -266,7 +266,7 @@ pub const TY_COMBINE_WEIGHTED: u32 = 1;
 pub const TY_COMBINE_ON_STREAM: u32 = 2;
 /// As `TY_DISPATCH_NO_SYNC`. Where only the device knows T, rows of `out` from T on are not written.
 pub const TY_COMBINE_NO_SYNC: u32 = 4;
-/// As `TY_DISPATCH_AT_ONCE`, for `combine_recv`.
+/// As `TY_DISPATCH_AT_ONCE`, for `finish`.
 pub const TY_COMBINE_AT_ONCE: u32 = 8;
 /// Round each sum once, on the rank of its token, and not the sum of each rank's experts before (expert-major
 /// and packed). Only with `TY_KERNELS_CAP_ROUND_ONCE`, or, for the packed layout, `TY_KERNELS_CAP_PACKED_SUMS`.
@@ -279,8 +279,8 @@ pub const TY_COMBINE_SUM_WEIGHTS: u32 = 32;
 /// once. Only with `TY_KERNELS_CAP_LOGFMT10`.
 pub const TY_COMBINE_LOGFMT10: u32 = 64;
 
-/// One combine. Tensors are valid until `combine_recv` returns; with `TY_COMBINE_ON_STREAM` until the
-/// stream has passed the work that `combine_recv` queued there.
+/// One combine. Tensors are valid until `finish` returns; with `TY_COMBINE_ON_STREAM` until the
+/// stream has passed the work that `finish` queued there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyCombine {
@@ -309,11 +309,11 @@ pub struct TyCombine {
     pub bias0: TyTensor,
     /// As `bias0`.
     pub bias1: TyTensor,
-    /// `[T, H]` of the type of `x`, written by `combine_recv`.
+    /// `[T, H]` of the type of `x`, written by `finish`.
     pub out: TyTensor,
     /// `[T, K]` f32; absent unless `weights` is given.
     pub out_weights: TyTensor,
-    /// `[T, 1]` u8, may be absent: `combine_recv` writes the number of the token's selected experts
+    /// `[T, 1]` u8, may be absent: `finish` writes the number of the token's selected experts
     /// that are left out of its sum because their rank was lost.
     pub missing: TyTensor,
     /// As in [`TyDispatch`].
@@ -328,27 +328,6 @@ pub struct TyCombine {
     pub topk_idx: TyTensor,
     /// As in [`TyDispatch`].
     pub waited_ns: *mut i64,
-}
-
-/// In [`TyMasks`]: writes them all.
-pub const TY_MASKS_READ: u32 = 0;
-/// In [`TyMasks`]: masks one rank.
-pub const TY_MASKS_SET: u32 = 1;
-/// In [`TyMasks`]: unmasks one rank, which is not lost.
-pub const TY_MASKS_CLEAR: u32 = 2;
-
-/// The ranks that operations leave out.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct TyMasks {
-    /// `sizeof(TyMasks)`.
-    pub size: usize,
-    /// One of `TY_MASKS_*`.
-    pub action: u32,
-    /// The rank to mask or unmask.
-    pub rank: u32,
-    /// For `TY_MASKS_READ`: R bytes, which become 1 where a rank is left out, else 0.
-    pub masks: *mut u8,
 }
 
 /// A round of an operation without rows: ranks of an exchange learn whether one of them knows of a refusal.

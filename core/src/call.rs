@@ -1,15 +1,19 @@
-//! Calls as a kernel set gets them: typed once, where they cross the plugin ABI.
+//! Calls as a kernel set gets them: typed once, by the communicator. `c_form`: as they cross the plugin ABI.
 //!
 //! The types of a call have no wrong values. Tensors stay plain descriptions of memory; the
 //! communicator has validated them.
 
+mod c_form;
+
+pub(crate) use c_form::CForm;
+
 use std::ffi::c_void;
 
 use crate::abi;
+use crate::host::NO_TENSOR;
 use crate::moe::{Cast, Compression, DType, Layout, RowFormat, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
 use crate::signature::Signature;
-use crate::{Error, ErrorKind, Result};
 
 /// How a dispatched row looks on its way and at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +52,6 @@ pub enum ExchangeKind {
     Owners,
     /// With the ranks of other domains that have this rank's index there.
     Rail,
-}
-
-impl ExchangeKind {
-    fn of(code: u32) -> Result<Self> {
-        match code {
-            abi::TY_EXCHANGE_OWNERS => Ok(Self::Owners),
-            abi::TY_EXCHANGE_RAIL => Ok(Self::Rail),
-            other => unknown("exchange", other, "that of owners (0) or that on the rail (1)"),
-        }
-    }
 }
 
 /// A dispatch, or a replay with the routing of a handle.
@@ -163,45 +157,10 @@ pub struct AgreeCall<'a> {
     pub refusal: Option<CallRefusal<'a>>,
 }
 
-impl Layout {
-    /// The code that crosses the plugin ABI, one of `TY_LAYOUT_*`.
-    pub fn code(self) -> u32 {
-        match self {
-            Self::Flat => abi::TY_LAYOUT_FLAT,
-            Self::ExpertMajor { .. } => abi::TY_LAYOUT_EXPERT_MAJOR,
-            Self::Packed => abi::TY_LAYOUT_PACKED,
-        }
-    }
-}
-
-fn unknown<T>(what: &str, found: u32, expected: &str) -> Result<T> {
-    let message = format!("found {what} {found}; expected {expected}");
-    Err(Error::new(ErrorKind::Unsupported, "read call", message)
-        .with_fix("use a host and a plugin of matching versions"))
-}
-
-fn layout_of(call: &abi::TyDispatch) -> Result<Layout> {
-    Ok(match call.layout {
-        abi::TY_LAYOUT_FLAT => Layout::Flat,
-        abi::TY_LAYOUT_EXPERT_MAJOR => Layout::ExpertMajor {
-            alignment: call.alignment,
-            zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
-        },
-        abi::TY_LAYOUT_PACKED => Layout::Packed,
-        other => return unknown("layout", other, "flat (1), expert-major (2) or packed (3)"),
-    })
-}
-
-fn cast_of(code: u32) -> Result<Cast> {
-    let all = [Cast::None, Cast::Fp8, Cast::Fp8Round, Cast::Fp8Ue8m0];
-    let known = all.into_iter().find(|cast| cast.code() == code);
-    known.map_or_else(|| unknown("cast", code, "0 to 3"), Ok)
-}
-
 impl WireFormat {
-    fn of(call: &abi::TyDispatch, cast: Cast) -> Self {
+    fn of(call: &DispatchCall<'_>, scale_layout: ScaleLayout, source_index: SourceIndex) -> Self {
         let width = call.x.shape[1] as u32;
-        let (x_dtype, scale_dtype, scale_cols) = match cast.quant() {
+        let (x_dtype, scale_dtype, scale_cols) = match call.cast.quant() {
             None if call.scales.data.is_null() => (call.x.dtype, DType::F32.code(), 0),
             None => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
             Some(quant) => (
@@ -216,100 +175,91 @@ impl WireFormat {
             scale_bytes: (scale_cols as u32).saturating_mul(4),
             weights: !call.topk_weights.data.is_null(),
         };
-        let scale_layout = ScaleLayout::of_flags(call.flags);
-        let source_index = SourceIndex::of_flags(call.flags);
         Self { row, width, x_dtype, scale_dtype, scale_cols, scale_layout, source_index }
     }
 }
 
-impl CallOrder {
-    /// From the flags of a call: those for a stream, for no synchronisation, and for both halves at once.
-    fn of(flags: u32, [on_stream, no_sync, at_once]: [u32; 3], stream: *mut c_void) -> Self {
-        let is_set = |flag: u32| flags & flag != 0;
-        let stream = is_set(on_stream).then_some(stream);
-        Self { stream, no_sync: is_set(no_sync) && stream.is_some(), at_once: is_set(at_once) }
-    }
+/// The format of a row without bytes.
+const NO_ROW: WireFormat = WireFormat {
+    row: RowFormat { x_bytes: 0, scale_bytes: 0, weights: false },
+    width: 0,
+    x_dtype: 0,
+    scale_dtype: 0,
+    scale_cols: 0,
+    scale_layout: ScaleLayout::RowMajor,
+    source_index: SourceIndex::RankAndToken,
+};
 
+impl CallOrder {
     /// The same order for a part of the call, for whose outcome the host waits.
     pub fn waiting(self) -> Self {
         Self { no_sync: false, at_once: false, ..self }
     }
 }
 
-impl<'a> DispatchCall<'a> {
-    /// The typed call.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`]: codes that this version does not know.
-    ///
-    /// # Safety
-    /// The refusal is valid for `'a`.
-    pub unsafe fn from_abi(call: &abi::TyDispatch) -> Result<Self> {
-        let cast = cast_of(call.cast)?;
-        let flags =
-            [abi::TY_DISPATCH_ON_STREAM, abi::TY_DISPATCH_NO_SYNC, abi::TY_DISPATCH_AT_ONCE];
-        Ok(Self {
-            operation: call.operation,
-            handle: call.handle,
-            is_replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
-            layout: layout_of(call)?,
-            worst_case: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
-            cast,
-            format: WireFormat::of(call, cast),
-            max_tokens: call.max_tokens,
-            exchange: ExchangeKind::of(call.exchange)?,
-            x: call.x,
-            scales: call.scales,
-            topk_idx: call.topk_idx,
-            topk_weights: call.topk_weights,
-            tokens: call.tokens,
-            expert_totals: call.expert_totals,
-            waited_ns: call.waited_ns,
-            order: CallOrder::of(call.flags, flags, call.stream),
-            // SAFETY: by this function's contract.
-            refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
-            signature: Signature::dispatch(call),
-        })
+impl DispatchCall<'_> {
+    /// A dispatch without tensors: the whole of a refused dispatch, and the start of every other.
+    pub fn blank(operation: u64, handle: u32, layout: Layout) -> Self {
+        Self {
+            operation,
+            handle,
+            is_replay: false,
+            layout,
+            worst_case: false,
+            cast: Cast::None,
+            format: NO_ROW,
+            max_tokens: 0,
+            exchange: ExchangeKind::Owners,
+            x: NO_TENSOR,
+            scales: NO_TENSOR,
+            topk_idx: NO_TENSOR,
+            topk_weights: NO_TENSOR,
+            tokens: std::ptr::null(),
+            expert_totals: std::ptr::null_mut(),
+            waited_ns: std::ptr::null_mut(),
+            order: CallOrder::default(),
+            refusal: None,
+            signature: Signature::default(),
+        }
+    }
+
+    /// Derives the format of its rows, and its signature, from the other fields.
+    pub fn complete(&mut self, scale_layout: ScaleLayout, source_index: SourceIndex) {
+        self.format = WireFormat::of(self, scale_layout, source_index);
+        self.signature = Signature::dispatch(self);
     }
 }
 
-impl<'a> CombineCall<'a> {
-    /// The typed call.
-    ///
-    /// # Errors
-    /// As [`DispatchCall::from_abi`].
-    ///
-    /// # Safety
-    /// The refusal is valid for `'a`.
-    pub unsafe fn from_abi(call: &abi::TyCombine) -> Result<Self> {
-        let is_set = |flag: u32| call.flags & flag != 0;
-        let flags = [abi::TY_COMBINE_ON_STREAM, abi::TY_COMBINE_NO_SYNC, abi::TY_COMBINE_AT_ONCE];
-        Ok(Self {
-            operation: call.operation,
-            handle: call.handle,
-            exchange: ExchangeKind::of(call.exchange)?,
-            weighted: is_set(abi::TY_COMBINE_WEIGHTED),
-            round_once: is_set(abi::TY_COMBINE_ROUND_ONCE),
-            sum_weights: is_set(abi::TY_COMBINE_SUM_WEIGHTS),
-            compression: match is_set(abi::TY_COMBINE_LOGFMT10) {
-                true => Compression::LogFmt10,
-                false => Compression::None,
-            },
-            x: call.x,
-            weights: call.weights,
-            beside: call.beside,
-            bias: [call.bias0, call.bias1],
-            out: call.out,
-            out_weights: call.out_weights,
-            missing: call.missing,
-            topk_weights: call.topk_weights,
-            topk_idx: call.topk_idx,
-            waited_ns: call.waited_ns,
-            order: CallOrder::of(call.flags, flags, call.stream),
-            // SAFETY: by this function's contract.
-            refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
-            signature: Signature::combine(call),
-        })
+impl CombineCall<'_> {
+    /// A combine without tensors: the whole of a refused combine, and the start of every other.
+    pub fn blank(operation: u64, handle: u32) -> Self {
+        Self {
+            operation,
+            handle,
+            weighted: false,
+            exchange: ExchangeKind::Owners,
+            round_once: false,
+            sum_weights: false,
+            compression: Compression::None,
+            x: NO_TENSOR,
+            weights: NO_TENSOR,
+            beside: NO_TENSOR,
+            bias: [NO_TENSOR; 2],
+            out: NO_TENSOR,
+            out_weights: NO_TENSOR,
+            missing: NO_TENSOR,
+            topk_weights: NO_TENSOR,
+            topk_idx: NO_TENSOR,
+            waited_ns: std::ptr::null_mut(),
+            order: CallOrder::default(),
+            refusal: None,
+            signature: Signature::default(),
+        }
+    }
+
+    /// Derives its signature from the other fields.
+    pub fn complete(&mut self) {
+        self.signature = Signature::combine(self);
     }
 
     /// Whether weights return with the rows.
@@ -322,103 +272,5 @@ impl AgreeCall<'_> {
     /// The signature of the round, for sets whose ranks compare one in each.
     pub fn signature(&self) -> Signature {
         Signature::round(self.is_combine)
-    }
-
-    /// The typed call.
-    ///
-    /// # Errors
-    /// As [`DispatchCall::from_abi`].
-    ///
-    /// # Safety
-    /// The refusal is valid for the life of the call.
-    pub unsafe fn from_abi(call: &abi::TyAgree) -> Result<Self> {
-        Ok(Self {
-            operation: call.operation,
-            exchange: ExchangeKind::of(call.exchange)?,
-            is_combine: call.is_combine != 0,
-            // SAFETY: by this function's contract.
-            refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::NO_TENSOR;
-
-    const BLANK: abi::TyDispatch = abi::TyDispatch {
-        size: size_of::<abi::TyDispatch>(),
-        operation: 3,
-        handle: 1,
-        flags: 0,
-        layout: abi::TY_LAYOUT_FLAT,
-        alignment: 1,
-        cast: abi::TY_CAST_NONE,
-        max_tokens: 8,
-        exchange: abi::TY_EXCHANGE_OWNERS,
-        reserved: 0,
-        x: abi::TyTensor { dtype: 1, shape: [4, 384], ..NO_TENSOR },
-        scales: NO_TENSOR,
-        topk_idx: NO_TENSOR,
-        topk_weights: NO_TENSOR,
-        refusal: CallRefusal::NONE,
-        stream: std::ptr::null_mut(),
-        tokens: std::ptr::null(),
-        expert_totals: std::ptr::null_mut(),
-        waited_ns: std::ptr::null_mut(),
-    };
-
-    fn typed(call: &abi::TyDispatch) -> Result<DispatchCall<'static>> {
-        // SAFETY: texts of these calls are static.
-        unsafe { DispatchCall::from_abi(call) }
-    }
-
-    #[test]
-    fn a_cast_decides_how_rows_look_on_their_way() {
-        let of = |cast| {
-            let WireFormat { row, x_dtype, scale_dtype, scale_cols, width, .. } =
-                typed(&abi::TyDispatch { cast, ..BLANK }).unwrap().format;
-            (row.x_bytes, row.scale_bytes, x_dtype, scale_dtype, scale_cols, width)
-        };
-        assert_eq!(of(abi::TY_CAST_NONE), (768, 0, 1, 3, 0, 384));
-        assert_eq!(of(abi::TY_CAST_FP8), (384, 12, 4, 3, 3, 384));
-        assert_eq!(of(abi::TY_CAST_FP8_ROUND), (384, 12, 4, 3, 3, 384));
-        assert_eq!(of(abi::TY_CAST_FP8_UE8M0), (384, 4, 4, 6, 1, 384));
-    }
-
-    #[test]
-    fn scales_of_the_caller_pass_with_their_type() {
-        let data = std::ptr::dangling_mut();
-        let scales = abi::TyTensor { data, dtype: 6, shape: [4, 7], ..NO_TENSOR };
-        let call = typed(&abi::TyDispatch { scales, ..BLANK }).unwrap();
-        assert_eq!((call.format.scale_dtype, call.format.row.scale_bytes), (6, 28));
-    }
-
-    #[test]
-    fn flags_decide_how_arrays_of_packed_rows_look_and_change_nothing_that_ranks_compare() {
-        let of = |flags| typed(&abi::TyDispatch { flags, ..BLANK }).unwrap();
-        let forms = |flags| (of(flags).format.scale_layout, of(flags).format.source_index);
-        let both = abi::TY_DISPATCH_COLUMN_SCALES | abi::TY_DISPATCH_SOURCE_TOKENS;
-        assert_eq!(forms(0), (ScaleLayout::RowMajor, SourceIndex::RankAndToken));
-        assert_eq!(forms(both), (ScaleLayout::ColumnMajor, SourceIndex::Token));
-        assert_eq!(of(both).signature, of(0).signature);
-    }
-
-    #[test]
-    fn codes_that_are_not_known_are_refused_by_name() {
-        let text = |call| typed(&call).unwrap_err().to_string();
-        assert!(text(abi::TyDispatch { layout: 9, ..BLANK }).contains("found layout 9"));
-        assert!(text(abi::TyDispatch { cast: 4, ..BLANK }).contains("found cast 4"));
-        assert!(text(abi::TyDispatch { exchange: 2, ..BLANK }).contains("found exchange 2"));
-    }
-
-    #[test]
-    fn a_null_stream_counts_where_its_flag_is_set_and_alone_no_host_goes_ahead() {
-        let order = |flags| typed(&abi::TyDispatch { flags, ..BLANK }).unwrap().order;
-        assert_eq!(order(abi::TY_DISPATCH_NO_SYNC), CallOrder::default());
-        let ahead = order(abi::TY_DISPATCH_ON_STREAM | abi::TY_DISPATCH_NO_SYNC);
-        assert_eq!((ahead.stream, ahead.no_sync), (Some(std::ptr::null_mut()), true));
-        assert_eq!(ahead.waiting(), order(abi::TY_DISPATCH_ON_STREAM));
     }
 }

@@ -1,7 +1,7 @@
 //! The kernel set contract: the compute on one kind of device.
 //!
-//! An author of a kernel set implements [`KernelSet`]; [`export_kernels!`](crate::export_kernels)
-//! derives the C table.
+//! An author of a kernel set implements [`KernelSet`]. A set in the same image gets the typed calls of the
+//! communicator as they are; for a loaded one [`export_kernels!`](crate::export_kernels) derives the C table.
 //!
 //! Core promises that shapes, types, strides and lengths of tensors fit the shape that the set was opened
 //! for, and that `topk_idx` is valid. Handles are in range, and hold a dispatch where one is needed.
@@ -12,6 +12,10 @@
 //! A kernel set promises the semantics of `docs/semantics.md` and a deterministic order. No wait is without a
 //! bound: it reads the abort word of the [`WaitBoard`](crate::wait::WaitBoard), and has a cap of its own. The
 //! set touches no memory outside windows, tensors and its own state.
+
+mod calls;
+
+pub(crate) use calls::{KernelCall, kernel_calls};
 
 use crate::abi;
 use crate::call::{AgreeCall, CombineCall, DispatchCall};

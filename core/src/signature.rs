@@ -1,6 +1,8 @@
 //! The signature that ranks compare when they enter an operation.
 
 use crate::abi;
+use crate::call::{CombineCall, DispatchCall};
+use crate::moe::Compression;
 
 /// The values that must be equal on all ranks for one operation, packed into words that can be
 /// compared, and decoded for messages.
@@ -18,32 +20,30 @@ const COMBINE: u64 = 3;
 
 impl Signature {
     /// The signature of a dispatch or a replay.
-    pub fn dispatch(call: &abi::TyDispatch) -> Self {
-        let replay = call.flags & abi::TY_DISPATCH_REPLAY != 0;
+    pub(crate) fn dispatch(call: &DispatchCall<'_>) -> Self {
         let scale_cols = if call.scales.data.is_null() { 0 } else { call.scales.shape[1] };
-        let word = if replay { REPLAY } else { DISPATCH }
-            | u64::from(call.layout) << 4
+        let word = if call.is_replay { REPLAY } else { DISPATCH }
+            | u64::from(call.layout.code()) << 4
             | u64::from(call.x.dtype) << 8
-            | u64::from(call.cast) << 12
+            | u64::from(call.cast.code()) << 12
             | u64::from(!call.topk_weights.data.is_null()) << 16
-            | u64::from(call.flags & abi::TY_DISPATCH_WORST_CASE != 0) << 17
-            | u64::from(call.alignment & 0xffff) << 20
+            | u64::from(call.worst_case) << 17
+            | u64::from(call.layout.alignment() & 0xffff) << 20
             | (scale_cols & 0xfff_ffff) << 36;
-        Self { word, extent: if replay { call.x.shape[1] as u32 } else { call.max_tokens } }
+        Self { word, extent: if call.is_replay { call.x.shape[1] as u32 } else { call.max_tokens } }
     }
 
     /// The signature of a combine.
-    pub fn combine(call: &abi::TyCombine) -> Self {
-        let flag = |flag: u32| u64::from(call.flags & flag != 0);
+    pub(crate) fn combine(call: &CombineCall<'_>) -> Self {
         let word = COMBINE
             | u64::from(call.x.dtype) << 8
-            | u64::from(!call.weights.data.is_null()) << 16
-            | flag(abi::TY_COMBINE_WEIGHTED) << 17
-            | flag(abi::TY_COMBINE_ROUND_ONCE) << 18
-            | flag(abi::TY_COMBINE_SUM_WEIGHTS) << 19
+            | u64::from(call.returns_weights()) << 16
+            | u64::from(call.weighted) << 17
+            | u64::from(call.round_once) << 18
+            | u64::from(call.sum_weights) << 19
             | u64::from(!call.beside.data.is_null()) << 20
             | u64::from(!call.topk_weights.data.is_null()) << 21
-            | flag(abi::TY_COMBINE_LOGFMT10) << 22;
+            | u64::from(call.compression == Compression::LogFmt10) << 22;
         Self { word, extent: 0 }
     }
 

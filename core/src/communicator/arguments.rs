@@ -270,11 +270,6 @@ pub(super) struct PackedForms {
 }
 
 impl PackedForms {
-    /// Bits `TY_DISPATCH_*`.
-    pub(super) fn flags(self) -> u32 {
-        self.scales.flag() | self.source.flag()
-    }
-
     /// Refuses, by its name, a form that rows of another layout do not have.
     pub(super) fn check(self, layout: Layout) -> Result<()> {
         let name = match self {

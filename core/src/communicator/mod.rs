@@ -23,7 +23,6 @@
 mod abandoned;
 mod arguments;
 mod arriving;
-mod blank;
 mod bring_up;
 mod buffer;
 mod call_forms;

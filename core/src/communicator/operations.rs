@@ -4,15 +4,15 @@ use std::sync::Arc;
 use super::Communicator;
 use super::abandoned::Sent;
 use super::arguments::{Combine, Dispatch, Replay, Sizes};
-use super::blank::{blank_combine, blank_dispatch};
 use super::memory::check_memory;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
 use super::refusal::RefusedCall;
 use super::stream::Mode;
 use super::tensor::{TensorMut, TensorRef, raw_or_none};
 use crate::abi;
+use crate::call::{CombineCall, DispatchCall};
 use crate::host::NO_TENSOR;
-use crate::moe::{Compression, DType, Layout, ScaleLayout};
+use crate::moe::{DType, Layout, ScaleLayout};
 use crate::session::reporter::{InCall, Sort};
 use crate::{Error, ErrorKind, Result};
 
@@ -123,7 +123,7 @@ impl Communicator {
         mode: Mode<'_>,
     ) -> Result<PendingDispatch<'a>> {
         let (operation, _inside) = self.begin(Sort::Dispatch)?;
-        let mut call = blank_dispatch(operation, 0, dispatch.layout);
+        let mut call = DispatchCall::blank(operation, 0, dispatch.layout);
         let checked = self
             .order(&mut call, &mode)
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
@@ -138,14 +138,14 @@ impl Communicator {
         };
         let worst_case = dispatch.sizes == Sizes::WorstCase;
         call.handle = slot;
-        call.flags |= if worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
-        call.flags |= dispatch.forms().flags();
-        call.cast = dispatch.cast.code();
+        call.worst_case = worst_case;
+        call.cast = dispatch.cast;
         call.max_tokens = dispatch.max_tokens.unwrap_or(self.shape.max_tokens);
         call.x = dispatch.x.raw();
         call.scales = raw_or_none(dispatch.scales.as_ref());
         call.topk_idx = dispatch.topk_idx.raw();
         call.topk_weights = raw_or_none(dispatch.topk_weights.as_ref());
+        call.complete(dispatch.scale_layout, dispatch.source_index);
         // SAFETY: the pending operation borrows for `'a`, the life of all tensors; beyond that the
         // contract of `Stream::new` holds.
         if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
@@ -197,9 +197,9 @@ impl Communicator {
         mode: Mode<'_>,
     ) -> Result<PendingReplay<'a>> {
         let (operation, _inside) = self.begin(Sort::Replay)?;
-        let mut call = blank_dispatch(operation, handle.routing.slot, handle.layout);
-        call.flags |= abi::TY_DISPATCH_REPLAY;
-        call.flags |= if handle.worst_case { abi::TY_DISPATCH_WORST_CASE } else { 0 };
+        let mut call = DispatchCall::blank(operation, handle.routing.slot, handle.layout);
+        call.is_replay = true;
+        call.worst_case = handle.worst_case;
         let checked = self
             .order(&mut call, &mode)
             .and_then(|()| mode.check_replay())
@@ -211,11 +211,11 @@ impl Communicator {
         if let Err(error) = checked {
             return Err(self.refuse_with(call, error));
         }
-        call.flags |= replay.forms().flags();
-        call.cast = replay.cast.code();
+        call.cast = replay.cast;
         call.x = replay.x.raw();
         call.scales = raw_or_none(replay.scales.as_ref());
         call.topk_weights = raw_or_none(replay.topk_weights.as_ref());
+        call.complete(replay.scale_layout, replay.source_index);
         // SAFETY: as in `send_dispatch`.
         if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
             return Err(self.end_failed(operation, error));
@@ -338,26 +338,25 @@ impl Communicator {
             }
         };
         let (operation, _inside) = self.begin(Sort::Combine)?;
-        let mut call = blank_combine(operation, handle.routing.slot);
+        let mut call = CombineCall::blank(operation, handle.routing.slot);
         if let Err(error) = mode.mark_combine(&mut call, handle.layout) {
             return Err(self.refuse_combine(call, error));
         }
-        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        call.flags |= flag(combine.weighted, abi::TY_COMBINE_WEIGHTED)
-            | flag(combine.round_once, abi::TY_COMBINE_ROUND_ONCE)
-            | flag(combine.sum_weights, abi::TY_COMBINE_SUM_WEIGHTS)
-            | flag(combine.compression == Compression::LogFmt10, abi::TY_COMBINE_LOGFMT10);
+        call.weighted = combine.weighted;
+        call.round_once = combine.round_once;
+        call.sum_weights = combine.sum_weights;
+        call.compression = combine.compression;
         call.beside =
             late_weights.as_ref().map_or(NO_TENSOR, |late_weights| late_weights.x().raw());
         call.topk_weights = own.map_or(NO_TENSOR, |topk| topk.weights.raw());
         call.topk_idx = own.map_or(NO_TENSOR, |topk| raw_or_none(topk.ids.as_ref()));
         call.x = combine.x.raw();
         call.weights = raw_or_none(combine.weights.as_ref());
-        call.bias0 = raw_or_none(combine.bias[0].as_ref());
-        call.bias1 = raw_or_none(combine.bias[1].as_ref());
+        call.bias = [0, 1].map(|index| raw_or_none(combine.bias[index].as_ref()));
         call.out = combine.out.raw();
         let raw = |out: &Option<TensorMut<'_>>| out.as_ref().map_or(NO_TENSOR, TensorMut::raw);
         (call.out_weights, call.missing) = (raw(&combine.out_weights), raw(&combine.missing));
+        call.complete();
         // SAFETY: the pending operation borrows for `'a`, the life of all tensors, until it is received; the
         // contract of `Stream::new` holds until the stream has passed it. A leaked pending operation is never
         // received: then no host memory is written, and the kernel set of a device waits for its kernels

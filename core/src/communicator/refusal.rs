@@ -2,10 +2,9 @@
 //! failed.
 
 use super::Communicator;
-use super::blank::{blank_combine, blank_dispatch};
 use super::stream::Mode;
-use crate::abi;
-use crate::moe::Layout;
+use crate::call::{CombineCall, DispatchCall};
+use crate::moe::{Layout, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
 use crate::session::reporter::Sort;
 use crate::{Error, ErrorKind, Result};
@@ -47,19 +46,19 @@ impl Communicator {
         };
         match call {
             RefusedCall::Dispatch(layout) => {
-                let mut dispatch = blank_dispatch(operation, 0, layout);
-                mode.mark(&mut dispatch);
+                let mut dispatch = DispatchCall::blank(operation, 0, layout);
+                dispatch.order = mode.order();
                 self.refuse_with(dispatch, why)
             }
             RefusedCall::Replay(layout) => {
-                let mut replay = blank_dispatch(operation, 0, layout);
-                mode.mark(&mut replay);
-                replay.flags |= abi::TY_DISPATCH_REPLAY;
+                let mut replay = DispatchCall::blank(operation, 0, layout);
+                replay.order = mode.order();
+                replay.is_replay = true;
                 self.refuse_with(replay, why)
             }
             RefusedCall::Combine => {
-                let mut combine = blank_combine(operation, 0);
-                mode.mark_sum(&mut combine);
+                let mut combine = CombineCall::blank(operation, 0);
+                combine.order = mode.order();
                 self.refuse_combine(combine, why)
             }
         }
@@ -67,9 +66,10 @@ impl Communicator {
 
     /// Sends the other ranks the refusal of this rank's input, and returns the error.
     #[cold]
-    pub(super) fn refuse_with(&mut self, mut call: abi::TyDispatch, why: Error) -> Error {
+    pub(super) fn refuse_with(&mut self, call: DispatchCall<'_>, why: Error) -> Error {
         let detail = why.detail();
-        call.refusal = self.own_refusal(&detail).as_abi();
+        let mut call = DispatchCall { refusal: Some(self.own_refusal(&detail)), ..call };
+        call.complete(ScaleLayout::default(), SourceIndex::default());
         // SAFETY: a refused call carries no tensors.
         let sent = unsafe { self.components.kernels().dispatch_send(&call) };
         let end = sent.and_then(|()| {
@@ -86,9 +86,10 @@ impl Communicator {
     }
 
     #[cold]
-    pub(super) fn refuse_combine(&mut self, mut call: abi::TyCombine, why: Error) -> Error {
+    pub(super) fn refuse_combine(&mut self, call: CombineCall<'_>, why: Error) -> Error {
         let detail = why.detail();
-        call.refusal = self.own_refusal(&detail).as_abi();
+        let mut call = CombineCall { refusal: Some(self.own_refusal(&detail)), ..call };
+        call.complete();
         // SAFETY: a refused call carries no tensors.
         let sent = unsafe { self.components.kernels().combine_send(&call) };
         let end = sent.and_then(|()| self.components.kernels().combine_recv(call.operation));

@@ -10,6 +10,7 @@ use super::operations::{PendingCombine, PendingDispatch, PendingReplay};
 use super::output::{Handle, Received};
 use super::refusal::RefusedCall;
 use super::tensor::TensorRef;
+use crate::call::{CallOrder, CombineCall, DispatchCall};
 use crate::kernels::Trace;
 use crate::moe::{DType, Layout};
 use crate::{Error, ErrorKind, Result, abi};
@@ -88,23 +89,13 @@ impl Mode<'_> {
         Self { is_at_once: true, ..self }
     }
 
-    /// The flags, and the pointer that crosses the ABI.
-    fn flags(&self, [on_stream, no_sync, at_once]: [u32; 3]) -> (u32, *mut c_void) {
-        let at_once = if self.is_at_once { at_once } else { 0 };
-        let Some(stream) = self.stream else { return (at_once, std::ptr::null_mut()) };
-        (at_once | on_stream | if self.no_sync { no_sync } else { 0 }, stream.raw())
+    pub(super) fn order(&self) -> CallOrder {
+        let stream = self.stream.map(Stream::raw);
+        let no_sync = self.no_sync && stream.is_some();
+        CallOrder { stream, no_sync, at_once: self.is_at_once }
     }
 
-    pub(super) fn mark(&self, call: &mut abi::TyDispatch) {
-        let (flags, stream) = self.flags([
-            abi::TY_DISPATCH_ON_STREAM,
-            abi::TY_DISPATCH_NO_SYNC,
-            abi::TY_DISPATCH_AT_ONCE,
-        ]);
-        (call.flags, call.stream) = (call.flags | flags, stream);
-    }
-
-    pub(super) fn mark_dispatch(&self, call: &mut abi::TyDispatch, sizes: Sizes) -> Result<()> {
+    pub(super) fn mark_dispatch(&self, call: &mut DispatchCall<'_>, sizes: Sizes) -> Result<()> {
         if self.no_sync && sizes == Sizes::Exact {
             return refuse(
                 "sizes: found exact; expected worst-case, because the host does not wait for counts",
@@ -113,7 +104,7 @@ impl Mode<'_> {
         call.tokens = self.tokens.map_or(std::ptr::null(), |t| t.raw().data.cast_const().cast());
         call.expert_totals = written(self.statistics.expert_totals);
         call.waited_ns = written(self.statistics.waited_ns);
-        self.check_packed(call.layout == abi::TY_LAYOUT_PACKED)
+        self.check_packed(call.layout == Layout::Packed)
     }
 
     fn check_packed(&self, is_packed: bool) -> Result<()> {
@@ -130,17 +121,8 @@ impl Mode<'_> {
         self.check_no_tokens()
     }
 
-    pub(super) fn mark_sum(&self, call: &mut abi::TyCombine) {
-        let (flags, stream) = self.flags([
-            abi::TY_COMBINE_ON_STREAM,
-            abi::TY_COMBINE_NO_SYNC,
-            abi::TY_COMBINE_AT_ONCE,
-        ]);
-        (call.flags, call.stream) = (call.flags | flags, stream);
-    }
-
-    pub(super) fn mark_combine(&self, call: &mut abi::TyCombine, layout: Layout) -> Result<()> {
-        self.mark_sum(call);
+    pub(super) fn mark_combine(&self, call: &mut CombineCall<'_>, layout: Layout) -> Result<()> {
+        call.order = self.order();
         call.waited_ns = written(self.statistics.waited_ns);
         self.check_packed(layout == Layout::Packed)?;
         self.check_no_tokens()
@@ -281,9 +263,9 @@ impl Communicator {
     }
 
     /// Puts a call in its order before anything else is checked: a refusal goes in the same order.
-    pub(super) fn order(&self, call: &mut abi::TyDispatch, mode: &Mode<'_>) -> Result<()> {
+    pub(super) fn order(&self, call: &mut DispatchCall<'_>, mode: &Mode<'_>) -> Result<()> {
         self.check_order(mode)?;
-        mode.mark(call);
+        call.order = mode.order();
         self.check_mode(mode)
     }
 

@@ -82,16 +82,49 @@ pub(super) unsafe fn guarded_mut<T>(
     call: impl FnOnce(&mut T) -> Result<()>,
 ) -> i32 {
     // SAFETY: by this function's contract.
+    finish(unsafe { caught(name, instance, call) }, error)
+}
+
+/// Runs a call of an instance of this image. Its error is that of a call which crosses the ABI.
+///
+/// # Safety
+/// As [`guarded_mut`].
+pub(super) unsafe fn typed<T>(
+    name: &'static str,
+    instance: *mut std::ffi::c_void,
+    call: impl FnOnce(&mut T) -> Result<()>,
+) -> Result<()> {
+    // SAFETY: by this function's contract.
+    unsafe { caught(name, instance, call) }.map_err(|error| crossed(name, error))
+}
+
+/// The error as it comes out of the ABI, so that a component says the same in either form.
+#[cold]
+fn crossed(name: &'static str, error: Error) -> Error {
+    let mut out = crate::host::blank_error();
+    let status = finish(Err(error), &mut out);
+    read_error(name, status, &out)
+}
+
+/// Runs code of an instance, unless it panicked before.
+///
+/// # Safety
+/// As [`guarded_mut`].
+unsafe fn caught<T>(
+    name: &'static str,
+    instance: *mut std::ffi::c_void,
+    call: impl FnOnce(&mut T) -> Result<()>,
+) -> Result<()> {
+    // SAFETY: by this function's contract.
     let instance = unsafe { &mut *instance.cast::<Instance<T>>() };
     if instance.poisoned.load(Ordering::Acquire) {
-        return finish(Err(poisoned(name)), error);
+        return Err(poisoned(name));
     }
     let (component, flag) = (&mut instance.component, &instance.poisoned);
-    let result = catch_unwind(AssertUnwindSafe(|| call(component))).unwrap_or_else(|panic| {
+    catch_unwind(AssertUnwindSafe(|| call(component))).unwrap_or_else(|panic| {
         flag.store(true, Ordering::Release);
         Err(panicked(name, &*panic))
-    });
-    finish(result, error)
+    })
 }
 
 /// Runs a cold slot that only needs shared access: other threads may be in hot slots meanwhile.

@@ -1,12 +1,34 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use super::call::{Instance, check_size, close, guarded, slots};
+use super::call::{Instance, check_size, close, guarded, guarded_mut, slots, typed};
 use super::transport::read_table;
 use super::{host, static_str};
 use crate::abi;
-use crate::call::{AgreeCall, CombineCall, DispatchCall};
-use crate::kernels::{Copies, KernelSet};
+use crate::call::CForm;
+use crate::kernels::{KernelCall, KernelSet, kernel_calls};
+use crate::{Error, ErrorKind, Result};
+
+/// Makes a call of an instance that a kernel set of this image has opened.
+pub(crate) type TypedCalls = unsafe fn(*mut c_void, KernelCall<'_>) -> Result<()>;
+
+/// A [`KernelSet`] of this image, which gets the typed calls.
+#[derive(Debug)]
+pub struct InProcess {
+    /// It opens and closes instances.
+    pub(crate) table: &'static abi::TyKernelsTable,
+    pub(crate) calls: TypedCalls,
+}
+
+// SAFETY: the table is constant data of the image.
+unsafe impl Sync for InProcess {}
+
+impl InProcess {
+    /// A kernel set.
+    pub const fn of<K: KernelSet>() -> Self {
+        Self { table: KernelsComponent::<K>::TABLE, calls: KernelsComponent::<K>::typed }
+    }
+}
 
 /// The C table of a [`KernelSet`].
 #[derive(Debug)]
@@ -25,27 +47,15 @@ impl<K: KernelSet> KernelsComponent<K> {
         needs: Some(Self::needs),
         allocate: Some(Self::allocate),
         plan: Some(Self::plan),
-        dispatch_send: Some(Self::dispatch_send),
-        dispatch_recv: Some(Self::dispatch_recv),
-        combine_input: Some(Self::combine_input),
-        combine_send: Some(Self::combine_send),
-        combine_recv: Some(Self::combine_recv),
-        agree: Some(Self::agree),
+        submit: Some(Self::submit),
+        finish: Some(Self::finish),
+        query: Some(Self::query),
         flush: Some(Self::flush),
         release: Some(Self::release),
         device: match K::DEVICE {
             Some(table) => std::ptr::from_ref(table),
             None => std::ptr::null(),
         },
-        gpu_ring: Some(Self::gpu_ring),
-        counters: Some(Self::counters),
-        trace: Some(Self::trace),
-        dispatch_output: Some(Self::dispatch_output),
-        release_after: Some(Self::release_after),
-        masks: Some(Self::masks),
-        expert_counts: Some(Self::expert_counts),
-        copy_out: Some(Self::copy_out),
-        count_routing: Some(Self::count_routing),
     };
 
     unsafe extern "C" fn probe(
@@ -88,6 +98,13 @@ impl<K: KernelSet> KernelsComponent<K> {
         })
     }
 
+    /// # Safety
+    /// An open instance of [`TABLE`](Self::TABLE), one thread at a time; the rest as the method of the call.
+    unsafe fn typed(instance: *mut c_void, call: KernelCall<'_>) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { typed(call.name(), instance, |component: &mut K| call.make(component)) }
+    }
+
     unsafe extern "C" fn close(instance: *mut c_void) {
         // SAFETY: the host closes an instance of this table once.
         unsafe { close::<K>(instance) }
@@ -103,72 +120,106 @@ impl<K: KernelSet> KernelsComponent<K> {
             Ok(())
         };
         plan(plan: *const abi::TyPlan) [plan] |component| component.plan(&*plan);
-        dispatch_send(dispatch: *const abi::TyDispatch) [dispatch] |component| {
-            component.dispatch_send(&DispatchCall::from_abi(&*dispatch)?)
-        };
-        dispatch_recv(operation: u64, received: *mut abi::TyReceived) [received] |component| {
-            *received = component.dispatch_recv(operation)?;
-            Ok(())
-        };
-        combine_input(
-            handle: u32, dtype: u32, region: *mut u64, tensor: *mut abi::TyTensor
-        ) |component| {
-            (*region, *tensor) = component.combine_input(handle, dtype)?;
-            Ok(())
-        };
-        combine_send(combine: *const abi::TyCombine) [combine] |component| {
-            component.combine_send(&CombineCall::from_abi(&*combine)?)
-        };
-        combine_recv(operation: u64) |component| component.combine_recv(operation);
-        agree(call: *const abi::TyAgree) [call] |component| {
-            component.agree(&AgreeCall::from_abi(&*call)?)
-        };
         flush() |component| component.flush();
-        gpu_ring(ring: *mut abi::TyGpuRing) [ring] |component| {
-            component.gpu_ring((*ring).level)?.into_iter().for_each(|given| *ring = given);
-            Ok(())
-        };
-        counters(counters: *mut abi::TyCounters) [counters] |component| {
-            component.counters().into_iter().for_each(|given| *counters = given);
-            Ok(())
-        };
-        trace(operation: u64, trace: *mut abi::TyTrace) [trace] |component| {
-            *trace = component.trace(operation)?;
-            Ok(())
-        };
-        dispatch_output(operation: u64, received: *mut abi::TyReceived) [received] |component| {
-            component.dispatch_output(operation)?.into_iter().for_each(|given| *received = given);
-            Ok(())
-        };
-        release_after(stream: *mut c_void) |component| component.release_after(stream);
-        expert_counts(operation: u64, counts: *mut u32, count: u32) |component| {
-            component.expert_counts(operation, std::slice::from_raw_parts_mut(counts, count as usize))
-        };
-        copy_out(copies: *const abi::TyCopies) [copies] |component| {
-            let abi::TyCopies { copies, count, flags, totals, stream, .. } = *copies;
-            let stream = (flags & abi::TY_COPIES_ON_STREAM != 0).then_some(stream);
-            let copies = std::slice::from_raw_parts(copies, count as usize);
-            component.copy_out(&Copies { copies, totals, stream })
-        };
-        count_routing(counts: *const abi::TyRoutingCounts) [counts] |component| {
-            component.count_routing(&*counts)
-        };
-        masks(masks: *const abi::TyMasks) [masks] |component| {
-            let abi::TyMasks { action, rank, masks, .. } = *masks;
-            match action {
-                abi::TY_MASKS_SET => component.set_mask(rank, true),
-                abi::TY_MASKS_CLEAR => component.set_mask(rank, false),
-                _ => {
-                    for (at, mask) in component.masks()?.into_iter().enumerate() {
-                        *masks.add(at) = mask.into();
-                    }
-                    Ok(())
-                }
-            }
-        };
     }
 
     slots! { silent K:
         release(region: u64);
     }
+}
+
+/// The slots that take tagged calls.
+macro_rules! tagged_slots {
+    ($life:lifetime
+        submit { $($submit:ident($argument:ty) = $submit_name:literal, $submit_tag:ident;)* }
+        finish { $($finish:ident($end:ty) = $finish_name:literal, $finish_tag:ident;)* }
+        query { $($query:ident($answer:ty) = $query_name:literal, $query_tag:ident;)* }
+    ) => {
+        impl<K: KernelSet> KernelsComponent<K> {
+            unsafe extern "C" fn submit(
+                instance: *mut c_void,
+                tag: u32,
+                call: *const c_void,
+                error: *mut abi::TyError,
+            ) -> i32 {
+                match tag {
+                    // SAFETY: the host passes an open instance of this table, the structure of this tag, and holds
+                    // all that the ABI requires it to hold.
+                    $(abi::$submit_tag => unsafe {
+                        guarded_mut($submit_name, instance, error, |component: &mut K| {
+                            KernelCall::$submit(&read($submit_name, call)?).make(component)
+                        })
+                    },)*
+                    other => unknown("submit", other, error),
+                }
+            }
+
+            unsafe extern "C" fn finish(
+                instance: *mut c_void,
+                tag: u32,
+                call: *mut c_void,
+                error: *mut abi::TyError,
+            ) -> i32 {
+                match tag {
+                    // SAFETY: as in `submit`.
+                    $(abi::$finish_tag => unsafe {
+                        guarded_mut($finish_name, instance, error, |component: &mut K| {
+                            KernelCall::$finish(place($finish_name, call)?).make(component)
+                        })
+                    },)*
+                    other => unknown("finish", other, error),
+                }
+            }
+
+            unsafe extern "C" fn query(
+                instance: *mut c_void,
+                tag: u32,
+                call: *mut c_void,
+                error: *mut abi::TyError,
+            ) -> i32 {
+                match tag {
+                    // SAFETY: as in `submit`.
+                    $(abi::$query_tag => unsafe {
+                        guarded_mut($query_name, instance, error, |component: &mut K| {
+                            KernelCall::$query(place($query_name, call)?).make(component)
+                        })
+                    },)*
+                    other => unknown("query", other, error),
+                }
+            }
+        }
+    };
+}
+kernel_calls!(tagged_slots);
+
+/// The typed arguments of a call.
+///
+/// # Safety
+/// The C form of `T`, valid for the call, with what it names.
+unsafe fn read<T: CForm>(name: &'static str, call: *const c_void) -> Result<T> {
+    // SAFETY: by this function's contract; each structure starts with its size.
+    unsafe {
+        check_size(name, *call.cast::<usize>(), size_of::<T::Form>())?;
+        T::from_abi(&*call.cast::<T::Form>())
+    }
+}
+
+/// The place of a call's results.
+///
+/// # Safety
+/// A `T` that starts with its size, valid for the call, which no other code reads meanwhile.
+unsafe fn place<'a, T>(name: &'static str, call: *mut c_void) -> Result<&'a mut T> {
+    // SAFETY: by this function's contract.
+    unsafe {
+        check_size(name, *call.cast::<usize>(), size_of::<T>())?;
+        Ok(&mut *call.cast::<T>())
+    }
+}
+
+fn unknown(slot: &'static str, tag: u32, error: *mut abi::TyError) -> i32 {
+    guarded(slot, error, || {
+        let text = format!("found a call with tag {tag}, which this kernel set does not know");
+        Err(Error::new(ErrorKind::Unsupported, slot, text)
+            .with_fix("use a host and a plugin of matching versions"))
+    })
 }

@@ -91,9 +91,9 @@ macro_rules! built_in_static {
         $crate::export::inventory::submit! { $crate::host::BuiltIn::Transport(&TRANSPORTS) }
     };
     (kernels, $($component:ty),+) => {
-        static KERNELS: $crate::export::Exported<$crate::abi::TyKernelsExport> =
-            $crate::exported!(kernels, $($component),+);
-        $crate::export::inventory::submit! { $crate::host::BuiltIn::Kernels(&KERNELS) }
+        static KERNELS: &[$crate::export::InProcess] =
+            &[$($crate::export::InProcess::of::<$component>()),+];
+        $crate::export::inventory::submit! { $crate::host::BuiltIn::KernelSets(KERNELS) }
     };
     (topologies, $($component:ty),+) => {
         static TOPOLOGIES: $crate::export::Exported<$crate::abi::TyTopologyExport> =

@@ -22,7 +22,8 @@ pub use inventory;
 
 pub use host::find_transport;
 pub(crate) use host::services;
-pub use kernels::KernelsComponent;
+pub(crate) use kernels::TypedCalls;
+pub use kernels::{InProcess, KernelsComponent};
 pub use topology::TopologyComponent;
 pub use transport::TransportComponent;
 

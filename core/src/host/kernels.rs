@@ -1,10 +1,15 @@
 //! An open kernel set and its calls. `levels`: operations over two levels · `tools`: its memory, streams and graphs
-//! for tools · `needs`, `counters`: checks of its needs, and of its counters for reports.
+//! for tools · `needs`, `counters`: checks of its needs, and of its counters for reports · `blank`: results
+//! before a call · `loaded`: the C form of calls, for a set whose calls go through its table.
 
+mod blank;
 mod counters;
 mod levels;
+mod loaded;
 mod needs;
 mod tools;
+
+pub use blank::NO_TENSOR;
 
 use std::ffi::c_void;
 
@@ -13,9 +18,10 @@ use super::transport::{check_window, missing_slot};
 use super::{attended, blank_error, check, config_as_ty, services};
 use crate::abi;
 use crate::config::ComponentTable;
-use crate::kernels::{Copies, KernelNeeds, KernelShape, Limits, Trace};
+use crate::kernels::{Copies, KernelCall, KernelNeeds, KernelShape, Limits, Trace};
 use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
+use blank::{NO_COUNTERS, NO_RING, no_output};
 
 /// The kind of these components, in words.
 const KIND: &str = "kernel set";
@@ -58,28 +64,6 @@ impl KernelsRef {
     }
 }
 
-/// An output without tensors.
-const NO_OUTPUT: abi::TyReceived = abi::TyReceived {
-    size: size_of::<abi::TyReceived>(),
-    region: 0,
-    tokens: 0,
-    rows: 0,
-    x: NO_TENSOR,
-    scales: NO_TENSOR,
-    ids: NO_TENSOR,
-    weights: NO_TENSOR,
-    source: NO_TENSOR,
-    slots: NO_TENSOR,
-    expert_counts: NO_TENSOR,
-    expert_starts: NO_TENSOR,
-    expert_ends: NO_TENSOR,
-    source_counts: NO_TENSOR,
-    source_ends: NO_TENSOR,
-    ranges: NO_TENSOR,
-    totals: NO_TENSOR,
-    lost: NO_TENSOR,
-};
-
 /// An open kernel set. One thread at a time.
 #[derive(Debug)]
 pub struct OpenKernels {
@@ -118,6 +102,29 @@ impl OpenKernels {
         call: impl FnOnce(&abi::TyKernelsTable, *mut c_void, *mut abi::TyError) -> Option<i32>,
     ) -> Result<()> {
         attended(KIND, self.name(), slot, || self.call(slot, call))
+    }
+
+    /// Makes a call: as it is where the kernel set is in this image, else in the C form.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As the method of [`KernelSet`](crate::kernels::KernelSet).
+    unsafe fn make(&mut self, call: KernelCall<'_>) -> Result<()> {
+        match self.component.typed {
+            // SAFETY: an open instance of the same component; the rest by this function's contract.
+            Some(typed) => unsafe { typed(self.instance, call) }
+                .map_err(|error| error.with_context("component", self.name())),
+            // SAFETY: by this function's contract.
+            None => unsafe { loaded::make_loaded(self, call) },
+        }
+    }
+
+    /// As [`make`](Self::make), of a call of a bring-up, without memory of the caller.
+    fn attend(&mut self, call: KernelCall<'_>) -> Result<()> {
+        // SAFETY: such a call has no contract beyond this host's order of calls.
+        attended(KIND, self.name(), call.name(), || unsafe { self.make(call) })
     }
 
     /// The resources that the kernel set will use, within `limits`.
@@ -163,12 +170,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        let mut received = NO_OUTPUT;
-        // SAFETY: as in `allocate`.
-        self.call("dispatch_recv", |t, i, e| unsafe {
-            t.dispatch_recv.map(|f| f(i, operation, &mut received, e))
-        })?;
-        Ok(received)
+        let mut output = no_output(operation);
+        // SAFETY: a call without memory of the caller.
+        unsafe { self.make(KernelCall::DispatchRecv(&mut output))? };
+        Ok(output.received)
     }
 
     /// The place of the output of a dispatch that was sent and not received; `None` where it is not fixed.
@@ -176,15 +181,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
-        if self.component.table.dispatch_output.is_none() {
-            return Ok(None);
-        }
-        let mut received = NO_OUTPUT;
-        // SAFETY: as in `allocate`.
-        self.call("dispatch_output", |t, i, e| unsafe {
-            t.dispatch_output.map(|f| f(i, operation, &mut received, e))
-        })?;
-        Ok((!received.x.data.is_null()).then_some(received))
+        let mut output = no_output(operation);
+        // SAFETY: as in `dispatch_recv`.
+        optional(unsafe { self.make(KernelCall::DispatchOutput(&mut output)) })?;
+        Ok((!output.received.x.data.is_null()).then_some(output.received))
     }
 
     /// Gives an arena region for expert outputs.
@@ -192,12 +192,11 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        let (mut region, mut tensor) = (0, NO_TENSOR);
-        // SAFETY: as in `allocate`.
-        self.call("combine_input", |t, i, e| unsafe {
-            t.combine_input.map(|f| f(i, handle, dtype, &mut region, &mut tensor, e))
-        })?;
-        Ok((region, tensor))
+        let size = size_of::<abi::TyCombineInput>();
+        let mut input = abi::TyCombineInput { size, handle, dtype, region: 0, tensor: NO_TENSOR };
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(KernelCall::CombineInput(&mut input))? };
+        Ok((input.region, input.tensor))
     }
 
     /// Ends a combine.
@@ -205,8 +204,9 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        // SAFETY: as in `allocate`.
-        self.call("combine_recv", |t, i, e| unsafe { t.combine_recv.map(|f| f(i, operation, e)) })
+        let mut end = abi::TyCombineEnd { size: size_of::<abi::TyCombineEnd>(), operation };
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(KernelCall::CombineRecv(&mut end)) }
     }
 
     /// Waits until all commands that it posted are done.
@@ -227,8 +227,9 @@ impl OpenKernels {
     /// # Safety
     /// A stream of the set's device.
     pub unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("release_after", |t, i, e| unsafe { t.release_after.map(|f| f(i, stream, e)) })
+        let after = abi::TyReleaseAfter { size: size_of::<abi::TyReleaseAfter>(), stream };
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::ReleaseAfter(&after)) }
     }
 
     /// The ranks that operations leave out, by rank.
@@ -237,7 +238,14 @@ impl OpenKernels {
     /// Errors of the component.
     pub fn masks(&mut self, ranks: u32) -> Result<Vec<u8>> {
         let mut masks = vec![0; ranks as usize];
-        self.call_masks(abi::TY_MASKS_READ, 0, masks.as_mut_ptr())?;
+        let mut call = abi::TyMasks {
+            size: size_of::<abi::TyMasks>(),
+            masks: masks.as_mut_ptr(),
+            count: ranks,
+            reserved: 0,
+        };
+        // SAFETY: R bytes.
+        unsafe { self.make(KernelCall::Masks(&mut call))? };
         Ok(masks)
     }
 
@@ -246,14 +254,10 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component.
     pub fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
-        let action = if is_masked { abi::TY_MASKS_SET } else { abi::TY_MASKS_CLEAR };
-        self.call_masks(action, rank, std::ptr::null_mut())
-    }
-
-    fn call_masks(&mut self, action: u32, rank: u32, masks: *mut u8) -> Result<()> {
-        let call = abi::TyMasks { size: size_of::<abi::TyMasks>(), action, rank, masks };
-        // SAFETY: as in `allocate`; R bytes where masks are read.
-        self.call("masks", |t, i, e| unsafe { t.masks.map(|f| f(i, &call, e)) })
+        let is_masked = is_masked.into();
+        let mask = abi::TyMask { size: size_of::<abi::TyMask>(), rank, is_masked };
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(KernelCall::SetMask(&mask)) }
     }
 
     /// Frees an arena region.
@@ -269,22 +273,8 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component; an invalid ring.
     pub fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
-        if self.component.table.gpu_ring.is_none() {
-            return Ok(None);
-        }
-        let mut ring = abi::TyGpuRing {
-            size: size_of::<abi::TyGpuRing>(),
-            level,
-            queue: 0,
-            capacity: 0,
-            commands: std::ptr::null_mut(),
-            status: std::ptr::null_mut(),
-            totals: std::ptr::null_mut(),
-            signals: 0,
-            reserved: 0,
-        };
-        // SAFETY: as in `allocate`.
-        self.cold("gpu_ring", |t, i, e| unsafe { t.gpu_ring.map(|f| f(i, &mut ring, e)) })?;
+        let mut ring = abi::TyGpuRing { level, ..NO_RING };
+        optional(self.attend(KernelCall::GpuRing(&mut ring)))?;
         if ring.commands.is_null() {
             return Ok(None);
         }
@@ -302,21 +292,20 @@ impl OpenKernels {
             .with_fix("use a kernel set that was made for this version"))
     }
 
-    /// Whether it gives the host counts of experts.
-    pub fn has_expert_counts(&self) -> bool {
-        self.component.table.expert_counts.is_some()
-    }
-
     /// Writes the rows of each local expert of an operation.
     ///
     /// # Errors
     /// Errors of the component.
     pub fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
-        let (at, count) = (counts.as_mut_ptr(), counts.len() as u32);
-        // SAFETY: as in `allocate`.
-        self.call("expert_counts", |t, i, e| unsafe {
-            t.expert_counts.map(|f| f(i, operation, at, count, e))
-        })
+        let mut call = abi::TyExpertCounts {
+            size: size_of::<abi::TyExpertCounts>(),
+            operation,
+            counts: counts.as_mut_ptr(),
+            count: counts.len() as u32,
+            reserved: 0,
+        };
+        // SAFETY: memory of this length.
+        unsafe { self.make(KernelCall::ExpertCounts(&mut call)) }
     }
 
     /// Copies arrays of an output that was received.
@@ -327,17 +316,8 @@ impl OpenKernels {
     /// # Safety
     /// As [`KernelSet::copy_out`](crate::kernels::KernelSet::copy_out).
     pub unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
-        let flags = if copies.stream.is_some() { abi::TY_COPIES_ON_STREAM } else { 0 };
-        let call = abi::TyCopies {
-            size: size_of::<abi::TyCopies>(),
-            copies: copies.copies.as_ptr(),
-            count: copies.copies.len() as u32,
-            flags,
-            totals: copies.totals,
-            stream: copies.stream.unwrap_or(std::ptr::null_mut()),
-        };
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("copy_out", |t, i, e| unsafe { t.copy_out.map(|f| f(i, &call, e)) })
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::CopyOut(copies)) }
     }
 
     /// Counts a routing.
@@ -348,8 +328,8 @@ impl OpenKernels {
     /// # Safety
     /// As [`KernelSet::count_routing`](crate::kernels::KernelSet::count_routing).
     pub unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
-        // SAFETY: as in `allocate`, and by this function's contract.
-        self.call("count_routing", |t, i, e| unsafe { t.count_routing.map(|f| f(i, counts, e)) })
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::CountRouting(counts)) }
     }
 
     /// Its counters for reports; nothing where it has none.
@@ -357,19 +337,8 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component; counters that do not fit a world of `ranks`.
     pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
-        if self.component.table.counters.is_none() {
-            return Ok(None);
-        }
-        let mut counters = abi::TyCounters {
-            size: size_of::<abi::TyCounters>(),
-            ranks: 0,
-            signals: 0,
-            queue_depth: [0; 2],
-            peers: std::ptr::null(),
-            raised: std::ptr::null(),
-        };
-        // SAFETY: as in `allocate`.
-        self.cold("counters", |t, i, e| unsafe { t.counters.map(|f| f(i, &mut counters, e)) })?;
+        let mut counters = NO_COUNTERS;
+        optional(self.attend(KernelCall::Counters(&mut counters)))?;
         if counters.peers.is_null() {
             return Ok(None);
         }
@@ -383,10 +352,14 @@ impl OpenKernels {
     /// # Errors
     /// A component without the slot; errors of the component.
     pub fn trace(&mut self, operation: u64) -> Result<Trace> {
-        let mut trace = Trace { size: size_of::<Trace>(), ..Trace::default() };
-        // SAFETY: as in `allocate`.
-        self.call("trace", |t, i, e| unsafe { t.trace.map(|f| f(i, operation, &mut trace, e)) })?;
-        Ok(trace)
+        let (size, trace) = (
+            size_of::<abi::TyOperationTrace>(),
+            Trace { size: size_of::<Trace>(), ..Trace::default() },
+        );
+        let mut of = abi::TyOperationTrace { size, operation, trace };
+        // SAFETY: as in `dispatch_recv`.
+        unsafe { self.make(KernelCall::Trace(&mut of))? };
+        Ok(of.trace)
     }
 }
 
@@ -397,11 +370,10 @@ impl Drop for OpenKernels {
     }
 }
 
-/// An absent tensor.
-pub const NO_TENSOR: abi::TyTensor = abi::TyTensor {
-    data: std::ptr::null_mut(),
-    dtype: 0,
-    reserved: 0,
-    shape: [0; 2],
-    stride: [0; 2],
-};
+/// The end of a query that a set need not answer: it may find nothing.
+fn optional(end: Result<()>) -> Result<()> {
+    match end {
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        other => other,
+    }
+}

@@ -126,6 +126,9 @@ impl PluginFile {
             match component {
                 BuiltIn::Transport(e) => file.transports = judge_transports(path, &raw const e.0)?,
                 BuiltIn::Kernels(e) => file.kernels = judge_kernels(path, &raw const e.0)?,
+                BuiltIn::KernelSets(sets) => {
+                    file.kernels = sets.iter().map(KernelsRef::in_process).collect();
+                }
                 BuiltIn::Topology(e) => file.topologies = judge_topologies(path, &raw const e.0)?,
             }
         }
@@ -435,7 +438,7 @@ macro_rules! judge {
                 let known = judged.iter().find(|(of, _)| *of == address);
                 let component = known.map(|(_, component)| *component).unwrap_or_else(|| {
                     // Judged tables live as long as the library, which is never unloaded.
-                    let component = $component { table: Box::leak(Box::new(table)) };
+                    let component = $component::judged(Box::leak(Box::new(table)));
                     judged.push((address, component));
                     component
                 });
@@ -456,8 +459,7 @@ judge!(
 judge!(
     /// Judges a kernel set export.
     judge_kernels, KERNELS, abi::TyKernelsExport, abi::TyKernelsTable, KernelsRef, adapt_none,
-    [probe, open, close, needs, allocate, plan, dispatch_send, dispatch_recv, combine_input,
-     combine_send, combine_recv, flush, release]
+    [probe, open, close, needs, allocate, plan, submit, finish, query, flush, release]
 );
 judge!(
     /// Judges a topology export.

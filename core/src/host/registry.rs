@@ -7,6 +7,7 @@ use super::loader::{PluginFile, load_file, plugin_files};
 use crate::abi;
 use crate::config::wording::nearest;
 use crate::config::{ComponentChoice, Config};
+use crate::export::{InProcess, TypedCalls};
 use crate::{Error, ErrorKind, Result};
 
 /// The kinds of components.
@@ -42,12 +43,16 @@ impl ComponentKind {
 }
 
 macro_rules! component_ref {
-    ($(#[$doc:meta])* $name:ident, $table:ty) => {
+    ($(#[$doc:meta])* $name:ident, $table:ty $(, $typed:ident: $kind:ty)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $name {
             /// A judged, complete copy: every required slot is set.
             pub(crate) table: &'static $table,
+            $(
+                /// Its calls, where it is in this image.
+                pub(super) $typed: Option<$kind>,
+            )?
         }
 
         // SAFETY: the table is constant once judged, and its slots are plain functions.
@@ -56,6 +61,11 @@ macro_rules! component_ref {
         unsafe impl Sync for $name {}
 
         impl $name {
+            /// A component whose calls all go through its table.
+            pub(super) fn judged(table: &'static $table) -> Self {
+                Self { table, $($typed: None)? }
+            }
+
             /// The name that a config writes.
             pub fn name(&self) -> &'static str {
                 // SAFETY: judged: static UTF-8 of the library, which is never unloaded.
@@ -82,10 +92,17 @@ component_ref!(
     TransportRef, abi::TyTransportTable);
 component_ref!(
     /// A kernel set that was judged fit to be called.
-    KernelsRef, abi::TyKernelsTable);
+    KernelsRef, abi::TyKernelsTable, typed: TypedCalls);
 component_ref!(
     /// A topology that was judged fit to be called.
     TopologyRef, abi::TyTopologyTable);
+
+impl KernelsRef {
+    /// A kernel set of this image.
+    pub(super) fn in_process(set: &InProcess) -> Self {
+        Self { table: set.table, typed: Some(set.calls) }
+    }
+}
 
 /// # Safety
 /// `text` was judged: UTF-8 that lives as long as the process.
@@ -94,14 +111,16 @@ unsafe fn judged_text(text: abi::TyStr) -> &'static str {
     unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(text.data, text.bytes)) }
 }
 
-/// A component that is compiled into this image. It goes through the same table and the same judgement
-/// as a loaded one: `inventory::submit! { BuiltIn::Transport(&EXPORT) }`.
+/// A component that is compiled into this image: `inventory::submit! { BuiltIn::Transport(&EXPORT) }`. An export
+/// goes through the same table and the same judgement as a loaded one.
 #[derive(Debug)]
 pub enum BuiltIn {
     /// A transport export.
     Transport(&'static crate::export::Exported<abi::TyTransportExport>),
     /// A kernel set export.
     Kernels(&'static crate::export::Exported<abi::TyKernelsExport>),
+    /// Kernel sets that get the typed calls.
+    KernelSets(&'static [InProcess]),
     /// A topology export.
     Topology(&'static crate::export::Exported<abi::TyTopologyExport>),
 }

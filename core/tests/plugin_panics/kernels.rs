@@ -1,28 +1,39 @@
 //! A kernel set that panics, or declares invalid needs.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
 use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::device::Device;
-use tokenyard_core::export::{self, DeviceComponent, Exported, KernelsComponent};
+use tokenyard_core::export::{self, DeviceComponent, Exported, InProcess, KernelsComponent};
 use tokenyard_core::host::{BuiltIn, OpenKernels, Registry};
 use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
+use tokenyard_core::moe::Layout;
 use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Result, abi};
 
 use crate::{Config, caught, config, poisoned, window};
 
-struct PanickyKernels(Config);
+/// Built in: core makes its calls in the C form, or as they are.
+struct PanickyKernels<const IS_TYPED: bool>(Config);
 
-impl Drop for PanickyKernels {
+thread_local! {
+    /// The address of the last dispatch on this thread.
+    static DISPATCH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// One whose calls go through its table, as those of a plugin.
+type InTable = PanickyKernels<false>;
+
+impl<const IS_TYPED: bool> Drop for PanickyKernels<IS_TYPED> {
     fn drop(&mut self) {
         self.0.enter("close");
     }
 }
 
-impl KernelSet for PanickyKernels {
-    const NAME: &'static str = "panicky";
+impl<const IS_TYPED: bool> KernelSet for PanickyKernels<IS_TYPED> {
+    const NAME: &'static str = if IS_TYPED { "panicky_typed" } else { "panicky" };
     const ABOUT: &'static str = "panics where its config says";
     type Config = Config;
     const DEVICE: Option<&'static abi::TyDeviceTable> = Some(DeviceComponent::<Self>::TABLE);
@@ -60,8 +71,9 @@ impl KernelSet for PanickyKernels {
         Ok(())
     }
 
-    unsafe fn dispatch_send(&mut self, _: &DispatchCall<'_>) -> Result<()> {
+    unsafe fn dispatch_send(&mut self, call: &DispatchCall<'_>) -> Result<()> {
         self.0.enter("dispatch_send");
+        DISPATCH.set(std::ptr::from_ref(call).addr());
         Ok(())
     }
 
@@ -95,7 +107,7 @@ impl KernelSet for PanickyKernels {
     }
 }
 
-impl Device for PanickyKernels {
+impl<const IS_TYPED: bool> Device for PanickyKernels<IS_TYPED> {
     fn tensor_alloc(&mut self, _: u64) -> Result<*mut u8> {
         self.0.enter("tensor_alloc");
         Ok(null_mut())
@@ -148,19 +160,19 @@ impl Device for PanickyKernels {
 const NO_DEVICE: &abi::TyKernelsTable = &abi::TyKernelsTable {
     name: abi::TyStr { data: "no_device".as_ptr(), bytes: 9 },
     device: null(),
-    ..*KernelsComponent::<PanickyKernels>::TABLE
+    ..*KernelsComponent::<InTable>::TABLE
 };
 const WITHOUT_COPY_ON: &abi::TyDeviceTable =
-    &abi::TyDeviceTable { copy_on: None, ..*DeviceComponent::<PanickyKernels>::TABLE };
+    &abi::TyDeviceTable { copy_on: None, ..*DeviceComponent::<InTable>::TABLE };
 const NO_COPY_ON: &abi::TyKernelsTable = &abi::TyKernelsTable {
     name: abi::TyStr { data: "no_copy_on".as_ptr(), bytes: 10 },
     device: &raw const *WITHOUT_COPY_ON,
-    ..*KernelsComponent::<PanickyKernels>::TABLE
+    ..*KernelsComponent::<InTable>::TABLE
 };
 
 static KERNELS: Exported<abi::TyKernelsExport> = {
     const TABLES: &[*const abi::TyKernelsTable] = &[
-        &raw const *KernelsComponent::<PanickyKernels>::TABLE,
+        &raw const *KernelsComponent::<InTable>::TABLE,
         &raw const *NO_COPY_ON,
         &raw const *NO_DEVICE,
     ];
@@ -171,6 +183,7 @@ static KERNELS: Exported<abi::TyKernelsExport> = {
     })
 };
 inventory::submit! { BuiltIn::Kernels(&KERNELS) }
+inventory::submit! { BuiltIn::KernelSets(&[InProcess::of::<PanickyKernels<true>>()]) }
 
 /// A structure of the ABI with nothing in it.
 fn blank<T>() -> T {
@@ -224,7 +237,11 @@ fn a_kernel_set_on_a_device_has_the_whole_table_of_it() {
 }
 
 pub(crate) fn open_kernels(panic_in: &str) -> Result<OpenKernels> {
-    let component = Registry::built_in()?.kernels("panicky")?;
+    open_named("panicky", panic_in)
+}
+
+fn open_named(name: &str, panic_in: &str) -> Result<OpenKernels> {
+    let component = Registry::built_in()?.kernels(name)?;
     component.open(&config(panic_in), &sized::<KernelShape>())
 }
 
@@ -245,14 +262,13 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         // SAFETY: the component reads no pointer of these structures.
         ("plan", |k| unsafe { k.plan(&sized()) }),
         ("dispatch_send", |k| {
-            let call = abi::TyDispatch { layout: abi::TY_LAYOUT_FLAT, ..sized() };
             // SAFETY: as above.
-            unsafe { k.dispatch_send(&call) }
+            unsafe { k.dispatch_send(&DispatchCall::blank(0, 0, Layout::Flat)) }
         }),
         ("dispatch_recv", |k| k.dispatch_recv(0).map(|_| ())),
         ("combine_input", |k| k.combine_input(0, 1).map(|_| ())),
         // SAFETY: as above.
-        ("combine_send", |k| unsafe { k.combine_send(&sized()) }),
+        ("combine_send", |k| unsafe { k.combine_send(&CombineCall::blank(0, 0)) }),
         ("combine_recv", |k| k.combine_recv(0)),
         ("flush", OpenKernels::flush),
         ("stream_create", |k| k.stream_create().map(|_| ())),
@@ -265,13 +281,15 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
         // SAFETY: as above.
         ("graph_launch", |k| unsafe { k.graph_launch(null_mut(), null_mut()) }),
     ];
-    for (name, call) in calls {
-        let mut good = open_kernels("").unwrap();
-        call(&mut good).unwrap();
-        let mut bad = open_kernels(name).unwrap();
-        caught(&call(&mut bad).unwrap_err(), "panicky", name);
-        for (_, later) in calls {
-            poisoned(&later(&mut bad).unwrap_err(), "panicky");
+    for set in ["panicky", "panicky_typed"] {
+        for (name, call) in calls {
+            let mut good = open_named(set, "").unwrap();
+            call(&mut good).unwrap();
+            let mut bad = open_named(set, name).unwrap();
+            caught(&call(&mut bad).unwrap_err(), set, name);
+            for (_, later) in calls {
+                poisoned(&later(&mut bad).unwrap_err(), set);
+            }
         }
     }
     let mut bad = open_kernels("release").unwrap();
@@ -285,4 +303,51 @@ fn a_panic_in_a_call_of_a_kernel_set_poisons_the_instance() {
     // SAFETY: as above.
     unsafe { bad.graph_destroy(null_mut()) };
     poisoned(&bad.flush().unwrap_err(), "panicky");
+}
+
+#[test]
+fn a_kernel_set_of_this_image_gets_the_dispatch_itself_and_one_behind_a_table_a_copy() {
+    let call = DispatchCall::blank(0, 0, Layout::Flat);
+    for (set, is_itself) in [("panicky_typed", true), ("panicky", false)] {
+        DISPATCH.set(0);
+        // SAFETY: the component reads no pointer.
+        unsafe { open_named(set, "").unwrap().dispatch_send(&call).unwrap() };
+        assert_ne!(DISPATCH.get(), 0, "{set}");
+        assert_eq!(DISPATCH.get() == std::ptr::from_ref(&call).addr(), is_itself, "{set}");
+    }
+}
+
+#[test]
+fn a_tag_that_a_kernel_set_does_not_know_is_unsupported_and_a_short_structure_is_refused() {
+    let table = KernelsComponent::<InTable>::TABLE;
+    let text = String::new();
+    let as_ty = |text: &str| abi::TyStr { data: text.as_ptr(), bytes: text.len() };
+    let config = abi::TyConfig { text: as_ty(&text), file: as_ty(&text), ..sized() };
+    let shape: KernelShape = sized();
+    let mut instance = null_mut();
+    let mut error = tokenyard_core::host::blank_error();
+    let services = tokenyard_core::host::services();
+    let end = abi::TyCombineEnd { size: size_of::<usize>(), ..blank() };
+    let mut whole: abi::TyCombineEnd = sized();
+    // SAFETY: structures of this function; the component reads no pointer of them.
+    unsafe {
+        let opened = table.open.unwrap()(services, &config, &shape, &mut instance, &mut error);
+        assert_eq!(opened, abi::TY_OK);
+        let call = (&raw mut whole).cast::<c_void>();
+        for slot in [table.finish, table.query] {
+            let found = slot.unwrap()(instance, 99, call, &mut error);
+            assert_eq!(found, abi::TY_UNSUPPORTED);
+            let text = String::from_utf8_lossy(&error.message);
+            assert!(text.contains("found a call with tag 99"), "{text}");
+        }
+        assert_eq!(table.submit.unwrap()(instance, 99, call, &mut error), abi::TY_UNSUPPORTED);
+        let short = (&raw const end).cast_mut().cast();
+        let finish = table.finish.unwrap();
+        let status = finish(instance, abi::TY_FINISH_COMBINE, short, &mut error);
+        assert_eq!(status, abi::TY_INTERNAL);
+        let text = String::from_utf8_lossy(&error.message);
+        assert!(text.contains("has 8 bytes; expected at least 16"), "{text}");
+        assert_eq!(finish(instance, abi::TY_FINISH_COMBINE, call, &mut error), abi::TY_OK);
+        table.close.unwrap()(instance);
+    }
 }

@@ -37,11 +37,15 @@ mod tests {
         SEEN.lock().unwrap().push(call);
     }
 
-    unsafe extern "C" fn counters(
+    unsafe extern "C" fn query(
         _: *mut c_void,
-        _: *mut abi::TyCounters,
+        tag: u32,
+        _: *mut c_void,
         _: *mut abi::TyError,
     ) -> i32 {
+        if tag != abi::TY_QUERY_COUNTERS {
+            return abi::TY_UNSUPPORTED;
+        }
         look();
         abi::TY_OK
     }
@@ -55,8 +59,8 @@ mod tests {
         // SAFETY: tables are made of integers, pointers and optional functions, for which zero is a value.
         let mut table: abi::TyKernelsTable = unsafe { std::mem::zeroed() };
         table.name = crate::export::static_str("acme");
-        table.counters = Some(counters);
-        let component = KernelsRef { table: Box::leak(Box::new(table)) };
+        table.query = Some(query);
+        let component = KernelsRef::judged(Box::leak(Box::new(table)));
         let instance = std::ptr::null_mut();
         let mut kernels = OpenKernels { component, instance, close, levels: None };
         Arc::clone(&CALLS).attend(|| {

@@ -15,8 +15,10 @@
 //! of them has learned. So all ranks that still have a path to each other end an operation alike.
 
 use super::OpenKernels;
+use crate::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
+use crate::kernels::KernelCall;
 use crate::refusal::{CallRefusal, Objection};
-use crate::{Error, ErrorKind, Result, abi};
+use crate::{Error, ErrorKind, Result};
 
 /// This rank, and whether losses are masked.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +31,8 @@ fn internal<T>(text: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Internal, "agree among domains", text))
 }
 
-fn refusal_of(objection: Option<&Objection>) -> abi::TyRefusal {
-    objection.map_or(CallRefusal::NONE, |objection| objection.refusal().as_abi())
+fn refusal_of(objection: &Option<Objection>) -> Option<CallRefusal<'_>> {
+    objection.as_ref().map(Objection::refusal)
 }
 
 impl OpenKernels {
@@ -48,7 +50,7 @@ impl OpenKernels {
     /// # Safety
     /// Tensors stay valid and unchanged until the operation was received, and a stream that is named
     /// has passed it.
-    pub unsafe fn dispatch_send(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
+    pub unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe {
             match self.levels {
@@ -65,7 +67,7 @@ impl OpenKernels {
     ///
     /// # Safety
     /// Tensors stay valid until the operation was received, and a stream that is named has passed it.
-    pub unsafe fn combine_send(&mut self, combine: &abi::TyCombine) -> Result<()> {
+    pub unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe {
             match self.levels {
@@ -77,33 +79,32 @@ impl OpenKernels {
 
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
-    unsafe fn dispatch_one(&mut self, dispatch: &abi::TyDispatch) -> Result<()> {
-        // SAFETY: an open instance of a judged table; the structures are valid for the call; the rest by this
-        // function's contract.
-        self.call("dispatch_send", |t, i, e| unsafe { t.dispatch_send.map(|f| f(i, dispatch, e)) })
+    unsafe fn dispatch_one(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::DispatchSend(dispatch)) }
     }
 
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
-    unsafe fn combine_one(&mut self, combine: &abi::TyCombine) -> Result<()> {
-        // SAFETY: as in `dispatch_one`.
-        self.call("combine_send", |t, i, e| unsafe { t.combine_send.map(|f| f(i, combine, e)) })
+    unsafe fn combine_one(&mut self, combine: &CombineCall<'_>) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::CombineSend(combine)) }
     }
 
     /// # Safety
     /// As [`dispatch_send`](Self::dispatch_send).
-    unsafe fn dispatch_both(&mut self, levels: TwoLevels, call: &abi::TyDispatch) -> Result<()> {
-        let rail = abi::TyDispatch { exchange: abi::TY_EXCHANGE_RAIL, ..*call };
+    unsafe fn dispatch_both(&mut self, levels: TwoLevels, call: &DispatchCall<'_>) -> Result<()> {
+        let rail = DispatchCall { exchange: ExchangeKind::Rail, ..*call };
         // SAFETY: by this function's contract.
         let outer = levels.objection(unsafe { self.dispatch_one(&rail) })?;
-        let owners = abi::TyDispatch { refusal: refusal_of(outer.as_ref()), ..*call };
+        let owners = DispatchCall { refusal: refusal_of(&outer), ..*call };
         // SAFETY: by this function's contract.
         let inner = levels.objection(unsafe { self.dispatch_one(&owners) })?;
         if outer.is_some() && inner.is_none() {
             return internal("ranks of a domain went on after a refusal on a rail");
         }
         let operation = call.operation;
-        let Some(agreed) = self.agree_on_both(levels, round(operation, inner.as_ref()))? else {
+        let Some(agreed) = self.agree_on_both(levels, round(operation, &inner))? else {
             return match inner {
                 None => Ok(()),
                 Some(_) => internal("ranks of other domains went on after a refusal"),
@@ -119,13 +120,13 @@ impl OpenKernels {
 
     /// # Safety
     /// As [`combine_send`](Self::combine_send).
-    unsafe fn combine_both(&mut self, levels: TwoLevels, call: &abi::TyCombine) -> Result<()> {
+    unsafe fn combine_both(&mut self, levels: TwoLevels, call: &CombineCall<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         let inner = levels.objection(unsafe { self.combine_one(call) })?;
-        let agree = abi::TyAgree { is_combine: 1, ..round(call.operation, inner.as_ref()) };
+        let agree = AgreeCall { is_combine: true, ..round(call.operation, &inner) };
         let agreed = self.agree_on_both(levels, agree)?;
-        let refusal = refusal_of(agreed.as_ref());
-        let rail = abi::TyCombine { exchange: abi::TY_EXCHANGE_RAIL, refusal, ..*call };
+        let refusal = refusal_of(&agreed);
+        let rail = CombineCall { exchange: ExchangeKind::Rail, refusal, ..*call };
         // SAFETY: by this function's contract.
         match levels.objection(unsafe { self.combine_one(&rail) })? {
             Some(outer) => Err(outer.into_error(inner)),
@@ -138,30 +139,29 @@ impl OpenKernels {
     fn agree_on_both(
         &mut self,
         levels: TwoLevels,
-        round: abi::TyAgree,
+        round: AgreeCall<'_>,
     ) -> Result<Option<Objection>> {
         let between = self.agree(levels, &round)?;
         if !levels.masked {
             return Ok(between);
         }
-        let (exchange, refusal) = (abi::TY_EXCHANGE_OWNERS, refusal_of(between.as_ref()));
-        self.agree(levels, &abi::TyAgree { exchange, refusal, ..round })
+        let (exchange, refusal) = (ExchangeKind::Owners, refusal_of(&between));
+        self.agree(levels, &AgreeCall { exchange, refusal, ..round })
     }
 
-    fn agree(&mut self, levels: TwoLevels, round: &abi::TyAgree) -> Result<Option<Objection>> {
-        // SAFETY: as in `dispatch_one`; the refusal's text outlives the call.
-        let agreed = self.call("agree", |t, i, e| unsafe { t.agree.map(|f| f(i, round, e)) });
+    fn agree(&mut self, levels: TwoLevels, round: &AgreeCall<'_>) -> Result<Option<Objection>> {
+        // SAFETY: a call without memory of the caller.
+        let agreed = unsafe { self.make(KernelCall::Agree(round)) };
         levels.objection(agreed)
     }
 }
 
 /// A round on the rail.
-fn round(operation: u64, known: Option<&Objection>) -> abi::TyAgree {
-    abi::TyAgree {
-        size: size_of::<abi::TyAgree>(),
+fn round(operation: u64, known: &Option<Objection>) -> AgreeCall<'_> {
+    AgreeCall {
         operation,
-        exchange: abi::TY_EXCHANGE_RAIL,
-        is_combine: 0,
+        exchange: ExchangeKind::Rail,
+        is_combine: false,
         refusal: refusal_of(known),
     }
 }

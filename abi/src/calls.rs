@@ -1,0 +1,163 @@
+//! The calls of a kernel set: their tags, and the structures of those that are no operation.
+
+use core::ffi::c_void;
+
+use crate::counters::TyTrace;
+use crate::operations::{TyReceived, TyTensor};
+
+/// In `submit`, with `TyDispatch`: starts a dispatch. Each set takes it.
+pub const TY_SUBMIT_DISPATCH: u32 = 1;
+/// In `submit`, with `TyCombine`: starts a combine. Each set takes it.
+pub const TY_SUBMIT_COMBINE: u32 = 2;
+/// In `submit`, with `TyAgree`, of a set that takes several domains of several ranks: passes on the refusal that
+/// this rank knows, and learns those of others. An error is the first of them, in order of ranks.
+pub const TY_SUBMIT_AGREE: u32 = 3;
+/// In `submit`, with `TyCopies`: copies arrays of an output that was received. Each set that works on a device
+/// takes it, and no other.
+pub const TY_SUBMIT_COPIES: u32 = 4;
+/// In `submit`, with `TyRoutingCounts`: counts a routing. Each set with `TY_KERNELS_CAP_STREAMS` takes it, and no
+/// other.
+pub const TY_SUBMIT_ROUTING_COUNTS: u32 = 5;
+/// In `submit`, with `TyMask`, of a set with `TY_KERNELS_CAP_MASKING` whose operations may leave out ranks that
+/// live: changes the mask of a rank, behind the kernels of all operations that were sent. No operation is open,
+/// and no rank is inside an operation when a rank is unmasked.
+pub const TY_SUBMIT_MASK: u32 = 6;
+/// In `submit`, with `TyReleaseAfter`, of a set with `TY_KERNELS_CAP_STREAMS`. Every region, released before this
+/// call or after it, becomes free only once this stream, too, has passed the work that is queued on it now. A
+/// stream that captures a graph is passed within that graph alone: there it holds back the regions that
+/// operations of the graph may get again.
+pub const TY_SUBMIT_RELEASE_AFTER: u32 = 7;
+
+/// In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
+pub const TY_FINISH_DISPATCH: u32 = 1;
+/// In `finish`, with `TyCombineEnd`: ends a combine. Each set takes it.
+pub const TY_FINISH_COMBINE: u32 = 2;
+
+/// In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
+/// output, as `TY_FINISH_DISPATCH` will describe it, if the place is fixed already; else `x` stays absent. Until
+/// the end of the dispatch nothing in the output may be read, and `tokens` may be 0. The host claims the region
+/// from this call on, and releases it whether the dispatch succeeds or not.
+pub const TY_QUERY_DISPATCH_OUTPUT: u32 = 1;
+/// In `query`, with `TyCombineInput`: gives an arena region for expert outputs of a handle, so that combine need
+/// not copy them. Where the handle's dispatch was in the order of a stream, the region is too: only work on that
+/// stream may write it. Each set takes it.
+pub const TY_QUERY_COMBINE_INPUT: u32 = 2;
+/// In `query`, with `TyExpertCounts`; optional: gives the counts of an operation without a wait for its rows. The
+/// operation is a dispatch or a replay for which the host waits. It was received, and is one of the last
+/// `in_flight`.
+pub const TY_QUERY_EXPERT_COUNTS: u32 = 3;
+/// In `query`, with `TyMasks`, of a set that takes `TY_SUBMIT_MASK`: gives the masks of ranks, behind the kernels
+/// of all operations that were sent.
+pub const TY_QUERY_MASKS: u32 = 4;
+/// In `query`, with `TyGpuRing`; optional. After `plan`, once for each level that has a transport. Fills in the
+/// ring of the level that it names, where kernels post through the host on that level; the ring is valid until
+/// `close`. Else `commands` stays null. The host stops reading the ring before transports are closed.
+pub const TY_QUERY_GPU_RING: u32 = 5;
+/// In `query`, with `TyCounters`; optional. After `plan`. Gives the counters for reports, which show them as
+/// unknown where `peers` stays null.
+pub const TY_QUERY_COUNTERS: u32 = 6;
+/// In `query`, with `TyOperationTrace`; optional, for tools. Gives the times of one of the last `in_flight`
+/// operations, which has ended: call `flush` before.
+pub const TY_QUERY_TRACE: u32 = 7;
+
+/// The mask of a rank.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyMask {
+    /// `sizeof(TyMask)`.
+    pub size: usize,
+    /// The rank to mask or unmask. One to unmask is not lost.
+    pub rank: u32,
+    /// 1 masks it, 0 unmasks it.
+    pub is_masked: u32,
+}
+
+/// The ranks that operations leave out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyMasks {
+    /// `sizeof(TyMasks)`.
+    pub size: usize,
+    /// R bytes, which become 1 where a rank is left out, else 0.
+    pub masks: *mut u8,
+    /// R.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A stream of the set's device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyReleaseAfter {
+    /// `sizeof(TyReleaseAfter)`.
+    pub size: usize,
+    /// The stream.
+    pub stream: *mut c_void,
+}
+
+/// The output of a dispatch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyDispatchOutput {
+    /// `sizeof(TyDispatchOutput)`.
+    pub size: usize,
+    /// Operation number of the dispatch.
+    pub operation: u64,
+    /// Filled in.
+    pub received: TyReceived,
+}
+
+/// The end of a combine.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCombineEnd {
+    /// `sizeof(TyCombineEnd)`.
+    pub size: usize,
+    /// Operation number of the combine.
+    pub operation: u64,
+}
+
+/// A region for expert outputs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyCombineInput {
+    /// `sizeof(TyCombineInput)`.
+    pub size: usize,
+    /// Handle slot.
+    pub handle: u32,
+    /// Element type, as in [`TyTensor`].
+    pub dtype: u32,
+    /// Filled in: the region.
+    pub region: u64,
+    /// Filled in: `[rows, H]`.
+    pub tensor: TyTensor,
+}
+
+/// The rows of each local expert.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyExpertCounts {
+    /// `sizeof(TyExpertCounts)`.
+    pub size: usize,
+    /// Operation number.
+    pub operation: u64,
+    /// Host memory for `count` numbers, which are written: `expert_counts` of the operation.
+    pub counts: *mut u32,
+    /// E/R.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The times of an operation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyOperationTrace {
+    /// `sizeof(TyOperationTrace)`.
+    pub size: usize,
+    /// Operation number.
+    pub operation: u64,
+    /// Filled in.
+    pub trace: TyTrace,
+}
