@@ -10,8 +10,8 @@ use tokenyard_core::host::{Registry, discover};
 use tokenyard_core::topology::Discover;
 use tokenyard_core::{Error, ErrorKind};
 
-use crate::components;
 use crate::output::{People, SCHEMA_VERSION, Style, print_json};
+use crate::{components, preload};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -84,11 +84,15 @@ struct Chosen {
 pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
     let ConfigCommand::Check(args) = &args.command;
     // `run` starts this command as a process, which must not outlive it.
-    tokenyard_launch::adopt()?;
+    let is_started_by_run = tokenyard_launch::adopt()?;
     let (config, errors) = Config::judge(&args.config);
     if config.is_none() {
         // A file that cannot be read is an error, not a judgement.
         tokenyard_core::files::open(&args.config)?;
+    }
+    // `run` tries them itself where this process ends early.
+    if !is_started_by_run {
+        preload::try_plugins(config.as_ref())?;
     }
     let mut judgement =
         config.map(|config| judge(&config, args.ranks)).transpose()?.unwrap_or_default();

@@ -63,7 +63,14 @@ pub(crate) fn main(args: &PreloadArgs) -> Result<ExitCode> {
 /// # Errors
 /// The process ended before all were loaded, or hangs.
 pub(crate) fn try_plugins(config: Option<&Config>) -> Result<()> {
-    let Some(config) = config else { return Ok(()) };
+    config.map_or(Ok(()), |config| try_within(config, LONGEST))
+}
+
+/// [`try_plugins`] of a config, which take at most `limit`.
+///
+/// # Errors
+/// As [`try_plugins`].
+pub(crate) fn try_within(config: &Config, limit: Duration) -> Result<()> {
     // With no path, only the plugins of missing components can be loaded.
     if config.plugins.is_empty() && Registry::built_in()?.installed(config).is_empty() {
         return Ok(());
@@ -77,18 +84,18 @@ pub(crate) fn try_plugins(config: Option<&Config>) -> Result<()> {
         .stderr(Stdio::null())
         .spawn()
         .context("start a process that tries the plugins")?;
-    let ended = watch(&mut child);
+    let ended = watch(&mut child, limit);
     if !matches!(ended, Ok((Some(_), _))) {
         // Both fail only for a process that has ended.
         let _ = child.kill();
         let _ = child.wait();
     }
     let (status, text) = ended?;
-    judge(status, &text)
+    judge(status, &text, limit)
 }
 
 /// The exit status of the process, if it ended in time, and its output.
-fn watch(child: &mut Child) -> Result<(Option<ExitStatus>, String)> {
+fn watch(child: &mut Child, limit: Duration) -> Result<(Option<ExitStatus>, String)> {
     let mut stdout = child.stdout.take().context("the process has no standard output")?;
     let (send, text) = std::sync::mpsc::channel();
     // The thread ends with the process. A process that the library has started may hold the pipe
@@ -103,7 +110,7 @@ fn watch(child: &mut Child) -> Result<(Option<ExitStatus>, String)> {
     })?;
     let start = Instant::now();
     let mut status = None;
-    while status.is_none() && start.elapsed() < LONGEST {
+    while status.is_none() && start.elapsed() < limit {
         interrupt::check()?;
         std::thread::sleep(LOOK);
         status = child.try_wait().context("wait for the process that tries the plugins")?;
@@ -117,7 +124,7 @@ fn watch(child: &mut Child) -> Result<(Option<ExitStatus>, String)> {
     Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-fn judge(status: Option<ExitStatus>, text: &str) -> Result<()> {
+fn judge(status: Option<ExitStatus>, text: &str, limit: Duration) -> Result<()> {
     let mut last = None;
     for line in text.lines() {
         match serde_json::from_str(line) {
@@ -143,9 +150,8 @@ fn judge(status: Option<ExitStatus>, text: &str) -> Result<()> {
              constructors"
         ),
         None => bail!(
-            "load plugin: {file} is not open after {} s. Fix: remove the library from plugins.paths, or the \
-             wait from its constructors",
-            LONGEST.as_secs()
+            "load plugin: {file} is not open after {limit:?}. Fix: remove the library from plugins.paths, or the \
+             wait from its constructors"
         ),
     }
 }

@@ -78,11 +78,13 @@ fn a_library_that_ends_the_process_that_opens_it_is_no_success_of_any_command() 
     let config = library.config();
     let path = config.path();
     let path = path.to_str().unwrap();
-    for command in ["plugins", "doctor", "conformance"] {
-        let output = call(&[command, path]);
+    for command in ["plugins", "doctor", "conformance", "config check", "run"] {
+        let words: Vec<_> = command.split(' ').chain([path]).collect();
+        let output = call(&words);
         expect_code(&output, 2);
         let text = stderr(&output);
         assert!(text.contains("libearly.so ended the process that opened it"), "{command}: {text}");
+        assert_eq!(stdout(&output), "", "{command}: no rank has started");
     }
     let output = tokenyard()
         .args(["run", path, "--as-rank"])
@@ -157,7 +159,7 @@ fn a_library_that_hangs_while_it_is_loaded_ends_the_run_before_ranks_start() {
     std::fs::write(config.path(), text.replace("late_ms = 10000", "late_ms = 2000")).unwrap();
     let output = run(&config, SMALL);
     expect_code(&output, 2);
-    assert!(stderr(&output).contains("a plugin hangs while it is loaded"), "{output:?}");
+    assert!(stderr(&output).contains("libearly.so is not open after 2s"), "{output:?}");
     assert_eq!(stdout(&output), "", "no rank has started");
 }
 

@@ -90,6 +90,7 @@ impl Suite {
             ranks: case.ranks as u32,
             about: about.to_owned(),
             in_processes: false,
+            lacks: None,
             body: Box::new(move |rank| run(rank, &case, way)),
         });
     }

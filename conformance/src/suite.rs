@@ -89,6 +89,9 @@ pub struct Test {
     pub body: Body,
     /// Whether its ranks must be processes: it loses one, or counts what a process holds.
     pub in_processes: bool,
+    /// The capability that it needs and the transport did not declare: its ranks do nothing and report so. None where
+    /// only ranks find out.
+    pub lacks: Option<String>,
 }
 
 /// The invariants that a failure of this test breaks: numbers of `docs/invariants.md`.

@@ -37,6 +37,7 @@ fn run(names: &[&str]) -> Vec<Finished> {
             ranks: 2,
             about: String::new(),
             in_processes: false,
+            lacks: None,
             body: Box::new(|_| Ok(Outcome::Pass)),
         })
         .collect();

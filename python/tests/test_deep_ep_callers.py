@@ -259,8 +259,8 @@ def install(site, name, files):
     (info / "RECORD").write_text("".join(lines))
 
 
-def run(site, *words):
-    path = {**os.environ, "PYTHONPATH": str(site)}
+def run(site, *words, **environment):
+    path = {**os.environ, "PYTHONPATH": str(site), **environment}
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=path)
 
 
@@ -283,5 +283,7 @@ def test_ours_warns_of_files_that_another_distribution_left_beside_it(tmp_path):
     ended = run(tmp_path, "-c", "import deep_ep; print(deep_ep.Buffer.__module__)")
     assert "RuntimeWarning: deep_ep: found buffer.py in" in ended.stderr
     assert ended.stdout.startswith("tokenyard.deep_ep")
+    # The first rank of a host has shown it.
+    assert not run(tmp_path, "-W", "error", "-c", "import deep_ep", LOCAL_RANK="1").stderr
     (tmp_path / "deep_ep/buffer.py").unlink()
     assert not run(tmp_path, "-W", "error", "-c", "import deep_ep").stderr

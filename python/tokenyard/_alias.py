@@ -7,6 +7,14 @@ import sys
 import warnings
 
 OURS = "tokenyard.deep_ep"
+# The index of a process on its host, as launchers state it. Slurm's is last: it may be that of another launcher.
+LOCAL_RANKS = (
+    "TOKENYARD_LOCAL_RANK",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)
 
 
 def alias_deep_ep() -> None:
@@ -32,9 +40,13 @@ def alias_deep_ep() -> None:
 
 
 def warn_of_strangers(folder: str) -> None:
-    """Warns of files beside `deep_ep/__init__.py` of tokenyard-deep-ep: another distribution of that name left them."""
+    """Warns of files beside `deep_ep/__init__.py` of tokenyard-deep-ep: another distribution of that name left them.
+
+    No world is there yet that could show the text once. The files are those of a host, so its first rank shows it.
+    """
     strangers = sorted(set(os.listdir(folder)) - {"__init__.py", "__pycache__"})
-    if strangers:
+    place = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
+    if strangers and place == "0":
         warnings.warn(
             f"deep_ep: found {', '.join(strangers)} in {folder}, of another distribution; tokenyard's modules are "
             "used: see python -m tokenyard",

@@ -247,8 +247,7 @@ impl Ibgda {
             memory: Memory::new(&pd)?,
             context: Arc::clone(adapter.context()),
             deadline: needs.deadline,
-            failures: Failures::new(team.world_ranks.len()),
-            me: team.me,
+            failures: Failures::new(team.world_ranks.len(), team.me),
             port: Port::new(
                 adapter.port,
                 rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),

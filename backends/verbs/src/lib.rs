@@ -15,4 +15,6 @@ pub mod rules;
 mod transport;
 
 pub use config::{DeviceChoice, Flush, Mtu, SignalChoice, VerbsConfig};
-pub use transport::{Failures, Port, Region, Verbs, first_packet, registration_refused};
+pub use transport::{
+    Attributable, Blame, Failures, Port, Region, Verbs, first_packet, registration_refused,
+};

@@ -35,7 +35,7 @@ use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters, no_port};
 use crate::endpoint::{Endpoint, Expected, Key, RemoteQp, RemoteWindow};
 use crate::rules::{self, SignalMode};
 use connect::{Setup, unreachable};
-pub use failures::Failures;
+pub use failures::{Attributable, Blame, Failures};
 use memory::Memory;
 pub use memory::{Region, refused as registration_refused};
 use peer::{Peer, Remote, Route, Stage};
@@ -109,8 +109,7 @@ impl Transport for Verbs {
             memory: Memory::new(&pd)?,
             context: Arc::clone(&adapter.context),
             deadline: needs.deadline,
-            failures: Failures::new(team.world_ranks.len()),
-            me: team.me,
+            failures: Failures::new(team.world_ranks.len(), team.me),
             port: Port::new(
                 adapter.port,
                 rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),

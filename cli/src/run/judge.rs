@@ -10,6 +10,7 @@ use tokenyard_core::config::Config;
 use tokenyard_launch::{Event, Job, Stderr, interrupt};
 
 use super::RunArgs;
+use crate::preload;
 
 /// The interval at which the limit is checked.
 const TICK: Duration = Duration::from_millis(100);
@@ -33,13 +34,14 @@ impl std::fmt::Display for WrongConfig {
 
 impl std::error::Error for WrongConfig {}
 
-/// Refuses a config in which a component finds an error. A component that crashes is no error here,
-/// as the diagnosis of the ranks names it. A component that hangs is refused, as ranks would wait
-/// for it.
+/// Refuses a config in which a component finds an error, and one with a plugin that ends its process
+/// while it is loaded: it may end all ranks at once, so that none is left to name it. A component
+/// that crashes later is no error here, as the diagnosis of the ranks names it. A component that
+/// hangs is refused, as ranks would wait for it.
 ///
 /// # Errors
-/// The config has errors, each with file and line; a component hangs for `world.late_ms`; a signal
-/// is to end this process; or no process can be started.
+/// The config has errors, each with file and line; a plugin cannot be loaded; a component hangs for
+/// `world.late_ms`; a signal is to end this process; or no process can be started.
 pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Result<()> {
     let words = ["config", "check", "--json", "--ranks", &ranks.to_string(), "--"];
     let job = Job {
@@ -51,7 +53,7 @@ pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Resul
     };
     let mut running = job.start()?;
     let limit = Instant::now() + config.world.late;
-    let mut errors = Vec::new();
+    let mut errors = None;
     let done = || format!("0 of {} steps were done, and no rank was started", args.steps);
     while !running.all_exited() && Instant::now() < limit {
         let event =
@@ -61,17 +63,24 @@ pub(super) fn refuse_wrong(args: &RunArgs, config: &Config, ranks: u32) -> Resul
             && let Ok(document) = serde_json::from_str::<JudgeDocument>(&line)
             && document.command == "config check"
         {
-            errors = document.errors;
+            errors = Some(document.errors);
         }
     }
     interrupt::check().map_err(|interrupted| interrupted.with_done(done()))?;
-    ensure!(
-        running.all_exited(),
-        "{}: the components of this config did not report within {:?} (world.late_ms) whether they can run: a plugin \
-         hangs while it is loaded or probed. Fix: remove plugins until `tokenyard config check` ends",
-        config.name,
-        config.world.late
-    );
+    let hangs = !running.all_exited();
+    // It kills the process.
+    drop(running);
+    let Some(errors) = errors.filter(|_| !hangs) else {
+        preload::try_within(config, config.world.late)?;
+        ensure!(
+            !hangs,
+            "{}: the components of this config did not report within {:?} (world.late_ms) whether they can run: one \
+             hangs while it is probed. Fix: remove plugins until `tokenyard config check` ends",
+            config.name,
+            config.world.late
+        );
+        return Ok(());
+    };
     if errors.is_empty() {
         return Ok(());
     }

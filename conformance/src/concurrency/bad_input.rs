@@ -277,6 +277,7 @@ fn test(
         ranks: 3,
         about: "a mistake of one rank is refused on all before a row moves".to_owned(),
         in_processes: false,
+        lacks: None,
         body: Box::new(move |rank| close(body(rank)?)),
     }
 }

@@ -69,6 +69,7 @@ fn with_graphs(name: &str, about: &str, layout: Layout, body: OnCommunicator) ->
         ranks: 2,
         about: about.to_owned(),
         in_processes: false,
+        lacks: None,
         body: Box::new(move |rank| run(rank, layout, body)),
     }
 }

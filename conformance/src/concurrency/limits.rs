@@ -21,6 +21,7 @@ pub(super) fn tests() -> Vec<Test> {
             ranks: 2,
             about: about.to_owned(),
             in_processes: false,
+            lacks: None,
             body: Box::new(move |rank| arena_full(rank, holders)),
         })
         .collect();

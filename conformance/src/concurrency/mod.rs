@@ -63,6 +63,7 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
         ranks,
         about: about.to_owned(),
         in_processes: false,
+        lacks: None,
         body: Box::new(move |rank| close(body(rank, layout)?)),
     }
 }

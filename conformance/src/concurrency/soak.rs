@@ -29,6 +29,7 @@ pub(super) fn tests() -> Vec<Test> {
         ranks: 2,
         about: format!("{USUAL} rounds, or {ROUNDS}: late ranks, poison, every layout, halves"),
         in_processes: false,
+        lacks: None,
         body: Box::new(soak),
     }]
 }

@@ -43,6 +43,7 @@ pub(super) fn tests() -> Vec<Test> {
         ranks: 2,
         about: "a kernel set without streams refuses one on all ranks".to_owned(),
         in_processes: false,
+        lacks: None,
         body: Box::new(none_to_have),
     });
     tests
@@ -55,6 +56,7 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -
         ranks: 2,
         about: about.to_owned(),
         in_processes: false,
+        lacks: None,
         body: Box::new(move |rank| {
             let case = plain(rank, layout);
             let mut comm = open_with(rank, exchange::options(&case))?;

@@ -10,7 +10,9 @@ use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 use super::headway::Headway;
 use super::limits::LARGE;
 use super::memory::{UNTOUCHED, compare, pattern};
-use super::rig::{Needs, Queue, Rig};
+use super::needs::Needs;
+use super::queue::Queue;
+use super::rig::Rig;
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[

@@ -8,7 +8,8 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::memory::{UNTOUCHED, compare, pattern};
-use super::rig::{self, Needs, Rig};
+use super::needs::Needs;
+use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 
 const MIB: u64 = 1 << 20;

@@ -5,7 +5,8 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 use tokenyard_core::{Error, ErrorKind};
 
-use super::rig::{Needs, Rig};
+use super::needs::Needs;
+use super::rig::Rig;
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[TransportCase {

@@ -6,7 +6,9 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::completion::flood;
 use super::memory::{UNTOUCHED, compare, pattern};
-use super::rig::{Needs, Rig, Total};
+use super::needs::Needs;
+use super::rig::Rig;
+use super::waits::Total;
 use super::{Body, TransportCase};
 
 /// The most windows that a communicator has.

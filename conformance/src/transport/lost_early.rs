@@ -4,8 +4,9 @@ use anyhow::{Result, ensure};
 
 use super::errors::{has_status, is_about};
 use super::lost_peer::{await_loss, processes};
+use super::needs::Needs;
 use super::patience::{PATIENCE, longest, timed};
-use super::rig::{Needs, Rig};
+use super::rig::Rig;
 use super::teams::Teams;
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};

@@ -14,8 +14,10 @@ use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 use super::ending::nothing_fails;
 use super::errors::stays_bad;
 use super::memory::{compare, pattern};
-use super::rig::{Needs, Rig, Total};
+use super::needs::Needs;
+use super::rig::Rig;
 use super::teams::Teams;
+use super::waits::Total;
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 

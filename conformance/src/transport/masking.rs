@@ -11,7 +11,8 @@ use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 use super::errors::{UNKNOWN_OP, stays_bad};
 use super::lost_peer::{PUTS, end_of, puts_fail};
 use super::memory::{compare, pattern};
-use super::rig::{Needs, Rig};
+use super::needs::Needs;
+use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::Loss;
 

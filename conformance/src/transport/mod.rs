@@ -19,10 +19,12 @@ mod lost_early;
 mod lost_peer;
 mod masking;
 mod memory;
+mod needs;
 mod patience;
 mod pausing;
 mod places;
 mod progress;
+mod queue;
 mod rig;
 mod shortage;
 mod signals;
@@ -30,6 +32,7 @@ mod slots;
 mod structures;
 mod teams;
 mod under_way;
+mod waits;
 
 use anyhow::Result;
 use tokenyard_core::abi;
@@ -38,7 +41,8 @@ use tokenyard_core::config::Config;
 use tokenyard_core::transport::Capabilities;
 
 use crate::suite::{Level, Loss, Outcome, Rank, Test};
-use rig::{Needs, Rig};
+use needs::Needs;
+use rig::Rig;
 
 /// The test of one behaviour.
 #[derive(Clone, Copy)]
@@ -140,6 +144,7 @@ fn test(case: &'static TransportCase, ranks: u32, capabilities: &Capabilities) -
         level: Level::L0,
         ranks,
         about: case.about.to_owned(),
+        lacks: lack.clone(),
         body: Box::new(move |rank| match &lack {
             Some(lack) => Ok(Outcome::NotSupported(lack.clone())),
             None => run(case, rank),

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::rig::{self, Needs, Rig};
+use super::needs::Needs;
+use super::rig::{self, Rig};
 use crate::suite::Rank;
 
 /// The time that a connect, or a commit, may wait for a peer: the deadline of cases in which a peer is missing.

@@ -9,10 +9,12 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::headway::Headway;
 use super::limits::LARGE;
 use super::memory::{compare, pattern};
+use super::needs::Needs;
 use super::patience::bring_up_soon;
-use super::rig::{Needs, Rig};
+use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 
@@ -49,7 +51,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "hot_calls_do_not_wait",
-        about: "post, poll and progress return while a peer takes nothing, and the queue is full of long puts",
+        about: "post, poll, progress, health and read_signal return while a peer takes nothing, and the queue is full \
+                of long puts",
         invariants: "INV-6",
         ranks: &[2],
         needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
@@ -174,6 +177,9 @@ fn hot_calls_do_not_wait(rig: &mut Rig<'_>) -> Result<()> {
             posted += returns_soon(rig, "post", post)? as u64;
             returns_soon(rig, "poll", |rig| rig.drive())?;
             returns_soon(rig, "health", |rig| Ok(rig.transport.health()?))?;
+            // No rank raises it.
+            let idle = rig.signal(1, 0, 1);
+            returns_soon(rig, "read_signal", |rig| Ok(rig.transport.read_signal(0, idle)))?;
             if rig.is_driven() {
                 returns_soon(rig, "progress", |rig| drive(&rig.transport))?;
             }
@@ -207,7 +213,6 @@ fn returns_soon<T>(
 const SLOW_PUTS: u64 = 32;
 /// A part of the deadline, which a turn takes. Rank 0 drives as often for each time that rank 1 does.
 const TURN: u32 = 16;
-const MOST_TURNS: u32 = 160 * TURN;
 /// Turns in which rank 1 is slow: three deadlines. After them it takes the rest at the fabric's own pace.
 const SLOW_TURNS: u32 = 3 * TURN;
 
@@ -218,15 +223,18 @@ fn a_slow_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
     let put = Command { op, flags, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
     let (mut posted, mut ended, mut arrived) = (0, 0, 0);
-    let mut turns = 0..MOST_TURNS;
+    // Time, and not turns: a NIC, or a thread, that moves the puts may get less of a busy machine than the turns do.
+    let (limit, mut turn) = (rank.config.world.deadline, 0);
+    let mut headway = Headway::new(limit);
     // Rank 1 has driven each time before rank 0 does: the fabric has room then, however busy the machine is.
     while ended < SLOW_PUTS || arrived < SLOW_PUTS {
-        let turn = turns.next().with_context(|| {
-            format!(
-                "found {ended} ended puts and {arrived} arrived ones in {MOST_TURNS} turns; expected {SLOW_PUTS}"
-            )
-        })?;
         let is_slow = turn < SLOW_TURNS;
+        turn += 1;
+        ensure!(
+            !headway.is_over(if is_slow { u64::from(turn) } else { ended + arrived }),
+            "found {ended} ended puts and {arrived} arrived ones after {turn} turns, and no more within {limit:?}; \
+             expected {SLOW_PUTS}"
+        );
         let mut news = [0; 8];
         if me == 1 {
             (0..if is_slow { 1 } else { TURN }).try_for_each(|_| rig.drive())?;

@@ -1,8 +1,6 @@
 //! The rig: one rank's transport with windows of its own. It opens as a communicator would open it,
 //! without a kernel set.
 
-use std::cell::RefCell;
-use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,96 +10,14 @@ use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
 use tokenyard_core::config::{ComponentChoice, ComponentTable, Config};
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
-use tokenyard_core::transport::{
-    Capabilities, Command, Event, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, TransportNeeds,
-    TransportOpen, Window,
-};
+use tokenyard_core::transport::{Command, NO_WINDOW, Team, TransportNeeds, TransportOpen, Window};
 
-use super::headway::Headway;
 use super::memory::{Area, UNTOUCHED};
-use super::teams::{Among, Teams, of_team};
+use super::needs::Needs;
+use super::queue::{Queue, scribble};
+use super::teams::{Among, of_team};
 use crate::device::DeviceMemory;
 use crate::suite::Rank;
-
-/// The most queues that a case opens if it asks for all: communicators use no more.
-const MOST_QUEUES: u32 = 64;
-
-/// The resources of a transport that a case uses; the ranks multiply the signals.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Needs {
-    /// Bytes of each window. With `fewer` set, there are fewer windows if the transport has fewer.
-    pub(super) windows: &'static [u64],
-    /// The case works with fewer windows.
-    pub(super) fewer: bool,
-    /// 0: as many as the transport has.
-    pub(super) queues: u32,
-    /// Signal ids per (queue, writer); 0: as many as the transport has.
-    pub(super) kinds: u32,
-    /// Smaller if the transport's limit is smaller.
-    pub(super) queue_depth: u32,
-    /// The teams that the ranks make; each rank opens the transport for its own.
-    pub(super) teams: Teams,
-}
-
-impl Needs {
-    /// One window of 64 KiB, one queue, two signals per writer.
-    pub(super) const SMALL: Self = Self {
-        windows: &[1 << 16],
-        fewer: false,
-        queues: 1,
-        kinds: 2,
-        queue_depth: 64,
-        teams: Teams::World,
-    };
-
-    fn signals(&self, ranks: u32, capabilities: &Capabilities) -> u32 {
-        match self.kinds {
-            0 => capabilities.max_signals,
-            kinds => kinds * self.queues(capabilities) * ranks,
-        }
-    }
-
-    fn queues(&self, capabilities: &Capabilities) -> u32 {
-        if self.queues == 0 { capabilities.max_queues.min(MOST_QUEUES) } else { self.queues }
-    }
-
-    fn windows(&self, capabilities: &Capabilities) -> u32 {
-        let windows = self.windows.len() as u32;
-        if self.fewer { windows.min(capabilities.max_windows) } else { windows }
-    }
-
-    /// The declared limit that is too small for `ranks` ranks, if there is one.
-    pub(super) fn lack(&self, ranks: u32, capabilities: &Capabilities) -> Option<String> {
-        [
-            ("max_peers", ranks, capabilities.max_peers),
-            ("max_queues", self.queues(capabilities).max(1), capabilities.max_queues),
-            ("max_signals", self.signals(ranks, capabilities).max(1), capabilities.max_signals),
-            ("max_windows", self.windows(capabilities).max(1), capabilities.max_windows),
-            ("max_queue_depth", 1, capabilities.max_queue_depth),
-        ]
-        .into_iter()
-        .find(|(_, wanted, most)| wanted > most)
-        .map(|(name, wanted, most)| format!("{name} is {most}; the case needs {wanted}"))
-    }
-
-    /// The needs that the transport is opened with.
-    pub(super) fn of_transport(
-        &self,
-        ranks: u32,
-        capabilities: &Capabilities,
-        deadline: Duration,
-    ) -> TransportNeeds {
-        let largest = self.windows.iter().copied().max().unwrap_or(0);
-        TransportNeeds {
-            windows: self.windows(capabilities),
-            queues: self.queues(capabilities),
-            signals: self.signals(ranks, capabilities),
-            queue_depth: self.queue_depth.min(capabilities.max_queue_depth),
-            largest_put: largest.min(capabilities.largest_put),
-            deadline,
-        }
-    }
-}
 
 /// The transport that carries the rows of `config`, chosen as bring-up would on one node.
 pub(super) fn choose(config: &Config) -> Result<(TransportRef, &ComponentChoice)> {
@@ -129,130 +45,6 @@ pub(super) fn short(rank: &Rank<'_>) -> Duration {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Lacking(pub(super) String);
-
-/// The statuses of errors: `TY_MISMATCH` to `TY_UNAVAILABLE`.
-pub(super) const STATUSES: RangeInclusive<i32> = abi::TY_MISMATCH..=abi::TY_UNAVAILABLE;
-
-/// One queue, and the events that it gave and that no case has taken yet.
-#[derive(Debug)]
-pub(super) struct Queue {
-    id: u32,
-    events: Vec<Event>,
-    /// Whether the case expects error events.
-    expects_errors: bool,
-}
-
-impl Queue {
-    fn new(id: u32) -> Self {
-        Self { id, events: Vec::new(), expects_errors: false }
-    }
-
-    /// Posts the commands that the queue accepts now, and returns their number.
-    pub(super) fn try_post(
-        &self,
-        transport: &OpenTransport,
-        commands: &[Command],
-    ) -> Result<usize> {
-        // A copy, which is scribbled over: what the transport needs of it behind the call, it must have copied.
-        let mut given = commands.to_vec();
-        // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue) per
-        // signal, and do not change sources until they are done; the owner of the queue calls.
-        let accepted = unsafe { transport.post(self.id, &given) };
-        scribble(&mut given, SCRIBBLED);
-        accepted.map_err(|status| {
-            anyhow!("post on queue {}: found status {status}; expected 0", self.id)
-        })
-    }
-
-    /// Posts all commands; drives the queue while it is full. It may be full for `deadline` at a time.
-    pub(super) fn post(
-        &mut self,
-        transport: &OpenTransport,
-        commands: &[Command],
-        deadline: Duration,
-    ) -> Result<()> {
-        let mut left = commands;
-        let mut headway = Headway::new(deadline);
-        while !left.is_empty() {
-            let accepted = self.try_post(transport, left)?;
-            left = &left[accepted..];
-            if accepted == 0 {
-                self.drive(transport)?;
-                let done = commands.len() - left.len();
-                ensure!(
-                    !headway.is_over(done as u64),
-                    "queue {} accepts nothing although it is polled: found {done} of {} commands \
-                     accepted, and no more within {deadline:?}",
-                    self.id,
-                    commands.len()
-                );
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
-    }
-
-    /// Polls once and stores the events.
-    pub(super) fn drive(&mut self, transport: &OpenTransport) -> Result<()> {
-        let mut events = [NO_EVENT; 32];
-        let count = transport.poll(self.id, &mut events).map_err(|status| {
-            anyhow!("poll of queue {}: found status {status}; expected 0", self.id)
-        })?;
-        for event in &events[..count] {
-            let failed = event.kind != abi::TY_EVENT_DONE;
-            ensure!(
-                if failed { STATUSES.contains(&event.status) } else { event.status == abi::TY_OK },
-                "found {event:?}; expected status 0 of a done event, or one of the statuses {STATUSES:?} of an \
-                 error event"
-            );
-            if failed && !self.expects_errors {
-                let why =
-                    transport.health().err().map_or("health is good".into(), |e| e.to_string());
-                bail!("a command failed: found {event:?}; expected a done event ({why})");
-            }
-            self.events.push(*event);
-        }
-        Ok(())
-    }
-
-    /// Takes the events.
-    pub(super) fn take(&mut self) -> Vec<Event> {
-        std::mem::take(&mut self.events)
-    }
-
-    /// Events that were not taken yet.
-    pub(super) fn events(&self) -> &[Event] {
-        &self.events
-    }
-}
-
-/// The expected total of a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Total {
-    pub(super) queue: u32,
-    pub(super) id: u32,
-    pub(super) total: u64,
-}
-
-/// The most totals that an error lists.
-const MOST_LISTED: usize = 64;
-
-/// All totals that differ from the expected ones.
-fn list_differences(expected: &[Total], found: &[u64]) -> String {
-    let differ: Vec<String> = expected
-        .iter()
-        .zip(found)
-        .filter(|(expected, found)| expected.total != **found)
-        .map(|(Total { id, total, .. }, found)| {
-            format!("signal {id}: found total {found}; expected {total}")
-        })
-        .collect();
-    let listed = differ[..differ.len().min(MOST_LISTED)].join(", ");
-    match differ.len().saturating_sub(MOST_LISTED) {
-        0 => listed,
-        more => format!("{listed}, and {more} more signals differ"),
-    }
-}
 
 /// A rank of a case. Fields drop in order: the transport ends before its windows.
 pub(super) struct Rig<'a> {
@@ -299,16 +91,6 @@ pub(super) fn open_chosen(
     // It stays, so that nothing else lies in its place.
     std::mem::forget(team);
     Ok((transport, opened))
-}
-
-/// The content of commands that a transport must not look at any more.
-const SCRIBBLED: Command = Command { op: u8::MAX, bytes: 8, ..NO_COMMAND };
-
-/// Overwrites inputs of a call that has returned.
-fn scribble<T: Copy>(inputs: &mut [T], over: T) {
-    inputs.fill(over);
-    // The compiler would leave out what is not read.
-    std::hint::black_box(inputs);
 }
 
 /// Whether `what` holds on any rank. Collective.
@@ -466,6 +248,11 @@ impl<'a> Rig<'a> {
         self.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
 
+    /// Whether puts of a queue to one peer arrive in order.
+    pub(super) fn is_ordered(&self) -> bool {
+        self.flags & abi::TY_CAP_ORDERED != 0
+    }
+
     /// Whether commands to a lost peer end within the deadline.
     pub(super) fn is_bounded(&self) -> bool {
         self.flags & abi::TY_CAP_BOUNDED_PUT != 0
@@ -513,93 +300,12 @@ impl<'a> Rig<'a> {
         self.queues.iter_mut().try_for_each(|queue| queue.drive(transport))
     }
 
-    /// Drives all queues until `ready`, at most for the deadline after the last event.
-    pub(super) fn wait(
-        &mut self,
-        ready: impl Fn(&Self) -> bool,
-        missing: impl Fn(&Self) -> String,
-    ) -> Result<()> {
-        self.wait_for_more(ready, || 0, missing)
-    }
-
-    /// As [`wait`](Self::wait); the deadline begins anew where `so_far` grows, too.
-    fn wait_for_more(
-        &mut self,
-        ready: impl Fn(&Self) -> bool,
-        so_far: impl Fn() -> u64,
-        missing: impl Fn(&Self) -> String,
-    ) -> Result<()> {
-        let mut headway = Headway::new(self.needs.deadline);
-        let mut round = 0_u32;
-        while !ready(self) {
-            self.drive()?;
-            self.check_peers()?;
-            let events: usize = self.queues.iter().map(|queue| queue.events.len()).sum();
-            if headway.is_over(so_far().wrapping_add(events as u64)) {
-                let deadline = self.needs.deadline;
-                bail!("nothing more came within {deadline:?}: {}", missing(self));
-            }
-            round += 1;
-            if round > 64 {
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until the total of a signal is `total`; more is an error at once.
-    pub(super) fn wait_signal(&mut self, queue: u32, id: u32, total: u64) -> Result<()> {
-        self.wait_signals(&[Total { queue, id, total }])
-    }
-
-    /// Waits until all these totals are as expected; a larger total is an error at once. Where none grows for the
-    /// deadline, the error lists all that differ.
-    pub(super) fn wait_signals(&mut self, expected: &[Total]) -> Result<()> {
-        // One reading decides: the payloads that a case checks next must have arrived by this very reading.
-        let found = RefCell::new(vec![0; expected.len()]);
-        self.wait_for_more(
-            |rig| {
-                let mut found = found.borrow_mut();
-                for (found, Total { queue, id, total }) in found.iter_mut().zip(expected) {
-                    if *found < *total {
-                        *found = rig.transport.read_signal(*queue, *id);
-                    }
-                }
-                let mut both = found.iter().zip(expected);
-                both.clone().any(|(found, expected)| *found > expected.total)
-                    || both.all(|(found, expected)| *found == expected.total)
-            },
-            || found.borrow().iter().fold(0_u64, |sum, total| sum.wrapping_add(*total)),
-            |_| list_differences(expected, &found.borrow()),
-        )?;
-        let found = found.into_inner();
-        ensure!(
-            found.iter().zip(expected).all(|(found, expected)| *found == expected.total),
-            "{}, no more",
-            list_differences(expected, &found)
-        );
-        Ok(())
-    }
-
     /// Returns an error if another rank has failed.
     pub(super) fn check_peers(&self) -> Result<()> {
         match self.liveness.first_loss() {
             None => Ok(()),
             Some(loss) => bail!("rank {} {}", loss.rank, loss.why),
         }
-    }
-
-    /// Waits until queue `queue` holds `count` events, and takes them.
-    pub(super) fn wait_events(&mut self, queue: u32, count: usize) -> Result<Vec<Event>> {
-        let queue = queue as usize;
-        self.wait(
-            |rig| rig.queues[queue].events.len() >= count,
-            |rig| {
-                let found = rig.queues[queue].events.len();
-                format!("queue {queue}: found {found} events; expected {count}")
-            },
-        )?;
-        Ok(self.queues[queue].take())
     }
 
     /// A barrier of all ranks that drives the queues meanwhile: without that, transports with manual

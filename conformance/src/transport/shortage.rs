@@ -7,7 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokenyard_core::{Error, ErrorKind};
 
 use super::errors::has_status;
-use super::rig::{self, Needs, Rig};
+use super::needs::Needs;
+use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 use crate::suite::{Outcome, Rank};
 

@@ -4,7 +4,9 @@ use anyhow::{Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
-use super::rig::{Needs, Rig, Total};
+use super::needs::Needs;
+use super::rig::Rig;
+use super::waits::Total;
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[

@@ -5,7 +5,8 @@ use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 use tokenyard_core::{ErrorKind, abi};
 
-use super::rig::{self, Needs, Rig};
+use super::needs::Needs;
+use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 use crate::suite::Rank;
 

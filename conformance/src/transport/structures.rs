@@ -8,7 +8,9 @@ use tokenyard_core::host::blank_error;
 use tokenyard_core::transport::{MemoryNeeds, Window};
 
 use super::memory::pattern;
-use super::rig::{self, Needs, Rig, STATUSES};
+use super::needs::Needs;
+use super::queue::STATUSES;
+use super::rig::{self, Rig};
 use super::teams::Teams;
 use super::{Body, TransportCase};
 use crate::suite::Rank;

@@ -10,7 +10,9 @@ use anyhow::Result;
 use tokenyard_core::abi;
 
 use super::memory::{compare, pattern};
-use super::rig::{Needs, Rig, Total};
+use super::needs::Needs;
+use super::rig::Rig;
+use super::waits::Total;
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[TransportCase {

@@ -12,7 +12,8 @@ use super::ending::{FILLS, exchange};
 use super::limits::LARGE;
 use super::lost_peer::{self, PART, await_loss, is_error, is_known};
 use super::memory::{compare, pattern};
-use super::rig::{Needs, Rig};
+use super::needs::Needs;
+use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 
@@ -20,7 +21,7 @@ pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "commands_under_way_to_a_lost_peer_end_once",
         about: "commands of all kinds that are under way when their peer is killed end once each, the failed ones \
-                with an error, whether they ask for an event or not",
+                with an error, whether they ask for an event or not; with TY_CAP_ORDERED also all behind them",
         invariants: "commands, events; INV-6, INV-7",
         ranks: &[2],
         flags: abi::TY_CAP_BOUNDED_PUT,
@@ -43,21 +44,25 @@ pub(super) const CASES: &[TransportCase] = &[
 /// Bytes of a short put.
 const SHORT: u64 = 64;
 
-/// Commands to peer 1, each with its place as its tag: long puts, of which sockets do not hold one, and short ones.
+/// Commands to peer 1, each with its place as its tag: long puts, of which sockets do not hold one, and short ones. Of
+/// each kind one that asks for an event comes before one that does not.
 fn mixed(rig: &Rig<'_>) -> Vec<Command> {
     let long = rig.put_bytes(LARGE) as u64;
     let kinds = [
         (abi::TY_OP_PUT_SIGNAL, true, long),
-        (abi::TY_OP_PUT, false, long),
         (abi::TY_OP_PUT, true, long),
+        (abi::TY_OP_PUT, false, long),
         (abi::TY_OP_PUT_SIGNAL, false, long),
         (abi::TY_OP_PUT_SIGNAL, true, long),
         (abi::TY_OP_SIGNAL, true, 0),
-        (abi::TY_OP_PUT_VALUE, false, 0),
         (abi::TY_OP_PUT_VALUE, true, 0),
+        (abi::TY_OP_PUT_VALUE, false, 0),
+        (abi::TY_OP_PUT, true, SHORT),
         (abi::TY_OP_PUT, false, SHORT),
         (abi::TY_OP_PUT_SIGNAL, true, SHORT),
+        (abi::TY_OP_PUT_SIGNAL, false, SHORT),
         (abi::TY_OP_SIGNAL, false, 0),
+        (abi::TY_OP_PUT_VALUE, true, 0),
     ];
     let signal = rig.signal(1, 0, rig.me());
     let command = |(tag, (op, notify, bytes))| Command {
@@ -107,7 +112,28 @@ fn at_a_loss(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
         "all long puts with TY_FLAG_NOTIFY failed, and those without it between them gave no event; expected error \
          events of these as well (INV-7)"
     );
+    if rig.is_ordered() {
+        none_gets_ahead(commands, &ends)?;
+    }
     Ok(Outcome::PassAndOver)
+}
+
+/// In order, nothing arrives behind a command that has failed: one of the same kind behind it has failed as well. One
+/// of another kind may have ended before, in a buffer.
+fn none_gets_ahead(commands: &[Command], ends: &BTreeMap<u64, bool>) -> Result<()> {
+    let failed = |command: &Command| ends.get(&command.tag) == Some(&true);
+    for (at, command) in commands.iter().enumerate() {
+        let mut alike =
+            commands[..at].iter().filter(|one| one.op == command.op && one.bytes == command.bytes);
+        if let Some(first) = alike.find(|one| failed(one)) {
+            ensure!(
+                failed(command),
+                "{command:?} gave no error event behind {first:?}, which failed; expected one of each command of \
+                 its kind behind it (INV-7, TY_CAP_ORDERED)"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Posts as many commands as the queue takes while the peer takes nothing.

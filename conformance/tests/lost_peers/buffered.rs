@@ -12,7 +12,7 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_cpu::Shm;
 
-use crate::noticing::{NoSettings, is_lost, shm_config};
+use crate::noticing::{NoSettings, is_gone, is_stopped, shm_config};
 
 /// A command that is done, and has not crossed: its bytes are a copy.
 struct Buffered {
@@ -36,11 +36,8 @@ pub(crate) struct BufferedPuts {
 }
 
 impl BufferedPuts {
-    /// Whether the process of a peer is stopped, and not gone.
     fn is_paused(&self, peer: u32) -> bool {
-        let pid = self.processes[peer as usize];
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        is_stopped(self.processes[peer as usize])
     }
 
     /// Stores what waits for peers that go on.
@@ -115,7 +112,7 @@ impl Transport for BufferedPuts {
                     let (kind, status) = (abi::TY_EVENT_DONE, abi::TY_OK);
                     held.events.push(Event { kind, queue, peer, status, tag });
                 }
-            } else if !paused && is_lost(self.processes[peer as usize]) {
+            } else if !paused && is_gone(self.processes[peer as usize]) {
                 if !held.failed.contains(&peer) {
                     held.failed.push_back(peer);
                 }

@@ -116,9 +116,6 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/example-c")
 }
 
-/// Cases that the unbroken examples do not support, as their callers drive them: a variant passes them.
-const OF_VARIANTS: [&str; 1] = ["a_pausing_peer_is_not_lost"];
-
 /// A trial for each mutant, which is caught, for each unbroken example, which passes all of their cases, and for each
 /// variant.
 pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
@@ -132,27 +129,43 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
             let leaves_names = mutant.leaves.is_some();
             trials.push(trial(name, leaves_names, move || caught(&program, example, &mutant)));
         }
-        cases.retain(|case| !OF_VARIANTS.contains(&case.as_str()));
         let program = Arc::clone(program);
         let name = format!("{}/the_cases_of_its_mutants", example.name());
-        trials.push(trial(name, false, move || passes(&program, example, &[], &cases)));
+        let run = move || unbroken_passes(&program, example, cases);
+        trials.push(trial(name, false, run));
     }
     for variant in variants() {
         let program = Arc::clone(program);
         let Variant { name, cases, edits, .. } = variant;
-        let run = move || passes(&program, Example::Sockets, &edits, &cases);
+        let run = move || passes(&program, &Build::new(Example::Sockets, &edits, USUAL)?, &cases);
         trials.push(trial(format!("{name}/its_cases"), false, run));
     }
     trials
 }
 
-fn passes(
+/// The deadline of examples that are right, in milliseconds.
+const USUAL: u32 = 10_000;
+
+/// An unbroken example passes the cases of its mutants, except those for which it lacks a capability: a variant that
+/// has it passes them.
+fn unbroken_passes(
     program: &Program,
     example: Example,
-    edits: &[Edit],
-    cases: &BTreeSet<String>,
+    mut cases: BTreeSet<String>,
 ) -> Result<(), Failed> {
-    let build = Build::new(example, edits, 10_000)?;
+    let build = Build::new(example, &[], USUAL)?;
+    let variants: BTreeSet<String> = variants().into_iter().flat_map(|one| one.cases).collect();
+    for (case, lacks) in build.lacks() {
+        if cases.remove(&case) && !variants.contains(&case) {
+            return Err(
+                format!("no variant passes {case}, for which the example lacks {lacks}").into()
+            );
+        }
+    }
+    passes(program, &build, &cases)
+}
+
+fn passes(program: &Program, build: &Build, cases: &BTreeSet<String>) -> Result<(), Failed> {
     let verdicts = build.run(program, &cases.iter().map(String::as_str).collect::<Vec<_>>())?;
     assert_eq!(verdicts.len(), cases.len(), "{verdicts:?}");
     let failed: Vec<_> = verdicts.iter().filter(|(_, verdict)| *verdict != Verdict::Pass).collect();
@@ -241,13 +254,24 @@ impl Build {
         Ok(verdicts)
     }
 
+    fn suite(&self) -> Vec<suite::Test> {
+        let settings = Settings::new(Config::parse(&self.config, "mutants").unwrap()).unwrap();
+        suite::tests(settings.capabilities(), 1)
+    }
+
+    /// The cases of L0 that the capabilities exclude, and what each lacks.
+    fn lacks(&self) -> Vec<(String, String)> {
+        let lacks =
+            |test: suite::Test| Some((test.name.split('/').nth(1)?.to_owned(), test.lacks?));
+        self.suite().into_iter().filter_map(lacks).collect()
+    }
+
     /// The tests of these cases. Without a number of ranks it is that in the largest world.
     fn tests(&self, cases: &[&str]) -> Result<Vec<String>, Failed> {
         if cases.is_empty() {
             return Ok(Vec::new());
         }
-        let settings = Settings::new(Config::parse(&self.config, "mutants").unwrap()).unwrap();
-        let tests = suite::tests(settings.capabilities(), 1);
+        let tests = self.suite();
         let names = || tests.iter().map(|test| &test.name);
         let of_case = |case: &&str| {
             let is_case = |name: &&String| {

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     let program = Arc::new(Program::new(path, vec![RANK.into()]));
     let mut trials = Vec::new();
     for (name, table) in RIGHT {
-        for test in losing(table).into_iter().filter(|test| concerns(name, test)) {
+        for test in losing(table) {
             let label = format!("{name}/{test}");
             let program = Arc::clone(&program);
             let run = move || match verdict(&program, table, &test) {
@@ -120,18 +120,12 @@ fn config(table: &str) -> String {
     )
 }
 
-/// Whether a test is for this transport. `faulty` is driven by its caller, and [`LostIsError`] takes a process that is
-/// stopped for one that is lost.
-fn concerns(transport: &str, test: &str) -> bool {
-    !(test.contains("a_pausing_peer_is_not_lost")
-        && ["faulty", LostIsError::NAME].contains(&transport))
-}
-
-/// The tests of L0 in which a rank is lost.
+/// The tests of L0 in which a rank is lost, of those that the capabilities of the transport allow.
 fn losing(table: &str) -> Vec<String> {
     let settings = Settings::new(Config::parse(&config(table), "lost_peers").unwrap()).unwrap();
     let tests = suite::tests(settings.capabilities(), 1);
-    tests.into_iter().filter(|test| test.in_processes).map(|test| test.name).collect()
+    let is_losing = |test: &suite::Test| test.in_processes && test.lacks.is_none();
+    tests.into_iter().filter(is_losing).map(|test| test.name).collect()
 }
 
 /// Checks that a rank hangs in `poll` by this verdict.

@@ -1,5 +1,5 @@
-//! The `shm` transport with detection of lost peers: it notices that a peer's process is gone or stopped,
-//! as a network does, and fails commands to that peer. Its reaction is right, or wrong in one way.
+//! The `shm` transport with detection of lost peers: it notices that a peer's process is gone, as a network
+//! does, and fails commands to that peer. Its reaction is right, or wrong in one way.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -33,6 +33,8 @@ pub(crate) trait Reaction: Send + Sync + 'static {
         error.with_rank(rank)
     }
 
+    /// Whether a peer whose process is stopped counts as lost at once.
+    const STOPPED_IS_LOST: bool = true;
     /// Whether commands to other peers wait for one to a lost peer.
     const HOLDS_UP_ALL: bool = false;
     /// Whether `poll` waits for the lost peer.
@@ -50,6 +52,8 @@ fn failed(command: &Command) -> Option<Event> {
 pub(crate) struct LostIsError;
 impl Reaction for LostIsError {
     const NAME: &'static str = "lost_is_error";
+    /// It may go on (INV-6), and its memory takes the bytes meanwhile.
+    const STOPPED_IS_LOST: bool = false;
     fn end(command: &Command) -> Option<Event> {
         failed(command)
     }
@@ -144,11 +148,21 @@ pub(crate) fn shm_config() -> <Shm as Transport>::Config {
     ComponentTable::from_text("", "lost_peers").parse("shm").unwrap()
 }
 
-/// Whether a process is gone, or stopped.
-pub(crate) fn is_lost(pid: u32) -> bool {
+/// The state of a process; none once it is gone.
+fn state_of(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    state.is_none_or(|state| "ZXT".contains(state))
+    state.filter(|state| !"ZX".contains(*state))
+}
+
+/// Whether a process is gone.
+pub(crate) fn is_gone(pid: u32) -> bool {
+    state_of(pid).is_none()
+}
+
+/// Whether a process is stopped.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    state_of(pid) == Some('T')
 }
 
 impl<R: Reaction> Transport for Noticing<R> {
@@ -193,7 +207,8 @@ impl<R: Reaction> Transport for Noticing<R> {
             if R::HOLDS_UP_ALL && self.losses.lock().unwrap().any {
                 return Ok(accepted);
             }
-            if is_lost(self.processes[command.peer as usize]) {
+            let pid = self.processes[command.peer as usize];
+            if is_gone(pid) || R::STOPPED_IS_LOST && is_stopped(pid) {
                 let mut losses = self.losses.lock().unwrap();
                 losses.any = true;
                 let end = R::end(command);

@@ -4,6 +4,7 @@ use tokenyard_core::transport::Team;
 use tokenyard_core::{Error, ErrorKind};
 use tokenyard_sys_mlx5::cqe::syndrome;
 use tokenyard_sys_verbs::Library;
+use tokenyard_verbs::{Attributable, Blame};
 
 use super::flight::Pending;
 use crate::fault::QueueFault;
@@ -38,17 +39,6 @@ pub(super) struct FailedAt {
     pub(super) command: Option<Pending>,
 }
 
-/// The owner of a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blame {
-    /// The connection to this peer, or the peer.
-    Peer(u32),
-    /// The device, or this rank.
-    Here,
-    /// This rank's port is down: it reaches no peer.
-    Port,
-}
-
 /// A failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure {
@@ -58,14 +48,6 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// The peer that it is about.
-    pub(super) fn about(&self) -> Option<u32> {
-        match self.blame {
-            Blame::Peer(peer) => Some(peer),
-            Blame::Here | Blame::Port => None,
-        }
-    }
-
     /// The error in words; `link` describes the connection to the peer, or this rank's port.
     pub(super) fn to_error(self, library: &Library, team: &Team, link: String) -> Error {
         let world_rank = |peer: u32| team.world_ranks.get(peer as usize).copied();
@@ -76,7 +58,7 @@ impl Failure {
             fix = PORT_FIX;
         }
         let mut error = Error::new(ErrorKind::Transport, "execute command", message).with_fix(fix);
-        if let Some(rank) = self.about().and_then(world_rank) {
+        if let Some(rank) = self.blame.peer().and_then(world_rank) {
             error = error.with_rank(rank);
         }
         if let Some(place) = self.place {
@@ -98,13 +80,18 @@ const DOWN: &str = "the port of this rank is down";
 const PORT_FIX: &str = "see `rdma link` and the kernel's log, then the cable and the switch";
 const FIRST: &str = "see the first error of this peer, on either side";
 
-impl Fault {
-    /// Whether a port that is down would explain it.
-    pub(super) fn is_silence(self) -> bool {
+impl Attributable for Fault {
+    fn is_of_the_host(self) -> bool {
+        self == Self::UnknownOp
+    }
+
+    fn is_silence(self) -> bool {
         matches!(self, Self::Stalled)
             || matches!(self, Self::Completion(fault) if fault.syndrome == syndrome::RETRIES)
     }
+}
 
+impl Fault {
     /// The message and the fix.
     fn words(self, library: &Library) -> (String, &'static str) {
         match self {
@@ -181,7 +168,7 @@ mod tests {
             message.contains("queue pair 0x47 to peer 1") && message.contains("does not answer")
         );
         assert!(fix.contains("ib_write_bw"));
-        assert_eq!((failure.about(), team.world_ranks[1]), (Some(1), 8));
+        assert_eq!((failure.blame.peer(), team.world_ranks[1]), (Some(1), 8));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use tokenyard_core::{Error, ErrorKind};
 use tokenyard_sys_verbs::Library;
 use tokenyard_sys_verbs::ffi;
 
+use super::failures::{Attributable, Blame};
 use super::flight::Pending;
 
 /// A fault without text: it is recorded on the hot path.
@@ -43,17 +44,6 @@ pub(super) struct FailedAt {
     pub(super) command: Option<Pending>,
 }
 
-/// The owner of a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blame {
-    /// The connection to this peer, or the peer.
-    Peer(u32),
-    /// The device, or this rank.
-    Here,
-    /// This rank's port is down: it reaches no peer.
-    Port,
-}
-
 /// A failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failure {
@@ -63,14 +53,6 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// The peer that it is about.
-    pub(super) fn about(&self) -> Option<u32> {
-        match self.blame {
-            Blame::Peer(peer) => Some(peer),
-            Blame::Here | Blame::Port => None,
-        }
-    }
-
     /// The error in words; `link` describes the connection to the peer, or this rank's port.
     pub(super) fn to_error(self, library: &Library, team: &Team, link: String) -> Error {
         let world_rank = |peer: u32| team.world_ranks.get(peer as usize).copied();
@@ -81,7 +63,7 @@ impl Failure {
             fix = PORT_FIX.to_owned();
         }
         let mut error = Error::new(ErrorKind::Transport, "execute command", message).with_fix(fix);
-        if let Some(rank) = self.about().and_then(world_rank) {
+        if let Some(rank) = self.blame.peer().and_then(world_rank) {
             error = error.with_rank(rank);
         }
         if let Some(place) = self.place {
@@ -104,12 +86,17 @@ const PORT_FIX: &str = "see `rdma link` and the kernel's log, then the cable and
 const CONTRACT: &str =
     "report this: the caller that posted the command broke the transport contract";
 
-impl Fault {
-    /// Whether a port that is down would explain it.
-    pub(super) fn is_silence(self) -> bool {
-        matches!(self, Self::Completion { .. } | Self::Stalled)
+impl Attributable for Fault {
+    fn is_of_the_host(self) -> bool {
+        self == Self::UnknownOp
     }
 
+    fn is_silence(self) -> bool {
+        matches!(self, Self::Completion { .. } | Self::Stalled)
+    }
+}
+
+impl Fault {
     /// The message and the fix.
     fn words(self, library: &Library) -> (String, String) {
         let completion = |what: &str, status: i32, vendor: u32| {

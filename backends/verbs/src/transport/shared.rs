@@ -1,4 +1,4 @@
-//! The state that the queues of a transport share, and the attribution of faults.
+//! The state that the queues of a transport share.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -7,8 +7,8 @@ use tokenyard_core::abi;
 use tokenyard_sys_verbs::Context;
 use tokenyard_sys_verbs::ffi::{EVENT_PORT_ERR, EVENT_QP_LAST_WQE_REACHED, PORT_ACTIVE};
 
-use super::failure::{Blame, FailedAt, Failure, Fault};
-use super::failures::Failures;
+use super::failure::{FailedAt, Failure, Fault};
+use super::failures::{Blame, Failures};
 use super::memory::Memory;
 use super::signals::{Bad, Signals};
 
@@ -62,8 +62,6 @@ pub(super) struct Shared {
     /// How long a connection may be stalled (INV-6).
     pub(super) deadline: Duration,
     pub(super) failures: Failures<Failure>,
-    /// This rank's index in the team.
-    pub(super) me: u32,
     pub(super) port: Port,
     /// Number, queue and peer of every queue pair that leads to a peer, in ascending order.
     pub(super) numbers: Vec<(u32, u32, u32)>,
@@ -72,26 +70,12 @@ pub(super) struct Shared {
 impl Shared {
     #[cold]
     pub(super) fn fail(&self, fault: Fault, place: Option<FailedAt>) -> i32 {
-        // A fault that only follows from an earlier failure needs no check of the port. An unknown op follows from
-        // none.
-        let follows = fault != Fault::UnknownOp;
-        if !place.is_some_and(|place| follows && self.failures.hide(place.peer)) {
-            let failure = Failure { fault, place, blame: self.blame(fault, place) };
-            self.failures.add(failure.about(), failure);
+        let port_is_down = || self.port.is_down(&self.context);
+        let peer = place.map(|place| place.peer);
+        if let Some(blame) = self.failures.attribute(fault, peer, port_is_down) {
+            self.failures.add(blame.peer(), Failure { fault, place, blame });
         }
         abi::TY_TRANSPORT
-    }
-
-    /// No rank can go on without its own device, so failures of the device are not those of a peer. Nor is the host's
-    /// own mistake.
-    fn blame(&self, fault: Fault, place: Option<FailedAt>) -> Blame {
-        match place {
-            None => Blame::Here,
-            Some(_) if fault == Fault::UnknownOp => Blame::Here,
-            Some(_) if fault.is_silence() && self.port.is_down(&self.context) => Blame::Port,
-            Some(place) if place.peer == self.me => Blame::Here,
-            Some(place) => Blame::Peer(place.peer),
-        }
     }
 
     /// Checks this rank's port.
