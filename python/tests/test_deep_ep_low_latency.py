@@ -571,9 +571,10 @@ def destroy_with_an_open_send(world):
             case.max_tokens,
             case.experts,
             use_fp8=False,
-            return_recv_hook=hidden == 256,
+            return_recv_hook=is_last,
         )
-        for hidden in (256, 128)
+        # A call that has received leaves no earlier one open: the open one is the last, on the first communicator.
+        for hidden, is_last in ((256, False), (128, False), (256, False), (256, True))
     ]
     opened = [each.communicator for each in buffer._engine._opened.values()]
     assert len(opened) == 2

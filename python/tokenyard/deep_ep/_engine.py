@@ -22,6 +22,7 @@ from tokenyard import errors
 from . import _world
 from ._arrays import Array, Refusal, reason
 from ._gaps import Gaps
+from ._hooks import Hook
 from ._sizes import Sizes, align, by_looks, sizes_of
 from ._torch import torch
 
@@ -31,22 +32,6 @@ HANDLES = 1024
 # An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
 IN_FLIGHT = 4
 REFUSALS = (errors.InvalidInputError, errors.RefusedError, errors.FullError)
-
-
-class Hook:
-    """The first call does it, later ones nothing."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._left = [call]
-
-    @property
-    def waits(self) -> bool:
-        """Whether it was not called."""
-        return bool(self._left)
-
-    def __call__(self) -> None:
-        if self._left:
-            self._left.pop()()
 
 
 @dataclass(eq=False)
@@ -87,10 +72,13 @@ class Opened:
                     "a combine counts as two): call the hook that the earlier call returned first"
                 )
 
-    def waits_for(self, hook: Hook, operations: int) -> Hook:
-        """Notes the hook of a call."""
-        self.hooks.extend([None] * (operations - 1) + [weakref.ref(hook)])
-        return hook
+    def make_room(self) -> None:
+        """Receives the operation in whose place the next one goes, which is a refusal: no other rank waits for it."""
+        if len(self.hooks) == IN_FLIGHT:
+            reference = self.hooks[0]
+            hook = reference() if reference is not None else None
+            if hook is not None:
+                hook.settle()
 
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""
@@ -171,6 +159,8 @@ class Engine:
         # M of calls so far, which ranks have agreed on. A new one is agreed on before it is used.
         self._agreed_tokens: set[int | None] = set()
         self.current: Opened | None = None
+        # The hook of the last low latency call on the CPU.
+        self._last_hook: Hook | None = None
         self.is_destroyed = False
 
     @property
@@ -287,8 +277,11 @@ class Engine:
                 self._raise_in_capture(sizes, refused, False)
             else:
                 why = refused or f"sizes to agree on: {sizes}"
+                opened.make_room()
                 opened.communicator.refuse("dispatch", why, layout=way.layout)
         except REFUSALS as error:
+            # It has the number of an operation.
+            opened.hooks.append(None)
             if fits:
                 attempt.take(error)
         return attempt
@@ -455,6 +448,14 @@ class Engine:
         _world.park_after(opened, self.world, communicator)
         return opened
 
+    def hook(self, half: Callable[[], Any], opened: Opened | None, operations: int) -> Hook:
+        """The hook of a call of low latency on the CPU. A dispatch is one operation, a combine two."""
+        hook = Hook(half, self._last_hook)
+        self._last_hook = hook
+        if opened is not None:
+            opened.hooks.extend([None] * (operations - 1) + [weakref.ref(hook)])
+        return hook
+
     def expect_own(self, opened: Opened) -> None:
         """Refuses what belongs to another buffer. One that is gone leaves its handles to the others of its group.
 
@@ -481,6 +482,8 @@ class Engine:
         opened, why = opened or self._usable(), reason(error)
         if opened is None or self.is_capturing():
             raise errors.InvalidInputError(why, kind="invalid_input", operation=operation)
+        opened.make_room()
+        opened.hooks.append(None)
         opened.communicator.refuse(operation, why, layout=layout)
         raise AssertionError("a refusal always raises")
 
@@ -523,6 +526,7 @@ class Engine:
         if self._counts is not None:
             opened.append(self._counts)
         self._opened, self._counts, self.current = {}, None, None
+        self._last_hook = None
         for one in opened:
             one.last_rows = None
         with ExitStack() as closing:

@@ -11,7 +11,8 @@ from tokenyard import errors
 
 from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Hook, Opened, way_of
+from ._engine import Engine, Opened, way_of
+from ._hooks import Hook
 from ._sizes import Sizes
 from .utils.math import CHANNELS, ceil_div
 
@@ -184,9 +185,7 @@ def dispatch(
     packed = x if blocks.scales is None else (x, like(reference, blocks.scales))
     ranges = like(reference, blocks.ranges)
     handle = (source, ranges, call.tokens, blocks.x.shape[2], call.experts)
-    hook = Hook(receive)
-    if engine.current is not None:
-        engine.current.waits_for(hook, 1)
+    hook = engine.hook(receive, engine.current, 1)
     return packed, like(reference, blocks.counts), handle, hook
 
 
@@ -303,7 +302,7 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
         engine.gaps.add_experts(missing)
 
     result = like(call.x, terms.out) if call.out is None else call.out
-    return result, opened.waits_for(Hook(receive), 2)
+    return result, engine.hook(receive, opened, 2)
 
 
 def combine_buffer(handle: Any) -> Tensor:

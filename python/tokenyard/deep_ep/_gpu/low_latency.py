@@ -9,8 +9,9 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Hook, Opened, way_of
+from .._engine import Engine, Opened, way_of
 from .._gaps import Gaps
+from .._hooks import Hook
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall
 from .._missing import missing
 from .._routing import check_experts

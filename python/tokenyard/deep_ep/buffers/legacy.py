@@ -12,8 +12,9 @@ from .. import _C, _low_latency, _normal
 from .._arguments import DispatchCall
 from .._arrays import Tensor, like_type, to_numpy
 from .._dynamo import make_opaque
-from .._engine import Engine, Hook
+from .._engine import Engine
 from .._gpu import low_latency, normal, streams
+from .._hooks import Hook
 from .._missing import ignored_keywords, refuse_missing
 from .._tables import chunk_config
 from .._torch import torch
