@@ -10,6 +10,7 @@ mod names;
 mod paragraphs;
 mod product;
 mod prose;
+mod scaled_groups;
 mod signatures;
 mod sources;
 mod texts;

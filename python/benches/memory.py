@@ -15,7 +15,7 @@ import torch
 
 import tokenyard
 from tokenyard.deep_ep import Buffer, ElasticBuffer
-from tokenyard.deep_ep._engine import IN_FLIGHT
+from tokenyard.deep_ep._pool import IN_FLIGHT
 
 EXPERTS, TOPK, HIDDEN = 256, 8, 7168
 MIB = 1 << 20

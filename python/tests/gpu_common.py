@@ -46,7 +46,7 @@ def prepare(world):
 
 
 def on_device(buffer):
-    buffer._engine.on_device = True
+    buffer._pool.on_device = True
     return buffer
 
 

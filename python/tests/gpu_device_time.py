@@ -34,7 +34,7 @@ def of_decoding(world):
     x, idx, weights = inputs(world, DECODE)
     out, most = torch.empty_like(x), (DECODE.max_tokens, DECODE.experts)
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, *most, use_fp8=False)
-    comm = next(one for one in buffer._engine._opened.values() if one.sizes.decodes).communicator
+    comm = next(one for one in buffer._pool._opened.values() if one.sizes.decodes).communicator
 
     def dispatch():
         return comm.dispatch(
@@ -79,7 +79,7 @@ def of_prefill(world):
     routes |= {"topk_idx": idx, "topk_weights": weights}
     routes |= {"num_worst_tokens": PREFILL.ranks * PREFILL.max_tokens}
     rows, _, _, _, handle, _ = buffer.dispatch(x, **routes)
-    comm, out = buffer._engine.current.communicator, torch.empty_like(x)
+    comm, out = buffer._pool.current.communicator, torch.empty_like(x)
 
     received, native = comm.dispatch(x, idx, weights, worst_case=True, **options())
 
@@ -124,7 +124,7 @@ def elastic_pairs(buffer, tensors, is_expanded):
     layout = {"layout": "expert_major" if is_expanded else "flat", "worst_case": True}
     layout["zero_padding"] = is_expanded
     rows, _, _, handle, _ = buffer.dispatch(x, **routes, **how)
-    comm, out = buffer._engine.current.communicator, torch.empty_like(x)
+    comm, out = buffer._pool.current.communicator, torch.empty_like(x)
     received, native = comm.dispatch(x, idx, weights, **layout, **options())
     return {
         "dispatch": (

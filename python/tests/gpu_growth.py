@@ -19,7 +19,7 @@ def memory_of(buffer):
     """Bytes that torch has given out on the GPU, and outputs in the arena; and those of the process."""
     gc.collect()
     synchronize()
-    held = sum(one.communicator.held_bytes for one in buffer._engine._opened.values())
+    held = sum(one.communicator.held_bytes for one in buffer._pool._opened.values())
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     return (torch.cuda.memory_allocated() if is_gpu() else 0, held), pages * 4096

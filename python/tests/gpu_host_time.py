@@ -35,10 +35,10 @@ class Watched:
 
 def watch(buffer):
     """Watches the communicators that the buffer has."""
-    for opened in buffer._engine._opened.values():
+    for opened in buffer._pool._opened.values():
         if not isinstance(opened.communicator, Watched):
             opened.communicator = Watched(opened.communicator)
-    return [opened.communicator for opened in buffer._engine._opened.values()]
+    return [opened.communicator for opened in buffer._pool._opened.values()]
 
 
 class Spent:
@@ -137,7 +137,7 @@ def calls_of(buffer, x, idx, weights):
 def native_calls(buffer, x, idx):
     """The package's own calls, and one of torch, for comparison."""
     watch(buffer)
-    opened = next(one for one in buffer._engine._opened.values() if one.sizes.decodes)
+    opened = next(one for one in buffer._pool._opened.values() if one.sizes.decodes)
     comm, state, out = opened.communicator, {}, torch.empty_like(x)
     options = {}
     if is_gpu():
@@ -159,7 +159,7 @@ def native_calls(buffer, x, idx):
 
 def native_flat(buffer, x, idx, weights):
     """The package's own flat dispatch, whose counts the host waits for, and its combine."""
-    comm, state, out = buffer._engine.current.communicator, {}, torch.empty_like(x)
+    comm, state, out = buffer._pool.current.communicator, {}, torch.empty_like(x)
     options = {"stream": torch.cuda.current_stream().cuda_stream} if is_gpu() else {}
 
     def dispatch():

@@ -255,7 +255,7 @@ def check_waits(world, name):
         )[-1]
 
     call = {"dispatch": dispatch, "combine": combine}[name]
-    if not buffer._engine.current.takes("statistics"):
+    if not buffer._pool.current.takes("statistics"):
         error = raised(call)
         assert "waiting times per source rank" in str(error), error
         buffer.destroy()
@@ -307,7 +307,7 @@ def refused_by_the_communicator_of_the_call(world):
         torch.testing.assert_close(found.float(), x * total, rtol=0.05, atol=0.05)
         buffer.destroy()
         return
-    opened = [each.communicator for each in buffer._engine._opened.values()]
+    opened = [each.communicator for each in buffer._pool._opened.values()]
     assert "topk_idx: found" in str(raised(buffer.destroy)), "what ended the first one"
     assert len(opened) == 2
     assert all(each.closed for each in opened)
@@ -328,7 +328,7 @@ def rows_for_two_dispatches(world):
 
     places = [dispatch(value)[0] for value in range(4)]
     assert len(set(places[:2])) == len(set(places[2:])) == 2, places
-    opened = next(one for one in buffer._engine._opened.values() if one.last_rows is not None)
+    opened = next(one for one in buffer._pool._opened.values() if one.last_rows is not None)
     alive, most = [], CASE.experts * CASE.max_tokens * CASE.hidden * x.element_size() * 9 // 8
     while opened.arena_bytes - opened.communicator.held_bytes >= most:
         alive.append(dispatch(1))

@@ -70,7 +70,7 @@ class Counting:
 def counted(buffer):
     """The operations of torch, the calls of communicators and those of the native module inside of it."""
     calls = Counter()
-    opened = list(buffer._engine._opened.values())
+    opened = list(buffer._pool._opened.values())
     inner = [one.communicator for one in opened]
     for one in opened:
         one.communicator = Counting(one.communicator, calls)

@@ -309,7 +309,7 @@ def steady(world):
     def measure():
         gc.collect()
         torch.cuda.synchronize()
-        opened = list(buffer._engine._opened.values())
+        opened = list(buffer._pool._opened.values())
         return torch.cuda.memory_allocated(), sum(one.communicator.held_bytes for one in opened)
 
     for _ in range(100):

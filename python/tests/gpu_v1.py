@@ -242,7 +242,7 @@ def low_latency_waits(world, case=SMALL):
     def combine():
         buffer.low_latency_combine(rows, idx, weights, handle, combine_wait_recv_cost_stats=back)
 
-    if not buffer._engine.current.takes("statistics"):
+    if not buffer._pool.current.takes("statistics"):
         for call in (dispatch, combine):
             error = raised(call)
             assert "waiting times per source rank" in str(error), error
@@ -280,7 +280,7 @@ def low_latency_logfmt(world, case=CASE):
         x, idx, case.max_tokens, case.experts, use_fp8=False
     )
     plain, _, _ = buffer.low_latency_combine(packed, idx, weights, handle)
-    if not buffer._engine.current.takes("logfmt10"):
+    if not buffer._pool.current.takes("logfmt10"):
         error = raised(
             lambda: buffer.low_latency_combine(packed, idx, weights, handle, use_logfmt=True)
         )

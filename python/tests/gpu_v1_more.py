@@ -77,11 +77,11 @@ def multiprocessors(world):
         for sms in (8, 24, 8):
             Buffer.set_num_sms(sms)
             check_normal(world, buffer, SMALL, torch.bfloat16)
-            assert buffer._engine.current.sizes.sms == (sms if is_gpu() else None)
+            assert buffer._pool.current.sizes.sms == (sms if is_gpu() else None)
         buffer.combine(first[1], first[2])
     finally:
         Buffer.num_sms, Buffer._has_chosen_sms = 20, False
-    assert len(buffer._engine._opened) == (3 if is_gpu() else 1)
+    assert len(buffer._pool._opened) == (3 if is_gpu() else 1)
     buffer.destroy()
 
 
@@ -105,7 +105,7 @@ def process_group(world):
             check_normal(world, buffer, SMALL, torch.bfloat16)
             buffer.destroy()
         # The world of the group, whose threads would go on.
-        buffer._engine.world.close()
+        buffer._pool.world.close()
     finally:
         dist.destroy_process_group()
 
@@ -142,7 +142,7 @@ def scripts_of_deep_ep(world):
         assert handle.recv_src_metadata.dtype == torch.int32
         buffer.combine(recv_x, handle)
         buffer.destroy()
-        buffer._engine.world.close()
+        buffer._pool.world.close()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -177,7 +177,7 @@ def outputs_of_every_mode(world):
         with output_mode(mode):
             buffer = v1(world)
         _, recv_x, handle = check_normal(world, buffer, CASE, torch.float32)
-        opened = buffer._engine.current
+        opened = buffer._pool.current
         assert (opened.communicator.held_bytes > 0) == (mode == "arena")
         del recv_x, handle
         assert opened.communicator.held_bytes == 0

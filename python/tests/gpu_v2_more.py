@@ -241,7 +241,7 @@ def theoretical_multiprocessors(world):
                 factors = (idx >= 0).sum(1, keepdim=True)
             combined, *_ = buffer.combine(rows, handle)
             torch.testing.assert_close(combined, x * factors, rtol=0.02, atol=0.05)
-        assert len(buffer._engine._opened) == opened, sms
+        assert len(buffer._pool._opened) == opened, sms
     buffer.destroy()
 
 

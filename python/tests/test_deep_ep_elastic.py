@@ -300,7 +300,7 @@ def smaller_m(world, case):
         assert handle.num_max_tokens_per_rank == tokens
         combined, _, _ = buffer.combine(recv_x, handle)
         same(combined, x)
-        seen.add(id(buffer._engine.current))
+        seen.add(id(buffer._pool.current))
     assert len(seen) == 1
     buffer.destroy()
 

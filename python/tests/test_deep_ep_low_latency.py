@@ -14,7 +14,7 @@ from test_deep_ep_refusals import raises
 import tokenyard.deep_ep
 from tokenyard import errors
 from tokenyard.deep_ep import Buffer
-from tokenyard.deep_ep._engine import Engine
+from tokenyard.deep_ep._pool import Pool
 
 BF16 = ml_dtypes.bfloat16
 CASES = [
@@ -398,10 +398,10 @@ def test_masks_hold_for_the_low_latency_calls_of_every_m_and_for_no_others():
         )
 
     parts = [opened(True), opened(False), opened(True)]
-    buffer, engine = object.__new__(Buffer), object.__new__(Engine)
-    engine._opened, engine.current = dict(enumerate(parts)), parts[1]
-    engine.on_device, engine.rank = False, 0
-    buffer._engine, buffer.enable_shrink = engine, True
+    buffer, pool = object.__new__(Buffer), object.__new__(Pool)
+    pool._opened, pool.current = dict(enumerate(parts)), parts[1]
+    pool.on_device, pool.rank = False, 0
+    buffer._pool, buffer.enable_shrink = pool, True
     buffer.low_latency_update_mask_buffer(3, True)
     buffer.low_latency_update_mask_buffer(1, True)
     buffer.low_latency_update_mask_buffer(3, False)
@@ -576,7 +576,7 @@ def destroy_with_an_open_send(world):
         # A call that has received leaves no earlier one open: the open one is the last, on the first communicator.
         for hidden, is_last in ((256, False), (128, False), (256, False), (256, True))
     ]
-    opened = [each.communicator for each in buffer._engine._opened.values()]
+    opened = [each.communicator for each in buffer._pool._opened.values()]
     assert len(opened) == 2
     with pytest.raises(tokenyard.Error, match="was sent and not received"):
         buffer.destroy()

@@ -149,13 +149,13 @@ def test_a_buffer_that_is_made_in_a_capture_is_refused_before_anything_is_called
     import torch
 
     from tokenyard import errors
-    from tokenyard.deep_ep._engine import Engine
+    from tokenyard.deep_ep._pool import Pool
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    # Both kinds of buffers make an engine first. No call could ask this group for anything.
+    # Both kinds of buffers make a pool first. No call could ask this group for anything.
     with pytest.raises(errors.InvalidInputError, match="before the capture") as raised:
-        Engine(object())
+        Pool(object())
     assert "make the buffer" in raised.value.fix
 
 

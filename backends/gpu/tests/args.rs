@@ -75,7 +75,12 @@ fn of_device(text: &str) -> Structs {
 }
 
 fn field(kind: &str, name: &str) -> Field {
-    let kind = if kind.ends_with('*') { "u64" } else { kind };
+    let kind = match kind {
+        // The host passes codes: `region.rs` compares them.
+        "Layout" | "Cast" | "DType" => "u32",
+        pointer if pointer.ends_with('*') => "u64",
+        kind => kind,
+    };
     match name.split_once('[') {
         None => (common_name(name).to_owned(), kind.to_owned()),
         Some((name, count)) => {

@@ -1,10 +1,13 @@
-//! Kernels and host agree on where the arrays of a region lie: `region.cuh` is compiled for the host.
+//! Kernels and host agree on where the arrays of a region lie, and on formats of rows: `region.cuh` and `quant.cuh` are
+//! compiled for the host.
 
 use std::path::Path;
 use std::process::Command;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape};
+use tokenyard_core::moe::{
+    Cast, DType, Layout, Quant, RegionLayout, RegionRows, RegionSpec, RowFormat, Shape,
+};
 
 /// Prints the offsets of one region per line. `CASES` is written by the test.
 const MAIN: &str = r#"
@@ -23,6 +26,24 @@ int main() {
   }
 }
 "#;
+
+/// Prints types, casts and formats, each in a line.
+const FORMATS: &str = r#"
+#include <cstdio>
+#include "quant.cuh"
+using namespace ty;
+void print(Quant q) { std::printf("%u bits, %u channels, %u in a word\n", q.bits, q.group, q.word_channels()); }
+int main() {
+  std::printf("%u %u %u\n", (u32)DType::kBf16, (u32)DType::kFp16, (u32)DType::kFp32);
+  std::printf("%u %u %u\n", bytes_of(DType::kBf16), bytes_of(DType::kFp16), bytes_of(DType::kFp32));
+  std::printf("%u %u %u %u\n", (u32)Cast::kNone, (u32)Cast::kFp8, (u32)Cast::kFp8Round, (u32)Cast::kFp8Ue8m0);
+  const Cast casts[] = {Cast::kFp8, Cast::kFp8Round, Cast::kFp8Ue8m0};
+  for (Cast cast : casts) print(quant_of(cast));
+  print(log_fmt_10());
+}
+"#;
+/// The words of the kernels' dialect that formats need.
+const DIALECT: &str = "#define __device__\nnamespace ty { using u32 = unsigned; }\n";
 
 fn cases() -> Result<Vec<(RegionSpec, RegionRows)>> {
     let layouts =
@@ -50,15 +71,15 @@ fn as_cpp(case: &(RegionSpec, RegionRows)) -> String {
     let (spec, rows) = case;
     let Shape { ranks, topk, max_tokens, .. } = spec.shape;
     let local = spec.shape.local_experts();
-    let (layout, experts) = match spec.layout {
-        Layout::Flat => (1, rows.experts),
-        Layout::ExpertMajor { .. } => (2, rows.experts),
-        Layout::Packed => (3, u64::from(local) * u64::from(ranks) * u64::from(max_tokens)),
+    let layout = spec.layout.code();
+    let experts = match spec.layout {
+        Layout::Flat | Layout::ExpertMajor { .. } => rows.experts,
+        Layout::Packed => u64::from(local) * u64::from(ranks) * u64::from(max_tokens),
     };
     let RowFormat { x_bytes, scale_bytes, weights } = spec.row;
     let words = scale_bytes / 4;
     format!(
-        "{{{{{layout}, {ranks}, {topk}, {local}, {x_bytes}, {words}, {weights}}}, {}, {experts}}}",
+        "{{{{ty::Layout({layout}), {ranks}, {topk}, {local}, {x_bytes}, {words}, {weights}}}, {}, {experts}}}",
         rows.tokens
     )
 }
@@ -86,17 +107,17 @@ fn offsets(region: &RegionLayout) -> String {
     starts.map(|at| format!("{at} ")).collect()
 }
 
-#[test]
-fn kernels_and_host_lay_out_every_region_alike() {
-    let cases = cases().expect("small shapes");
+/// The output of a program that includes headers of the kernels.
+fn printed_by(text: &str, headers: &str) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, program) = (folder.path().join("main.cpp"), folder.path().join("main"));
-    let list: Vec<_> = cases.iter().map(as_cpp).collect();
-    std::fs::write(&source, MAIN.replace("CASES", &list.join(",\n"))).expect("written");
-    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("device/moe");
+    std::fs::write(&source, text).expect("written");
+    std::fs::write(folder.path().join("arch.cuh"), DIALECT).expect("written");
     let compiled = Command::new("g++")
         .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(&headers)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(headers))
+        .arg("-I")
+        .arg(folder.path())
         .arg(&source)
         .arg("-o")
         .arg(&program)
@@ -104,10 +125,41 @@ fn kernels_and_host_lay_out_every_region_alike() {
         .unwrap_or_else(|e| panic!("g++ cannot be run ({e}): apt-get install g++"));
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let printed = Command::new(&program).output().expect("it runs").stdout;
-    let printed = String::from_utf8(printed).expect("numbers");
+    String::from_utf8(printed).expect("text")
+}
+
+#[test]
+fn kernels_and_host_lay_out_every_region_alike() {
+    let cases = cases().expect("small shapes");
+    let list: Vec<_> = cases.iter().map(as_cpp).collect();
+    let printed = printed_by(&MAIN.replace("CASES", &list.join(",\n")), "device/moe");
     assert_eq!(printed.lines().count(), cases.len());
     for (found, (spec, rows)) in printed.lines().zip(&cases) {
         let expected = RegionLayout::new(spec, *rows).expect("a small region");
         assert_eq!(found, offsets(&expected), "{spec:?}, {rows:?}");
     }
+}
+
+#[test]
+fn kernels_and_host_have_the_same_formats_and_codes_of_types() {
+    let line = |codes: &[u32]| codes.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let types = [DType::Bf16, DType::F16, DType::F32];
+    let casts = [Cast::Fp8, Cast::Fp8Round, Cast::Fp8Ue8m0];
+    let mut expected = vec![
+        line(&types.map(DType::code)),
+        line(&types.map(|of| of.bytes() as u32)),
+        line(&[Cast::None, casts[0], casts[1], casts[2]].map(Cast::code)),
+    ];
+    let formats = casts.iter().filter_map(|cast| cast.quant()).chain([Quant::LOGFMT_10]);
+    expected.extend(formats.map(|quant| {
+        let in_word = (1..).find(|&channels| quant.scale_words(channels + 1) > 1);
+        format!(
+            "{} bits, {} channels, {} in a word",
+            quant.bits,
+            quant.group,
+            in_word.expect("a row of two words")
+        )
+    }));
+    let found = printed_by(FORMATS, "device/codec");
+    assert_eq!(found.lines().collect::<Vec<_>>(), expected);
 }

@@ -2,6 +2,9 @@
 
 use super::{Cast, DType};
 
+/// Channels that share a scale, in every format.
+const GROUP: u32 = 128;
+
 /// How the numbers of a quantised row are stored, and the scales beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quant {
@@ -28,13 +31,13 @@ pub enum ScaleType {
 
 impl Quant {
     /// FP8 e4m3 with scales in f32: the format of [`Cast::Fp8`].
-    pub const FP8: Self = Self { bits: 8, group: 128, scale: ScaleType::F32 };
+    pub const FP8: Self = Self { bits: 8, group: GROUP, scale: ScaleType::F32 };
     /// The format of [`Cast::Fp8Round`].
     pub const FP8_ROUND: Self = Self { scale: ScaleType::PowerOfTwo, ..Self::FP8 };
     /// The format of [`Cast::Fp8Ue8m0`].
     pub const FP8_UE8M0: Self = Self { scale: ScaleType::Ue8m0, ..Self::FP8 };
     /// Nine bits of a logarithm and a sign: the format of [`logfmt`](super::logfmt).
-    pub const LOGFMT_10: Self = Self { bits: 10, group: 128, scale: ScaleType::Bf16Range };
+    pub const LOGFMT_10: Self = Self { bits: 10, group: GROUP, scale: ScaleType::Bf16Range };
 
     /// Groups of a row of `channels`.
     pub const fn groups(&self, channels: u32) -> u32 {

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from .utils.event import EventHandle as EventHandle
+from .utils.math import CHANNELS
 
 try:
     topk_idx_t: Any = importlib.import_module("torch").int64
@@ -76,7 +77,7 @@ def get_low_latency_rdma_size_hint(
 ) -> int:
     """Bytes that DeepEP would take for low latency calls."""
     tokens = num_max_dispatch_tokens_per_rank
-    scales = hidden // 128 * 4
+    scales = hidden // CHANNELS * 4
     dispatch = 16 + max(2 * hidden, hidden + scales)
     combine = scales + 2 * hidden
     send = max(tokens * dispatch, num_experts * tokens * combine)

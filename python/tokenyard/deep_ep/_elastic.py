@@ -10,8 +10,8 @@ import tokenyard
 from . import _routing
 from ._arguments import NUMPY, expect_integer, read_bias
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Opened, Way, way_of
 from ._normal import Rows, read_rows
+from ._pool import Opened, Pool, Way, way_of
 from ._sizes import Sizes, align
 from .buffers.handle import EPHandle
 
@@ -109,10 +109,10 @@ class Record:
 Result = tuple[Any, Tensor | None, Tensor | None, EPHandle]
 
 
-def dispatch(engine: Engine, call: DispatchCall) -> Result:
+def dispatch(pool: Pool, call: DispatchCall) -> Result:
     """A dispatch, or one by the routing of a handle."""
     if call.handle is not None:
-        return _replay(engine, call, call.handle)
+        return _replay(pool, call, call.handle)
     kept: list[Routed] = []
 
     def send(opened: Opened, routed: Routed) -> tokenyard.PendingDispatch:
@@ -129,10 +129,8 @@ def dispatch(engine: Engine, call: DispatchCall) -> Result:
             max_tokens=call.tokens,
         )
 
-    opened, (received, native) = engine.dispatch(
-        lambda: _read_dispatch(engine, call), send, call.way
-    )
-    engine.gaps.add_sources(received.lost)
+    opened, (received, native) = pool.dispatch(lambda: _read_dispatch(pool, call), send, call.way)
+    pool.gaps.add_sources(received.lost)
     found, filled = (int(total) for total in np.asarray(received.totals))
     record = Record(
         opened,
@@ -148,11 +146,11 @@ def dispatch(engine: Engine, call: DispatchCall) -> Result:
     if call.stats is not None:
         stats = read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (None,))
         stats += np.asarray(received.expert_counts)
-    handle = _make_handle(engine, call, record, received)
+    handle = _make_handle(pool, call, record, received)
     return (*_give(call, record, received, kept[0].rows), handle)
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
     rows = read_rows(call.x, None, None)
     tokens, hidden = rows.x.shape
     if call.topk_idx is None or call.experts is None:
@@ -168,21 +166,21 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         raise Refusal(
             f"x: found {tokens} tokens; expected at most num_max_tokens_per_rank = {call.tokens}"
         )
-    _routing.check_experts(call.experts, engine.ranks)
+    _routing.check_experts(call.experts, pool.ranks)
     expect_integer("expert_alignment", call.alignment, 1)
     _routing.check_ids(ids, call.experts)
     if call.stats is not None:
-        local = call.experts // engine.ranks
+        local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (local,))
     most = max(call.tokens, call.most_tokens)
     sizes = Sizes(call.experts, ids.shape[1], hidden, most, call.tokens)
     return sizes, Routed(rows, np.ascontiguousarray(ids), weights)
 
 
-def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
+def _replay(pool: Pool, call: DispatchCall, handle: EPHandle) -> Result:
     opened, layout = None, call.layout
     try:
-        record = record_of(engine, handle)
+        record = record_of(pool, handle)
         opened, layout = record.opened, record.native.layout
         expect_equal(call, record)
         tokens, topk = record.native.tokens, opened.sizes.topk
@@ -192,9 +190,9 @@ def _replay(engine: Engine, call: DispatchCall, handle: EPHandle) -> Result:
             weights = read("topk_weights", call.topk_weights, (np.float32,), (tokens, topk))
             weights = np.ascontiguousarray(weights)
     except Exception as error:
-        engine.refuse(opened, "replay", error, layout)
+        pool.refuse(opened, "replay", error, layout)
     received = opened.communicator.replay(record.native, rows.x, weights, scales=rows.scales)
-    engine.gaps.add_sources(received.lost)
+    pool.gaps.add_sources(received.lost)
     return (*_give(call, record, received, rows), handle)
 
 
@@ -216,12 +214,12 @@ def expect_equal(call: DispatchCall, record: Shaped) -> None:
             raise Refusal(f"{name}: found some with a handle; expected None")
 
 
-def record_of(engine: Engine, handle: object) -> Record:
+def record_of(pool: Pool, handle: object) -> Record:
     """The record of a handle. Raises Refusal for what is none of this buffer."""
     if not isinstance(handle, EPHandle):
         raise Refusal(f"handle: found {type(handle).__name__}; expected an EPHandle")
     record: Record = handle._record
-    engine.expect_own(record.opened)
+    pool.expect_own(record.opened)
     return record
 
 
@@ -256,9 +254,9 @@ def _give(
 
 
 def _make_handle(
-    engine: Engine, call: DispatchCall, record: Record, received: tokenyard.Received
+    pool: Pool, call: DispatchCall, record: Record, received: tokenyard.Received
 ) -> EPHandle:
-    reference, ranks = call.reference, engine.ranks
+    reference, ranks = call.reference, pool.ranks
     found, topk = record.found, record.opened.sizes.topk
     flat_rows = record.flat_rows(ranks)
     source = np.asarray(received.source)[:found]
@@ -274,7 +272,7 @@ def _make_handle(
     counts = np.array(received.expert_counts)
     aligned = -(-counts // record.alignment) * record.alignment
     expert_psum = np.array(received.expert_ends) if call.is_expanded else np.cumsum(aligned)
-    by_rank = np.asarray(received.source_counts).reshape(engine.domains, -1)
+    by_rank = np.asarray(received.source_counts).reshape(pool.domains, -1)
     ids = call.topk_idx
     if call.copies_handle:
         ids = like(reference, read("topk_idx", call.topk_idx, (np.int64,), (None, None)).copy())
@@ -333,27 +331,27 @@ def _read_combine(call: CombineCall, record: Record) -> Terms:
     return Terms(rows, np.ascontiguousarray(weights), biases)
 
 
-def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Tensor | None]:
+def combine(pool: Pool, call: CombineCall) -> tuple[Tensor, Tensor | None]:
     """The combine of a dispatch."""
     opened = None
     try:
-        record = record_of(engine, call.handle)
+        record = record_of(pool, call.handle)
         opened = record.opened
         terms = _read_combine(call, record)
     except Exception as error:
-        engine.refuse(opened, "combine", error)
+        pool.refuse(opened, "combine", error)
     if record.slots is not None and not call.rounds_per_rank:
-        return like(call.x, _sum_in_k_order(engine, record, record.slots, terms)), None
-    missing = engine.gaps.room(record.native.tokens)
+        return like(call.x, _sum_in_k_order(pool, record, record.slots, terms)), None
+    missing = pool.gaps.room(record.native.tokens)
     out, weights = opened.communicator.combine(
         record.native, terms.rows, terms.weights, bias=terms.biases or None, missing=missing
     )
-    engine.gaps.add_experts(missing)
+    pool.gaps.add_experts(missing)
     combined = like(call.x, np.asarray(out).view(terms.rows.dtype))
     return combined, None if weights is None else like(call.x, np.asarray(weights))
 
 
-def _sum_in_k_order(engine: Engine, record: Record, slots: Array, terms: Terms) -> Array:
+def _sum_in_k_order(pool: Pool, record: Record, slots: Array, terms: Terms) -> Array:
     """Sums of float32 in k order, rounded once: a combine for each k, of that k's rows alone.
 
     One combine sums the rows of a rank before it adds those of the next rank. Of one k a token has one row at most, so
@@ -362,7 +360,7 @@ def _sum_in_k_order(engine: Engine, record: Record, slots: Array, terms: Terms) 
     sums = np.zeros((record.native.tokens, terms.rows.shape[1]), np.float32)
     for bias in terms.biases:
         sums += bias.astype(np.float32)
-    part, missing = np.zeros_like(terms.rows), engine.gaps.room(record.native.tokens)
+    part, missing = np.zeros_like(terms.rows), pool.gaps.room(record.native.tokens)
     for of_k in slots.T:
         its = of_k[of_k >= 0]
         part[its] = terms.rows[its]
@@ -370,5 +368,5 @@ def _sum_in_k_order(engine: Engine, record: Record, slots: Array, terms: Terms) 
         sums += np.asarray(moved).view(part.dtype).astype(np.float32)
         part[its] = 0
     # Each combine says it of all k, and later ones of more ranks.
-    engine.gaps.add_experts(missing)
+    pool.gaps.add_experts(missing)
     return np.asarray(sums.astype(part.dtype))

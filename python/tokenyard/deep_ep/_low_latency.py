@@ -11,8 +11,8 @@ from tokenyard import errors
 
 from . import _handles, _routing
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
-from ._engine import Engine, Opened, way_of
 from ._hooks import Hook
+from ._pool import Opened, Pool, way_of
 from ._sizes import Sizes
 from .utils.math import CHANNELS, ceil_div
 
@@ -120,7 +120,7 @@ class Sent:
         return self.waits.during(self.pending.recv)
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Array, Array]]:
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Array, Array]]:
     x = read("x", call.x, FLOATS, (None, None))
     tokens, hidden = x.shape
     ids = read("topk_idx", call.topk_idx, (np.int64,), (tokens, None))
@@ -128,30 +128,30 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Arr
         raise Refusal(
             f"x: found {tokens} tokens; expected at most num_max_dispatch_tokens_per_rank = {call.tokens}"
         )
-    _routing.check_experts(call.experts, engine.ranks)
+    _routing.check_experts(call.experts, pool.ranks)
     _routing.check_ids(ids, call.experts)
     if call.use_ue8m0 and not call.round_scale:
         raise Refusal("use_ue8m0: found True without round_scale; expected both")
     if call.stats is not None:
-        local = call.experts // engine.ranks
+        local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (local,))
-    _read_wait_stats(DISPATCH_WAITS, call.wait_stats, engine.ranks)
+    _read_wait_stats(DISPATCH_WAITS, call.wait_stats, pool.ranks)
     # Copies: the caller may write its own before the hook is called.
     sizes = Sizes(call.experts, ids.shape[1], hidden, call.tokens, call.tokens)
     return sizes, (np.array(x, order="C"), np.array(ids, order="C"))
 
 
 def dispatch(
-    engine: Engine, call: DispatchCall
+    pool: Pool, call: DispatchCall
 ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, tuple[Any, ...], Hook]:
     """The outputs, which the hook fills."""
     made: list[tuple[Blocks, Record]] = []
 
     def read_once() -> tuple[Sizes, tuple[Array, Array]]:
-        sizes, (x, ids) = _read_dispatch(engine, call)
-        if engine.current is not None:
-            engine.current.expect_room(1)
-        blocks = Blocks(call, engine.ranks, x)
+        sizes, (x, ids) = _read_dispatch(pool, call)
+        if pool.current is not None:
+            pool.current.expect_room(1)
+        blocks = Blocks(call, pool.ranks, x)
         made.append((blocks, Record(call, ids, blocks.x.shape, blocks.counts.copy())))
         return sizes, (x, ids)
 
@@ -164,7 +164,7 @@ def dispatch(
         )
         return Sent(pending, waits)
 
-    finish = engine.dispatch_send(read_once, send, way_of("packed"))
+    finish = pool.dispatch_send(read_once, send, way_of("packed"))
     if not made:
         # This rank's input is wrong. The others learn it now, and raise where they receive.
         finish()
@@ -174,7 +174,7 @@ def dispatch(
 
     def receive() -> None:
         record.opened, (received, record.native) = finish()
-        engine.gaps.add_sources(received.lost)
+        pool.gaps.add_sources(received.lost)
         blocks.fill(received, call.tokens)
         record.counts = blocks.counts.copy()
         if call.stats is not None:
@@ -185,7 +185,7 @@ def dispatch(
     packed = x if blocks.scales is None else (x, like(reference, blocks.scales))
     ranges = like(reference, blocks.ranges)
     handle = (source, ranges, call.tokens, blocks.x.shape[2], call.experts)
-    hook = engine.hook(receive, engine.current, 1)
+    hook = pool.hook(receive, pool.current, 1)
     return packed, like(reference, blocks.counts), handle, hook
 
 
@@ -268,21 +268,21 @@ def _read_blocks(call: CombineCall, record: Record) -> Array:
     return own
 
 
-def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
+def combine(pool: Pool, call: CombineCall) -> tuple[Tensor, Hook]:
     """The output, which the hook fills."""
     opened = None
     try:
         record, of_handle, native = _arrived(call.handle)
-        engine.expect_own(of_handle)
+        pool.expect_own(of_handle)
         opened = of_handle
         opened.expect_room(2)
         terms = _read_combine(call, record)
-        _read_wait_stats(COMBINE_WAITS, call.wait_stats, engine.ranks)
+        _read_wait_stats(COMBINE_WAITS, call.wait_stats, pool.ranks)
     except Exception as error:
-        engine.refuse(opened, "replay", error, "packed")
+        pool.refuse(opened, "replay", error, "packed")
     communicator = opened.communicator
     waits = Waits(communicator, COMBINE_WAITS, call.wait_stats)
-    missing = engine.gaps.room(len(terms.ids))
+    missing = pool.gaps.room(len(terms.ids))
     pending = waits.during(
         lambda: communicator.combine_send(
             native,
@@ -299,10 +299,10 @@ def combine(engine: Engine, call: CombineCall) -> tuple[Tensor, Hook]:
 
     def receive() -> None:
         waits.during(pending.recv)
-        engine.gaps.add_experts(missing)
+        pool.gaps.add_experts(missing)
 
     result = like(call.x, terms.out) if call.out is None else call.out
-    return result, engine.hook(receive, opened, 2)
+    return result, pool.hook(receive, opened, 2)
 
 
 def combine_buffer(handle: Any) -> Tensor:

@@ -11,7 +11,7 @@ from tokenyard import errors
 from . import _arguments, _handles, _routing
 from ._arguments import NUMPY, DispatchCall, first_tokens
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read, to_numpy
-from ._engine import Engine, Opened, way_of
+from ._pool import Opened, Pool, way_of
 from ._sizes import Sizes
 
 
@@ -52,23 +52,21 @@ def read_rows(x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int
 
 
 def layout(
-    engine: Engine, topk_idx: Tensor, num_experts: int
+    pool: Pool, topk_idx: Tensor, num_experts: int
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Counts per rank, domain and expert, and the map of ranks."""
     try:
         ids = read("topk_idx", topk_idx, (np.int64,), (None, None))
-        _routing.check_experts(num_experts, engine.ranks)
-        per_rank, per_expert, is_in = _routing.counts_of(ids, num_experts, engine.ranks)
+        _routing.check_experts(num_experts, pool.ranks)
+        per_rank, per_expert, is_in = _routing.counts_of(ids, num_experts, pool.ranks)
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
         raise errors.InvalidInputError(
-            str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
+            str(refusal), kind="invalid_input", rank=pool.rank, operation="get_dispatch_layout"
         ) from None
     per_domain = None
-    if engine.domains > 1:
-        in_domain = is_in.reshape(len(ids), engine.domains, engine.ranks // engine.domains).any(
-            axis=2
-        )
+    if pool.domains > 1:
+        in_domain = is_in.reshape(len(ids), pool.domains, pool.ranks // pool.domains).any(axis=2)
         per_domain = like(topk_idx, in_domain.sum(axis=0, dtype=np.int32))
     return (
         like(topk_idx, per_rank),
@@ -78,12 +76,12 @@ def layout(
     )
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
     rows = read_rows(call.x, None, None)
     tokens, hidden = rows.x.shape
-    routing = _arguments.read_routing(NUMPY, call, tokens, engine.ranks)
+    routing = _arguments.read_routing(NUMPY, call, tokens, pool.ranks)
     sums = routing.is_in.sum(axis=0)
-    per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (np.int32,), (engine.ranks,))
+    per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (np.int32,), (pool.ranks,))
     if not np.array_equal(per_rank, sums):
         raise Refusal(
             f"num_tokens_per_rank: found {per_rank.tolist()}; expected the columns' sums of is_token_in_rank, "
@@ -91,11 +89,11 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         )
     most = first_tokens(tokens)
     if routing.ids is None:
-        ids = _routing.ids_of_map(routing.is_in, engine.ranks)
-        sizes = Sizes(engine.ranks, engine.ranks, hidden, most)
+        ids = _routing.ids_of_map(routing.is_in, pool.ranks)
+        sizes = Sizes(pool.ranks, pool.ranks, hidden, most)
         return sizes, Routed(rows, ids, None, False, routing.expert_counts)
     ids, experts = routing.ids, routing.experts
-    _, _, routes = _routing.counts_of(ids, experts, engine.ranks)
+    _, _, routes = _routing.counts_of(ids, experts, pool.ranks)
     if not np.array_equal(routing.is_in, routes):
         raise Refusal("is_token_in_rank: found another routing than that of topk_idx")
     routed = Routed(rows, ids, routing.weights, True, routing.expert_counts)
@@ -103,7 +101,7 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
 
 
 def dispatch(
-    engine: Engine, call: DispatchCall
+    pool: Pool, call: DispatchCall
 ) -> tuple[Any, Tensor | None, Tensor | None, list[int], tuple[Any, ...]]:
     """A dispatch without a handle."""
     kept: list[Routed] = []
@@ -114,10 +112,10 @@ def dispatch(
             routed.rows.x, routed.ids, routed.weights, scales=routed.rows.scales
         )
 
-    opened, (received, native) = engine.dispatch(
-        lambda: _read_dispatch(engine, call), send, way_of("flat")
+    opened, (received, native) = pool.dispatch(
+        lambda: _read_dispatch(pool, call), send, way_of("flat")
     )
-    engine.gaps.add_sources(received.lost)
+    pool.gaps.add_sources(received.lost)
     routed = kept[0]
     found, worst = received.tokens, call.num_worst_tokens
     if worst and found > worst:
@@ -125,7 +123,7 @@ def dispatch(
         raise errors.InvalidInputError(
             f"num_worst_tokens: found {worst} on this rank; expected at least the {found} tokens that arrived",
             kind="invalid_input",
-            rank=engine.rank,
+            rank=pool.rank,
             operation="dispatch",
         )
     given = worst or found
@@ -137,11 +135,11 @@ def dispatch(
         weights = np.zeros(ids.shape, np.float32)
         opened.communicator.copy_out(received, ids=ids, weights=weights)
     else:
-        counts = engine.sum_over_sources(routed.expert_counts.reshape(engine.ranks, -1))
+        counts = pool.sum_over_sources(routed.expert_counts.reshape(pool.ranks, -1))
     alignment = call.expert_alignment
     per_expert = [] if worst else [-(-int(count) // alignment) * alignment for count in counts]
     rows = give_rows(call, received, routed.rows, given)
-    handle = make_handle(engine, call, received, record)
+    handle = make_handle(pool, call, received, record)
     reference = call.reference
     return (
         rows,
@@ -171,19 +169,19 @@ def give_rows(
 
 
 def make_handle(
-    engine: Engine, call: DispatchCall, received: tokenyard.Received, record: Record
+    pool: Pool, call: DispatchCall, received: tokenyard.Received, record: Record
 ) -> tuple[Any, ...]:
     """The tuple of tensors that DeepEP would return. Those that its kernels alone read are dummies of the shape."""
-    reference, ranks = call.reference, engine.ranks
+    reference, ranks = call.reference, pool.ranks
     rows, tokens = record.given_rows, record.native.tokens
     ends = np.array(received.source_ends)
     source = np.full(rows, -1, np.int32)
     source[: record.rows] = np.asarray(received.source) % record.opened.sizes.tokens
     is_in = to_numpy("is_token_in_rank", call.is_token_in_rank).copy()
-    if engine.domains == 1:
+    if pool.domains == 1:
         # Only this rank's column is known without another exchange.
         prefix = np.zeros((ranks, ranks), np.int32)
-        prefix[:, engine.rank] = ends
+        prefix[:, pool.rank] = ends
         channel = np.zeros((ranks, 1), np.int32)
         send_head = np.where(is_in, 0, -1).astype(np.int32)
         return (
@@ -191,7 +189,7 @@ def make_handle(
             *(like(reference, array) for array in (channel, channel.copy(), source, is_in)),
             like(reference, send_head),
         )
-    domains = engine.domains
+    domains = pool.domains
     per_domain = np.zeros((domains, 1), np.int32)
     per_rank = np.zeros((ranks, 1), np.int32)
     domain_ends = ends.reshape(domains, -1)[:, -1].copy()
@@ -206,26 +204,26 @@ def make_handle(
     )
 
 
-def _own_record(engine: Engine, handle: Any) -> Record:
+def _own_record(pool: Pool, handle: Any) -> Record:
     record = _handles.record_of(handle, Record)
-    engine.expect_own(record.opened)
+    pool.expect_own(record.opened)
     return record
 
 
-def replay(engine: Engine, call: DispatchCall, handle: Any) -> Any:
+def replay(pool: Pool, call: DispatchCall, handle: Any) -> Any:
     """A dispatch by the routing of a handle."""
     opened = None
     try:
-        record = _own_record(engine, handle)
+        record = _own_record(pool, handle)
         opened = record.opened
         for name in ("topk_idx", "topk_weights"):
             if getattr(call, name) is not None:
                 raise Refusal(f"{name}: found some with a handle; expected None")
         rows = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
     except Exception as error:
-        engine.refuse(opened, "replay", error)
+        pool.refuse(opened, "replay", error)
     received = opened.communicator.replay(record.native, rows.x, scales=rows.scales)
-    engine.gaps.add_sources(received.lost)
+    pool.gaps.add_sources(received.lost)
     return give_rows(call, received, rows, record.given_rows)
 
 
@@ -240,12 +238,12 @@ def read_combine_rows(x: Tensor, record: Record) -> Array:
 
 
 def combine(
-    engine: Engine, x: Tensor, handle: Any, topk_weights: Tensor | None, bias: Any
+    pool: Pool, x: Tensor, handle: Any, topk_weights: Tensor | None, bias: Any
 ) -> tuple[Tensor, Tensor | None]:
     """The combine of a dispatch."""
     opened, weights = None, None
     try:
-        record = _own_record(engine, handle)
+        record = _own_record(pool, handle)
         opened = record.opened
         rows = read_combine_rows(x, record)
         sizes = opened.sizes
@@ -255,8 +253,8 @@ def combine(
             weights = np.ascontiguousarray(weights[: record.rows])
         biases = _arguments.read_bias(NUMPY, bias, rows.dtype, (record.native.tokens, sizes.hidden))
     except Exception as error:
-        engine.refuse(opened, "combine", error)
-    missing = engine.gaps.room(record.native.tokens)
+        pool.refuse(opened, "combine", error)
+    missing = pool.gaps.room(record.native.tokens)
     out, summed = opened.communicator.combine(
         record.native,
         rows,
@@ -265,6 +263,6 @@ def combine(
         sum_weights=weights is not None,
         missing=missing,
     )
-    engine.gaps.add_experts(missing)
+    pool.gaps.add_experts(missing)
     combined = like(x, np.asarray(out).view(rows.dtype))
     return combined, None if summed is None else like(topk_weights, np.asarray(summed))

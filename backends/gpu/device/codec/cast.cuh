@@ -1,18 +1,12 @@
-// Casting rows to FP8 e4m3, with one scale per 128 channels, as they move.
+// Casting rows to FP8 e4m3, with one scale for each group of channels.
 //
 // Bit for bit the result of the CPU: all in f32, to the nearest, ties to even, saturating; a NaN
 // keeps the sign of its channel.
 #pragma once
-#include "moe_args.cuh"
+#include "quant.cuh"
 #include "types.cuh"
 
 namespace ty {
-
-constexpr u32 kGroup = 128;
-constexpr u32 kCastRound = 2, kCastUe8m0 = 3;
-
-// Bytes of a channel before the cast.
-__device__ inline u32 channel_bytes(const DispatchArgs& a) { return a.dtype == kFp32 ? 4 : 2; }
 
 // The e4m3 code of a value, without its sign.
 __device__ inline u32 e4m3_magnitude(float value) {
@@ -33,9 +27,9 @@ __device__ inline float power_of_two(i32 exponent) {
 }
 
 // The factor for the channels, and the scale that undoes it.
-__device__ inline float2 group_scale(float amax, u32 cast) {
+__device__ inline float2 group_scale(float amax, ScaleType type) {
   float scale = mul_rn(amax, 1.0f / 448.0f);
-  if (cast < kCastRound) return make_float2(div_rn(448.0f, amax), scale);
+  if (type == ScaleType::kF32) return make_float2(div_rn(448.0f, amax), scale);
   u32 bits = bits_of(scale);
   i32 exponent = (i32)(bits >> 23) - 127 + ((bits & 0x7fffff) != 0);
   return make_float2(power_of_two(-exponent), power_of_two(exponent));
@@ -46,11 +40,11 @@ struct Channels {
   float x[8];
 
   // `second` is only of f32, where eight channels take 32 bytes.
-  __device__ void widen(u32 dtype, const uint4& first, const uint4& second) {
-    if (dtype == kFp32) {
+  __device__ void widen(DType type, const uint4& first, const uint4& second) {
+    if (type == DType::kFp32) {
       F32::widen(first, x);
       F32::widen(second, x + 4);
-    } else if (dtype == kBf16) {
+    } else if (type == DType::kBf16) {
       Bf16::widen(first, x);
     } else {
       F16::widen(first, x);
@@ -62,9 +56,9 @@ struct Channels {
       }
     }
   }
-  __device__ void load(const DispatchArgs& a, u64 at) {
-    const uint4* from = reinterpret_cast<const uint4*>(a.raw + at * channel_bytes(a));
-    widen(a.dtype, load_16(from), a.dtype == kFp32 ? load_16(from + 1) : make_uint4(0, 0, 0, 0));
+  __device__ void load(DType type, const u8* at) {
+    const uint4* from = reinterpret_cast<const uint4*>(at);
+    widen(type, load_16(from), type == DType::kFp32 ? load_16(from + 1) : make_uint4(0, 0, 0, 0));
   }
   // The codes of two channels, multiplied by a factor; the low byte is of the first. Arithmetic does not
   // preserve the sign of a NaN, so signs are those of the channels.
@@ -89,7 +83,7 @@ struct CastLane {
   Channels half[2];
 
   // The codes of both halves; returns the scale that undoes the cast. All lanes of a warp.
-  __device__ float cast(u32 how, uint2 (&codes)[2]) const {
+  __device__ float cast(const Quant& quant, uint2 (&codes)[2]) const {
     float amax = 1e-4f;
     // Ignores NaN.
 #pragma unroll
@@ -97,7 +91,7 @@ struct CastLane {
 #pragma unroll
     for (u32 other = kGroupLanes / 2; other > 0; other /= 2)
       amax = fmaxf(amax, shfl_xor(amax, other));
-    float2 factor = group_scale(amax, how);
+    float2 factor = group_scale(amax, quant.scale);
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
       codes[h].x = half[h].codes(0, factor.x) | half[h].codes(1, factor.x) << 16;
@@ -108,22 +102,11 @@ struct CastLane {
 };
 
 // Stores the scale of one group: its exponent alone, where scales are UE8M0.
-__device__ inline void store_scale(const DispatchArgs& a, u8* scales, u32 group, float scale) {
-  if (a.cast != kCastUe8m0)
+__device__ inline void store_scale(const Quant& quant, u8* scales, u32 group, float scale) {
+  if (quant.scale != ScaleType::kUe8m0)
     reinterpret_cast<u32*>(scales)[group] = bits_of(scale);
   else
     scales[group] = (u8)(bits_of(scale) >> 23);
 }
-
-// The words of scales that travel with a piece of a row that is cast. Pieces end where words do.
-struct PieceScales {
-  u32 first, count;
-
-  __device__ PieceScales(const DispatchArgs& a, u32 piece) {
-    u32 channels = a.cast == kCastUe8m0 ? 4 * kGroup : kGroup;
-    first = piece * a.piece_bytes / channels;
-    count = (piece + 1 < a.pieces ? (piece + 1) * a.piece_bytes / channels : a.scale_words) - first;
-  }
-};
 
 }  // namespace ty

@@ -1,6 +1,6 @@
 // The types that rows may have: how 16 bytes become floats, and back.
 #pragma once
-#include "args.cuh"
+#include "transport.cuh"
 
 namespace ty {
 

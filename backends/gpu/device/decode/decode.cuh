@@ -17,10 +17,9 @@ namespace ty {
 
 // The phases of a kernel.
 constexpr u32 kSends = 1, kReceives = 2;
-// In the first word of a head: this rank has sent rows. Words 4 and 5 hold the pieces of a row, and the
-// rows for the rank that reads it.
+// In kHeadVerdict: this rank has sent rows. kHeadPieces and kHeadRows are of them.
 constexpr u32 kSendsRows = 1u << 30;
-// In word 4 of a head: its rows may be encoded (logfmt.cuh), and the other bits are their blocks.
+// In kHeadPieces: its rows may be encoded (logfmt.cuh), and the other bits are their blocks.
 constexpr u32 kSendsCoded = 1u << 31;
 // Most pieces of 16 bytes of a row that a thread has.
 constexpr u32 kMostPieces = 4;
@@ -252,7 +251,7 @@ __device__ u32 find_row(const Common& c, const DecodeArgs& s, const Up& up, u32 
   return found ? token : ~0u;
 }
 
-// See logfmt.cuh.
+// See decode_coded.cuh.
 template <class Up>
 __device__ void drain_coded(const Common& c, const DecodeArgs& s, const Up& up, u32 source, u32 token, u32 blocks,
                             Guard& guard);

@@ -9,7 +9,7 @@ namespace ty {
 struct SentTables {
   u32* sets;     // [E + R, words]: the tokens that select an expert, then those that go to a rank
   i32* picks;    // [T, K]: experts, or -1
-  u32* scales;   // [H / 128]: of the row that is cast
+  u32* scales;   // one for each group: of the row that is cast
   u64* problem;  // the first problem of the routing, as State has it
   u32 words;     // of a set
   u32 experts, ranks, local;
@@ -23,7 +23,7 @@ struct SentTables {
   }
   // The shared memory behind them.
   __device__ u8* end(const DispatchArgs& a) const { return reinterpret_cast<u8*>(scales + scale_room(a)); }
-  __device__ static u32 scale_room(const DispatchArgs& a) { return (a.hidden + kGroup - 1) / kGroup; }
+  __device__ static u32 scale_room(const DispatchArgs& a) { return a.quant().groups(a.hidden); }
 
   // The whole block, at its start. A zero behind the last scale stays.
   __device__ void clear(const DispatchArgs& a) const {
@@ -178,27 +178,27 @@ struct SentRow {
   __device__ TY_INLINED static void load_raw(const DispatchArgs& a, u32 token, u32 j, uint4 (&given)[4]) {
     u32 first = piece_at(j) * kCastChannels;
     if (first >= a.hidden) return;
-    u64 at = ((u64)token * a.hidden + first) * channel_bytes(a);
+    u64 at = ((u64)token * a.hidden + first) * bytes_of(a.dtype);
     const uint4* from = reinterpret_cast<const uint4*>(a.raw + at);
     given[0] = load_16(from), given[1] = load_16(from + 1);
-    if (a.dtype == kFp32) given[2] = load_16(from + 2), given[3] = load_16(from + 3);
+    if (a.dtype == DType::kFp32) given[2] = load_16(from + 2), given[3] = load_16(from + 3);
   }
   __device__ TY_INLINED void cast_piece(const DispatchArgs& a, u32 j, const uint4 (&given)[4], const SentTables& t) {
     u32 first = piece_at(j) * kCastChannels;
     bool inside = first < a.hidden;
     CastLane lane{};
-    if (inside && a.dtype == kFp32) {
-      lane.half[0].widen(kFp32, given[0], given[1]);
-      lane.half[1].widen(kFp32, given[2], given[3]);
+    if (inside && a.dtype == DType::kFp32) {
+      lane.half[0].widen(DType::kFp32, given[0], given[1]);
+      lane.half[1].widen(DType::kFp32, given[2], given[3]);
     } else if (inside) {
       lane.half[0].widen(a.dtype, given[0], given[0]);
       lane.half[1].widen(a.dtype, given[1], given[1]);
     }
     uint2 codes[2];
-    float scale = lane.cast(a.cast, codes);
+    float scale = lane.cast(a.quant(), codes);
     if (!inside) return;
     piece[j] = make_uint4(codes[0].x, codes[0].y, codes[1].x, codes[1].y);
-    if (piece_at(j) % kGroupLanes == 0) store_scale(a, reinterpret_cast<u8*>(t.scales), first / kGroup, scale);
+    if (piece_at(j) % kGroupLanes == 0) store_scale(a.quant(), reinterpret_cast<u8*>(t.scales), first / kGroup, scale);
   }
   template <class Word>
   __device__ TY_INLINED void take_scales(const DispatchArgs& a, Word word_at) {

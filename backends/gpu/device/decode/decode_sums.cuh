@@ -1,7 +1,7 @@
 // Low latency: the sum of a token's rows. See decode_combine.cuh.
 #pragma once
 #include "combine.cuh"
-#include "logfmt.cuh"
+#include "decode_coded.cuh"
 
 namespace ty {
 

@@ -198,7 +198,7 @@ __device__ bool poll_experts(const DispatchArgs& a, const Up& up, u8* base, u32*
   WordRange of_lane{words_of(a) + word * groups, (end - first) * groups};
   bool ok = poll_words_of_all(a.c, up, of_lane, guard, [&](u32 i, u32 source, u32 rows) {
     if (source == 0 && i % groups == 0) all_rows = 0;
-    if (a.layout == kPacked) ranges[(u64)i * a.c.ranks + source] = rows | (u64)all_rows << 32;
+    if (a.layout == Layout::kPacked) ranges[(u64)i * a.c.ranks + source] = rows | (u64)all_rows << 32;
     all_rows += rows;
     mine += rows;
     if (source + 1 == a.c.ranks) counts[first + i / groups] = all_rows;
@@ -212,7 +212,7 @@ __device__ bool poll_experts(const DispatchArgs& a, const Up& up, u8* base, u32*
 template <class Up>
 __device__ bool note_experts(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* base,
                              u32* rows, Guard& guard) {
-  if (a.layout != kExpertMajor) return poll_experts(a, up, base, rows, guard);
+  if (a.layout != Layout::kExpertMajor) return poll_experts(a, up, base, rows, guard);
   u32* counts = reinterpret_cast<u32*>(base + own_region().expert_counts);
   u32* starts = reinterpret_cast<u32*>(base + own_region().expert_starts);
   u32* ends = reinterpret_cast<u32*>(base + own_region().expert_ends);

@@ -1,6 +1,7 @@
 // The arguments of dispatch and combine. Mirrored in moe/args.rs; TY_ARGS_BYTES checks the sizes.
 #pragma once
 #include "args.cuh"
+#include "quant.cuh"
 #include "region.cuh"
 
 namespace ty {
@@ -11,11 +12,6 @@ constexpr bool kMayTile = !kPuts && !kGrouped;
 constexpr bool kMayDecode = !kPuts && !kGrouped;
 // Whether rows of a combine may be pushed: see push_combine.cuh.
 constexpr bool kMayPush = !kPuts && !kGrouped;
-
-// The types of rows: the codes of DType, on the host.
-constexpr u32 kBf16 = 1;
-constexpr u32 kFp16 = 2;
-constexpr u32 kFp32 = 3;
 
 constexpr u32 kMetadataWarps = kWarps / 4;  // of a block that move row metadata
 constexpr u32 kRings = 2;       // of a block that sums, each with its own share of the tokens
@@ -73,7 +69,7 @@ struct DispatchArgs {
   u32 scale_words;
   u32 replay;           // the routing is the handle's
   u32 worst;            // regions are laid out for the most rows
-  u32 layout;           // kFlat, kExpertMajor or kPacked
+  Layout layout;
   u64 worst_experts;    // expert-major: the most expert rows
   u32 alignment;        // expert-major: of expert starts, in rows
   u32 staged;           // the device API only puts: rows are staged by token first, in every layout
@@ -89,8 +85,8 @@ struct DispatchArgs {
   u32 notes_at;         // shared memory for what stages hold: 2 + K words each
   // Rows that are cast as they move: `x` and `scales` are then null.
   const u8* raw;        // [T, hidden] of the type `dtype`
-  u32 cast;             // TY_CAST_*
-  u32 dtype;            // kBf16, kFp16 or kFp32
+  Cast cast;
+  DType dtype;
   u32 hidden;
   u32 source_first;     // of this rank's first token
   const u32* sources;   // [T]: of each, where kGrouped
@@ -108,7 +104,7 @@ struct DispatchArgs {
   u32 part_rows;        // rows of a share of a tile, which one warp spreads
   u64* host_counts;     // host memory: [El] of ticket << 32 | rows of each local expert; or null
 
-  __device__ bool is_flat() const { return layout == kFlat; }
+  __device__ bool is_flat() const { return layout == Layout::kFlat; }
   // Each of these three is known when kernels are compiled, except for a kernel that moves groups.
   __device__ bool stages_rows() const {
     if constexpr (!kPuts) return false;
@@ -120,8 +116,11 @@ struct DispatchArgs {
   }
   // Rows are stored in the order of tokens, at their rank or where they are staged for that rank.
   __device__ bool by_token() const { return is_flat() || stages_rows(); }
+  __device__ bool casts() const { return cast != Cast::kNone; }
+  // Of the rows that are sent, where they are cast.
+  __device__ Quant quant() const { return quant_of(cast); }
   // Words of scales that move by themselves: those of rows that are cast travel with the rows.
-  __device__ u32 beside_words() const { return cast == 0 ? scale_words : 0; }
+  __device__ u32 beside_words() const { return casts() ? 0 : scale_words; }
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }

@@ -8,9 +8,10 @@
 
 namespace ty {
 
-// Words of a record: the head, the first of the owner's rows where they land, and the number of rows of
-// each group.
-__device__ inline u32 return_words(const CombineArgs& a) { return kHead + 1 + a.c.groups(); }
+// Words of a record behind its head: the first of the owner's rows where they land, and the number of rows of each
+// group.
+constexpr u32 kReturnFirst = kHead, kReturnCounts = kHead + 1;
+__device__ inline u32 return_words(const CombineArgs& a) { return kReturnCounts + a.c.groups(); }
 
 // The number of this rank's rows at the owners before `d`: the first of those from `d`, where they land.
 __device__ inline u32 rows_before(const CombineArgs& a, u32 d) {
@@ -23,7 +24,7 @@ __device__ inline u32 rows_before(const CombineArgs& a, u32 d) {
 __device__ inline u64 owned_before(const CombineArgs& a, const u32* heard, u32 group, u32 s) {
   u64 rows = 0;
   for (u32 i = 0; i < a.c.ranks; i++) {
-    const u32* counts = &heard[i * return_words(a) + kHead + 1];
+    const u32* counts = &heard[i * return_words(a) + kReturnCounts];
     for (u32 g = 0; g < group; g++) rows += counts[g];
     if (i < s) rows += counts[group];
   }
@@ -58,8 +59,8 @@ __device__ void post_returning_entry(const CombineArgs& a, const Up& up, Guard& 
   post_entry(a.c, up, words, verdict, nullptr, guard, [&](u32 peer, u32 w) -> u32 {
     if (w < kHead) return head[w];
     if (!a.c.enters() || w >= return_words(a)) return 0;
-    if (w == kHead) return rows_before(a, peer);
-    return kGrouped ? a.r.group_counts[peer * groups + w - kHead - 1] : a.r.counts[peer];
+    if (w == kReturnFirst) return rows_before(a, peer);
+    return kGrouped ? a.r.group_counts[peer * groups + w - kReturnCounts] : a.r.counts[peer];
   });
 }
 
@@ -68,13 +69,14 @@ __device__ void post_returning_entry(const CombineArgs& a, const Up& up, Guard& 
 template <class Up>
 __device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* heard, u32 part,
                                  Guard& guard) {
-  u32 source = (a.c.rank + part / 2) % a.c.ranks, array = part % 2;
+  u32 source = (a.c.rank + part / 2) % a.c.ranks;
+  bool weights = part % 2 != 0;
   const u32* head = heard + source * return_words(a);
-  u64 width = array == 0 ? a.row_bytes : weight_bytes(a), from = array == 0 ? a.x : a.weights;
-  u64 to = (u64)head[3 + array] * 16 + head[kHead] * width;
+  u64 width = weights ? weight_bytes(a) : a.row_bytes, from = weights ? a.weights : a.x;
+  u64 to = (u64)head[weights ? kHeadWeights : kHeadPlace] * 16 + head[kReturnFirst] * width;
   bool ok = true;
   for (u32 g = 0; g < a.c.groups() && ok; g++) {
-    u64 rows = head[kHead + 1 + g];
+    u64 rows = head[kReturnCounts + g];
     Run run{source, to, from + owned_before(a, heard, g, source) * width, rows, width};
     ok = put_run(a.c, up, part % (u32)a.c.state->queues, run, a.c.done_signal(), guard);
     to += rows * width;

@@ -90,7 +90,7 @@ struct Landing {
   // The place of an array of `Staged`.
   __device__ TY_INLINED u64 at(const DispatchArgs& a, u32 array) const {
     bool flat = a.is_flat();
-    u64 offset = a.layout == kPacked ? region.landed_source : region.source;
+    u64 offset = a.layout == Layout::kPacked ? region.landed_source : region.source;
     if (array == 0) offset = 0;
     if (array == 1) offset = flat ? region.scales : region.landed_scales;
     if (array == 2) offset = flat ? region.weights : region.landed_weights;

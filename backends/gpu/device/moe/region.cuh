@@ -12,10 +12,12 @@
 
 namespace ty {
 
-// How received rows are arranged.
-constexpr unsigned kFlat = 1;         // one per token and rank
-constexpr unsigned kExpertMajor = 2;  // one per token and expert, experts one after the other
-constexpr unsigned kPacked = 3;       // the same, with R*M places per expert
+// How received rows are arranged: the codes of the layouts, on the host.
+enum class Layout : unsigned {
+  kFlat = 1,         // one per token and rank
+  kExpertMajor = 2,  // one per token and expert, experts one after the other
+  kPacked = 3,       // the same, with R*M places per expert
+};
 
 // The alignment of a region, and of its arrays: REGION_ALIGN of the host.
 constexpr unsigned kRegionAlign = 128;
@@ -26,7 +28,8 @@ TY_DEVICE inline unsigned long long align_region(unsigned long long bytes) {
 
 // All inputs of a region's arrays except the number of rows that arrive.
 struct RegionShape {
-  unsigned layout, ranks, topk, local_experts;
+  Layout layout;
+  unsigned ranks, topk, local_experts;
   unsigned long long row_bytes;
   unsigned scale_words;
   bool weights;
@@ -41,7 +44,8 @@ struct Region {
   // The region for N tokens and X expert rows.
   TY_DEVICE Region(const RegionShape& s, unsigned long long tokens,
                    unsigned long long expert_rows) {
-    bool flat = s.layout == kFlat, major = s.layout == kExpertMajor, packed = s.layout == kPacked;
+    bool flat = s.layout == Layout::kFlat, major = s.layout == Layout::kExpertMajor;
+    bool packed = s.layout == Layout::kPacked;
     unsigned long long rows = flat ? tokens : expert_rows, by_k = align_region(tokens * s.topk * 4);
     unsigned long long local = s.local_experts;
     scales = align_region(rows * s.row_bytes);

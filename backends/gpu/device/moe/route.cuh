@@ -132,7 +132,7 @@ __device__ inline void count_tokens(const DispatchArgs& a, Tally& t, u32 first, 
     a.r.topk[base + at] = (i32)expert;
     u32 row = t.rows[rank] + popc(t.bits[rank] & (mine - 1));
     a.r.rows[base + at] = last ? rank << kPlaceBits | row : kNoRow;
-    if (a.layout == kFlat) continue;
+    if (a.layout == Layout::kFlat) continue;
     a.r.places[base + at] =
         valid ? t.rows[column] + popc(t.bits[column] & (mine - 1)) : kNoRow;
   }
@@ -151,7 +151,7 @@ __device__ inline void close_block(const DispatchArgs& a, const Tally& t) {
     u32* spans = (is_rank ? r.span_ranks : r.span_experts) + column;
 #pragma unroll 4
     for (u32 warp = 0; warp < kWarps; warp++) {
-      if (is_rank || a.layout != kFlat) spans[(u64)(blockIdx.x * kWarps + warp) * width] = sum;
+      if (is_rank || a.layout != Layout::kFlat) spans[(u64)(blockIdx.x * kWarps + warp) * width] = sum;
       sum += t.rows_of(warp)[i];
     }
     (is_rank ? r.block_ranks : r.block_experts)[(u64)blockIdx.x * width + column] = sum;
@@ -199,7 +199,7 @@ __device__ inline void scan(const DispatchArgs& a, u32* totals, bool counted) {
     u32 width = is_rank ? ranks : experts, column = is_rank ? i : i - ranks;
     u32* counts = (is_rank ? a.r.counts : a.r.expert_counts) + column;
     u32* table = (is_rank ? a.r.block_ranks : a.r.block_experts) + column;
-    if (counted) *counts = scan_column(table, width, a.r.blocks, is_rank || a.layout != kFlat);
+    if (counted) *counts = scan_column(table, width, a.r.blocks, is_rank || a.layout != Layout::kFlat);
     totals[i] = *counts;
   }
   sync_block();

@@ -33,6 +33,17 @@ struct Role {
   }
 };
 
+// The words of scales that travel with a piece of a row that is cast. Pieces end where words do.
+struct PieceScales {
+  u32 first, count;
+
+  __device__ PieceScales(const DispatchArgs& a, u32 piece) {
+    u32 channels = a.quant().word_channels();
+    first = piece * a.piece_bytes / channels;
+    count = (piece + 1 < a.pieces ? (piece + 1) * a.piece_bytes / channels : a.scale_words) - first;
+  }
+};
+
 // Where a lane stores a piece of a row, and its scales if it is cast; or null.
 struct Destinations {
   u8 *row, *scales;
@@ -84,7 +95,7 @@ __device__ inline Destinations target(const DispatchArgs& a, const Targets& to, 
   Destinations places{nullptr, nullptr};
   if (row >= 0)
     places.row = reinterpret_cast<u8*>(to.x[rank]) + row * a.row_bytes + (u64)piece * a.piece_bytes;
-  if (a.cast == 0) return places;
+  if (!a.casts()) return places;
   u64 scales = scales_target<kTiles>(a, to, token, packed, by_token, row, rank);
   if (scales != 0)
     places.scales = reinterpret_cast<u8*>(scales) + 4 * PieceScales(a, piece).first;
@@ -186,9 +197,9 @@ class Stages {
       sync_wave();
     }
     if (lane() < a_.c.topk) {
-      copy_async(note + 2 + lane(), aims_of(a_, note[0]) + lane(), 4);
-      u64 pair = (u64)note[0] * a_.c.topk + lane();
-      if (a_.cast != 0) copy_async(note + 2 + a_.c.topk + lane(), a_.r.rows + pair, 4);
+      copy_async(note + kNoteAims + lane(), aims_of(a_, note[kNoteToken]) + lane(), 4);
+      u64 pair = (u64)note[kNoteToken] * a_.c.topk + lane();
+      if (a_.casts()) copy_async(note + kNoteAims + a_.c.topk + lane(), a_.r.rows + pair, 4);
     }
     fill_ = fill_ + 1 == a_.stages ? 0 : fill_ + 1;
     return true;
@@ -201,10 +212,10 @@ class Stages {
     copies_done();
     sync_wave();
     const u32* note = notes_ + slot_ * words();
-    u32 token = note[0], piece = note[1];
-    bool selects = lane() < a_.c.topk, casts = a_.cast != 0;
-    Destinations there = target<kTiles>(a_, to, token, piece, selects ? note[2 + lane()] : kNoRow,
-                                  casts && selects ? note[2 + a_.c.topk + lane()] : kNoRow);
+    u32 token = note[kNoteToken], piece = note[kNotePiece];
+    bool selects = lane() < a_.c.topk, casts = a_.casts();
+    Destinations there = target<kTiles>(a_, to, token, piece, selects ? note[kNoteAims + lane()] : kNoRow,
+                                  casts && selects ? note[kNoteAims + a_.c.topk + lane()] : kNoRow);
     wait_barrier(barriers_ + 8 * slot_, parity_ >> slot_ & 1);
     parity_ ^= 1u << slot_;
     arrived();
@@ -219,14 +230,15 @@ class Stages {
  private:
   __device__ static u32 lane() { return lane_id(); }
   // Words of a note: token, piece, and a word for each k, or two where rows are cast.
-  __device__ u32 words() const { return 2 + (a_.cast != 0 ? 2 : 1) * a_.c.topk; }
+  static constexpr u32 kNoteToken = 0, kNotePiece = 1, kNoteAims = 2;
+  __device__ u32 words() const { return kNoteAims + (a_.casts() ? 2 : 1) * a_.c.topk; }
   __device__ void start(u32 unit, u32 stage) {
     if (lane() != 0) return;
     u32* note = notes_ + stage * words();
     u32 token = unit / a_.pieces, piece = unit - token * a_.pieces;
-    note[0] = token, note[1] = piece;
-    u32 width = a_.cast != 0 ? channel_bytes(a_) : 1;
-    const u8* from = a_.cast != 0 ? a_.raw : a_.x;
+    note[kNoteToken] = token, note[kNotePiece] = piece;
+    u32 width = a_.casts() ? bytes_of(a_.dtype) : 1;
+    const u8* from = a_.casts() ? a_.raw : a_.x;
     bulk_load(rows_ + stage * pitch_,
               from + (token * a_.row_bytes + (u64)piece * a_.piece_bytes) * width,
               piece_length(a_, piece) * width, barriers_ + 8 * stage);
@@ -241,9 +253,9 @@ class Stages {
   // it stores, and what it stores lies in front of what later turns load.
   __device__ void cast(u8* stage, u32 piece) const {
     constexpr u32 kTurns = 2;
-    u32 length = piece_length(a_, piece), width = channel_bytes(a_);
+    u32 length = piece_length(a_, piece), width = bytes_of(a_.dtype);
     u8* scales = stage + a_.stage_scales;
-    if (a_.cast == kCastUe8m0) {
+    if (a_.quant().scale == ScaleType::kUe8m0) {
       // Bytes behind the last group.
       for (u32 i = lane(); i < PieceScales(a_, piece).count; i += kWave)
         reinterpret_cast<u32*>(scales)[i] = 0;
@@ -268,11 +280,11 @@ class Stages {
       for (u32 i = 0; i < kTurns; i++) {
         u32 at = first + i * kWaveChannels, group = at / kGroup + lane() / kGroupLanes;
         uint2 codes[2];
-        float scale = mine[i].cast(a_.cast, codes);
+        float scale = mine[i].cast(a_.quant(), codes);
 #pragma unroll
         for (u32 h = 0; h < 2; h++)
           if (at + channel(h) < length) *reinterpret_cast<uint2*>(stage + at + channel(h)) = codes[h];
-        if (lane() % kGroupLanes == 0 && group * kGroup < length) store_scale(a_, scales, group, scale);
+        if (lane() % kGroupLanes == 0 && group * kGroup < length) store_scale(a_.quant(), scales, group, scale);
       }
     }
     publish_shared();
@@ -359,7 +371,7 @@ class Mover {
     if (wave_id() >= a_.movers) return;
     u32 ahead = stages_.ahead(), loaded = 0;
     // The next piece arrives while one is cast.
-    bool early = a_.cast != 0 && a_.stages > 1;
+    bool early = a_.casts() && a_.stages > 1;
     while (loaded < ahead && load()) loaded++;
     for (; loaded > 0; loaded--) {
       u32 token = stages_.template store<kTiles>(to_, [&] {
@@ -438,7 +450,7 @@ class Mover {
   }
   __device__ TY_INLINED void move_piece(u32 token, u32 piece) const {
     u32 lane = lane_id();
-    bool selects = lane < a_.c.topk, casts = a_.cast != 0;
+    bool selects = lane < a_.c.topk, casts = a_.casts();
     u32 aimed = selects ? aims_of(a_, token)[lane] : kNoRow;
     u32 packed = casts ? packed_row(a_.c, a_.r, token) : kNoRow;
     Destinations there = target<kTiles>(a_, to_, token, piece, aimed, packed);
@@ -455,27 +467,28 @@ class Mover {
   }
   // Copies and casts a piece, whose channels start at `from`.
   __device__ TY_INLINED void cast_piece(const Destinations& to, u64 from, u32 piece) const {
-    u32 lane = lane_id(), length = piece_length(a_, piece), groups = (length + kGroup - 1) / kGroup;
+    u32 lane = lane_id(), length = piece_length(a_, piece), groups = a_.quant().groups(length);
     Lanes rows = ballot(to.row != nullptr), scales = ballot(to.scales != nullptr);
     u64 row = reinterpret_cast<u64>(to.row), beside = reinterpret_cast<u64>(to.scales);
 #pragma unroll 1
     for (u32 first = 0; first < length; first += kWaveChannels) {
       u32 at = first + lane * kCastChannels;
       CastLane mine = {};
-      for (u32 h = 0; h < 2 && at < length; h++) mine.half[h].load(a_, from + at + 8 * h);
+      const u8* raw = a_.raw + (from + at) * bytes_of(a_.dtype);
+      for (u32 h = 0; h < 2 && at < length; h++) mine.half[h].load(a_.dtype, raw + 8 * h * bytes_of(a_.dtype));
       uint2 codes[2];
-      float scale = mine.cast(a_.cast, codes);
+      float scale = mine.cast(a_.quant(), codes);
       for (Lanes left = rows; left != 0; left &= left - 1) {
         uint4* there = reinterpret_cast<uint4*>(shfl(row, first_of(left)) + at);
         if (at < length) store_16(there, make_uint4(codes[0].x, codes[0].y, codes[1].x, codes[1].y));
       }
       for (Lanes left = scales; left != 0; left &= left - 1) {
         u8* there = reinterpret_cast<u8*>(shfl(beside, first_of(left)));
-        if (at < length && at % kGroup == 0) store_scale(a_, there, at / kGroup, scale);
+        if (at < length && at % kGroup == 0) store_scale(a_.quant(), there, at / kGroup, scale);
       }
     }
     // Bytes behind the last group.
-    u32 bytes = a_.cast == kCastUe8m0 ? 4 * PieceScales(a_, piece).count : 0;
+    u32 bytes = a_.quant().scale == ScaleType::kUe8m0 ? 4 * PieceScales(a_, piece).count : 0;
     for (Lanes left = scales; left != 0; left &= left - 1) {
       u8* there = reinterpret_cast<u8*>(shfl(beside, first_of(left)));
       if (groups + lane < bytes) there[groups + lane] = 0;

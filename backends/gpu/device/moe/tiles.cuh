@@ -85,7 +85,7 @@ __device__ SpreadArgs spread_of(const DispatchArgs& a, const Up& up, const Dispa
   s.x = reinterpret_cast<u8*>(t.x[me]);
   s.scales = reinterpret_cast<u32*>(base + region.scales);
   s.weights = a.weights ? reinterpret_cast<float*>(base + region.weights) : nullptr;
-  s.source = a.layout == kPacked ? reinterpret_cast<u32*>(base + region.source) : nullptr;
+  s.source = a.layout == Layout::kPacked ? reinterpret_cast<u32*>(base + region.source) : nullptr;
   s.slots = reinterpret_cast<const i32*>(t.ids[me]);
   s.landed_scales = reinterpret_cast<const u32*>(t.scales[me]);
   s.landed_weights = reinterpret_cast<const float*>(t.weights[me]);

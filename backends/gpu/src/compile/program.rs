@@ -14,7 +14,7 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../../device/exchange.cu") };
-const HEADERS: [(&str, &str); 35] = [
+const HEADERS: [(&str, &str); 37] = [
     ("arch.cuh", include_str!("../../device/common/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/common/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/common/arch_amd.cuh")),
@@ -25,6 +25,7 @@ const HEADERS: [(&str, &str); 35] = [
     ("copies.cuh", include_str!("../../device/moe/copies.cuh")),
     ("region.cuh", include_str!("../../device/moe/region.cuh")),
     ("types.cuh", include_str!("../../device/common/types.cuh")),
+    ("quant.cuh", include_str!("../../device/codec/quant.cuh")),
     ("cast.cuh", include_str!("../../device/codec/cast.cuh")),
     ("entry.cuh", include_str!("../../device/common/entry.cuh")),
     ("route.cuh", include_str!("../../device/moe/route.cuh")),
@@ -47,6 +48,7 @@ const HEADERS: [(&str, &str); 35] = [
     ("decode_sums.cuh", include_str!("../../device/decode/decode_sums.cuh")),
     ("decode.cuh", include_str!("../../device/decode/decode.cuh")),
     ("logfmt.cuh", include_str!("../../device/codec/logfmt.cuh")),
+    ("decode_coded.cuh", include_str!("../../device/decode/decode_coded.cuh")),
     ("decode_send.cuh", include_str!("../../device/decode/decode_send.cuh")),
     ("decode_dispatch.cuh", include_str!("../../device/decode/decode_dispatch.cuh")),
     ("decode_combine.cuh", include_str!("../../device/decode/decode_combine.cuh")),

@@ -70,15 +70,6 @@ pub(crate) mod tests {
     ];
 
     #[test]
-    fn kernels_cast_groups_of_as_many_channels_as_the_format_has() {
-        let kernel = include_str!("../../device/codec/cast.cuh");
-        for quant in [Quant::FP8, Quant::FP8_ROUND, Quant::FP8_UE8M0] {
-            let line = format!("constexpr u32 kGroup = {};", quant.group);
-            assert!(kernel.contains(&line), "{quant:?}");
-        }
-    }
-
-    #[test]
     fn words_of_scales_belong_to_one_piece_of_a_row_that_is_cast() {
         for hidden in [16, 80, 512, 2880, 7168, 16_384, 1 << 20] {
             for channel_bytes in [2, 4] {

@@ -110,8 +110,8 @@ const LATE: [Mutant; 5] = [
 
 /// Writes all of these into the sources of a folder.
 pub(super) fn mutate_codes(folder: &Path) {
-    mutate(folder, &["logfmt.cuh"], &MUTANTS);
-    mutate(folder, &["logfmt.cuh"], &LATE);
+    mutate(folder, &["decode_coded.cuh"], &MUTANTS);
+    mutate(folder, &["decode_coded.cuh"], &LATE);
     mutate(folder, &["decode_combine.cuh"], &COMBINE);
 }
 

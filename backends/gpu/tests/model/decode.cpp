@@ -83,7 +83,7 @@ void bring_anything(Rank& r, std::mt19937& random) {
 }
 
 DecodeDispatchArgs decode_dispatch(Rank& r, bool replay, Way way) {
-  DecodeDispatchArgs a{dispatch_args(r, kPacked, replay), decode_of(r, way)};
+  DecodeDispatchArgs a{dispatch_args(r, Layout::kPacked, replay), decode_of(r, way)};
   a.dispatch.tile_rows = 0, a.dispatch.worst = 1;
   // Each rank has forms of its own.
   take_forms(a.decode, a.dispatch, (r.operations + r.me) % 2, (r.operations / 4 + r.me) % 2 * r.s.max_tokens);
@@ -94,7 +94,7 @@ DecodeDispatchArgs decode_dispatch(Rank& r, bool replay, Way way) {
 bool is_long_for(u32 pieces, u32 each) { return pieces > each * kWarps * kWave; }
 
 void run_decode(const DecodeDispatchArgs& a, const Up::Params& params, bool is_long) {
-  if (a.dispatch.cast != 0)
+  if (a.dispatch.casts())
     is_long ? ty_dispatch_decode_cast_long(a, params) : ty_dispatch_decode_cast(a, params);
   else
     is_long ? ty_dispatch_decode_long(a, params) : ty_dispatch_decode(a, params);
@@ -109,7 +109,7 @@ struct Late {
 void launch_decode(Rank& r, const DecodeDispatchArgs& a, u32 phases, const Late& late = {}) {
   DecodeDispatchArgs part = a;
   part.decode.phases = phases;
-  bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.cast != 0 ? 1 : 2);
+  bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.casts() ? 1 : 2);
   model::launch(blocks_of(part.decode), kWarps * kWave, [=, &r] {
     if (blockIdx.x == late.block && threadIdx.x == 0) late.hold();
     run_decode(part, r.params(), is_long);
@@ -216,7 +216,7 @@ DecodeCombineArgs decode_combine(Rank& r, const DispatchArgs& d, Given& mine, co
   CombineArgs& c = a.combine;
   Region at = region_of(d, Outcome{});
   u8* base = r.arena + d.region;
-  c.c = r.common(signature(3, 0));
+  c.c = r.common(signature(3));
   c.c.no_host_sync = call.no_host_sync, c.c.outcome = call.no_host_sync ? r.late : r.outcome;
   c.r = r.r, c.out = mine.out.data(), c.row_bytes = r.s.row_bytes;
   c.bias0 = call.biased ? mine.bias.data() : nullptr;
@@ -413,7 +413,7 @@ void two_at_once(const Ranks& ranks, std::mt19937& random) {
 }
 
 // Rows are cast as they leave.
-void cast(const Ranks& ranks, std::mt19937& random, u32 how, u32 dtype) {
+void cast(const Ranks& ranks, std::mt19937& random, Cast how, DType dtype) {
   Shape s = ranks[0]->s;
   std::vector<std::vector<u32>> raw(s.ranks);
   std::vector<DecodeDispatchArgs> args;
@@ -508,7 +508,7 @@ void flat_between(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) {
     bring(*r, r->s.max_tokens, random);
     memset(r->arena, 0xee, kArenaBytes);
-    args.push_back(dispatch_args(*r, kFlat, false));
+    args.push_back(dispatch_args(*r, Layout::kFlat, false));
   }
   on_all(ranks, random, [&](Rank& r, u32 i) { dispatch_on(r, args[i]); });
   for (u32 d = 0; d < ranks.size(); d++)
@@ -589,12 +589,12 @@ void run(const Shape& shape, std::vector<u32> tokens, bool all) {
 
 // Hidden sizes whose last group is short, and whose scales are fewer than a piece.
 void casts(u32 ranks) {
-  for (u32 how : {1u, 2u, 3u})
-    for (u32 dtype : {1u, 3u}) {
-      u32 hidden = how == 2 ? 1104 : 336, groups = (hidden + 127) / 128;
-      Shape shape{ranks, ranks * 4, 3, hidden, how == 3 ? (groups + 3) / 4 : groups, 9, 1 << 20};
+  for (Cast how : kCasts)
+    for (DType dtype : {DType::kBf16, DType::kFp32}) {
+      u32 hidden = how == Cast::kFp8Round ? 1104 : 336;
+      Shape shape{ranks, ranks * 4, 3, hidden, cast_words(how, hidden), 9, 1 << 20};
       Ranks all = all_ranks(shape);
-      std::mt19937 random(how + dtype);
+      std::mt19937 random((u32)how + (u32)dtype);
       Fabric fabric(all);
       cast(all, random, how, dtype);
     }

@@ -26,7 +26,7 @@ namespace up_level {
 }  // namespace up_level
 
 using up_level::ty::u32, up_level::ty::u64, up_level::ty::u8, up_level::ty::i64;
-using up_level::ty::kExpertMajor, up_level::ty::kFlat, up_level::ty::kPacked;
+using up_level::ty::Layout;
 namespace ty = up_level::ty;
 constexpr u64 kYAt = up_level::kYAt, kWeightsAt = kYAt + (512 << 10);
 
@@ -100,10 +100,10 @@ void last_of(const Team& team, Former& former) {
 
 // One rank of a dispatch: between domains, inside, and the agreement of all. Returns the objecting
 // rank, or -1.
-i64 dispatch(Rank& r, u32 layout, bool replay, Wish wish) {
+i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
   static_cast<Inputs&>(*r.out) = {r.out->s, r.domain, r.tokens, r.topk, r.weights, r.x, r.scales};
   if (wish.bad) r.out->topk[1] = r.s.experts + 5;
-  auto first = out_level::dispatch_args(*r.out, kFlat, replay);
+  auto first = out_level::dispatch_args(*r.out, out_level::ty::Layout::kFlat, replay);
   first.source_first = r.me * r.s.max_tokens, first.worst = 1;
   first.c.objector = r.me, first.c.verdict = wish.verdict;
   out_level::dispatch_on(*r.out, first);
@@ -188,7 +188,7 @@ void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expect
   up_level::Combine inner;
   inner.refuses = refuses, inner.expected = expected.first, inner.objector = r.me;
   up_level::combine_on(*r.in, partials, weights ? back : nullptr, inner);
-  auto c = r.out->common(out_level::signature(3, 0));
+  auto c = r.out->common(out_level::signature(3));
   out_level::Former former;
   last_of(*r.in, former);
   if (refuses)
@@ -223,7 +223,7 @@ void refusals(World& world) {
       Wish wish;
       for (auto& [rank, wanted] : wishes)
         if (rank == r.me) wish = wanted;
-      same("who objects", dispatch(r, kFlat, false, wish), (i64)expected);
+      same("who objects", dispatch(r, Layout::kFlat, false, wish), (i64)expected);
     });
   };
   objector({{last, {ty::kRefuseText}}}, last);
@@ -277,8 +277,8 @@ void broken(World& world) {
 void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
   World world(shape, domains);
   std::mt19937 random(shape.ranks * 100 + domains);
-  for (u32 layout : {kFlat, kExpertMajor, kPacked}) {
-    for (Rank* r : world.ranks) bring(*r, tokens[(r->me + layout) % tokens.size()], random);
+  for (Layout layout : {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked}) {
+    for (Rank* r : world.ranks) bring(*r, tokens[(r->me + (u32)layout) % tokens.size()], random);
     for (bool replay : {false, true}) {
       for (Rank* r : world.ranks) {
         memset(r->out->arena, 0xee, out_level::kArenaBytes);
@@ -294,7 +294,7 @@ void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
       }
       combine(world, replay);
     }
-    if (layout == kFlat) refused_combine(world), refusals(world);
+    if (layout == Layout::kFlat) refused_combine(world), refusals(world);
   }
   broken(world);
 }

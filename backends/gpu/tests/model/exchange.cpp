@@ -20,7 +20,7 @@ Outcome reported_to(Rank& r, const DispatchArgs& a) {
   Outcome outcome{};
   const u64* totals = (u64*)(r.arena + a.region + region_of(a, outcome).totals);
   outcome.code = a.c.cell->code, outcome.tokens = totals[0];
-  outcome.rows = a.layout == kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
+  outcome.rows = a.layout == Layout::kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
   return outcome;
 }
 
@@ -124,7 +124,7 @@ void many_ranks(Shape shape) {
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
   std::vector<DispatchArgs> args;
-  for (Rank* r : ranks) bring(*r, r->me % 3 * 4, random), args.push_back(dispatch_args(*r, kFlat, false));
+  for (Rank* r : ranks) bring(*r, r->me % 3 * 4, random), args.push_back(dispatch_args(*r, Layout::kFlat, false));
   auto outcomes = dispatch(ranks, args);
   combine(ranks, outcomes, false, std::vector<Combine>(ranks.size(), {.pushes = true, .lands = true}));
 }
@@ -136,7 +136,7 @@ void no_push(Shape shape) {
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
   std::vector<DispatchArgs> args;
-  for (Rank* r : ranks) bring(*r, shape.max_tokens, random), args.push_back(dispatch_args(*r, kFlat, false));
+  for (Rank* r : ranks) bring(*r, shape.max_tokens, random), args.push_back(dispatch_args(*r, Layout::kFlat, false));
   dispatch(ranks, args);
   for (Rank* r : ranks) memset(r->arena + kLandingAt, 0xee, 1 << 20);
   std::vector<Combine> refused(ranks.size(), {.pushes = true, .lands = true, .expected = kRefused});
@@ -164,8 +164,8 @@ void two_at_once(std::vector<Rank*>& ranks) {
   std::vector<DispatchArgs> first, second;
   for (Rank* r : ranks) {
     memset(r->arena, 0xee, kArenaBytes);
-    first.push_back(dispatch_args(*r, kFlat, false));
-    second.push_back(dispatch_args(*r, kFlat, true));
+    first.push_back(dispatch_args(*r, Layout::kFlat, false));
+    second.push_back(dispatch_args(*r, Layout::kFlat, true));
     second.back().region = 2 << 20, second.back().staging = kStagingAt + (1 << 20);
     first.back().capacity = second.back().capacity = 2 << 20;
     first.back().at_once = second.back().at_once = 0;
@@ -189,7 +189,7 @@ void two_at_once(std::vector<Rank*>& ranks) {
 
 void refusals(std::vector<Rank*>& ranks) {
   std::vector<DispatchArgs> args;
-  for (Rank* r : ranks) args.push_back(dispatch_args(*r, kFlat, false));
+  for (Rank* r : ranks) args.push_back(dispatch_args(*r, Layout::kFlat, false));
   const char text[] = "no rows today";
   args[1].c.verdict = kRefuseText, args[1].c.text_bytes = sizeof text, args[1].staged = 0;
   memcpy(args[1].c.text, text, sizeof text);
@@ -199,14 +199,14 @@ void refusals(std::vector<Rank*>& ranks) {
     same_bytes("text", o.text, text, sizeof text);
   }
   args.clear();
-  for (Rank* r : ranks) args.push_back(dispatch_args(*r, kFlat, false));
+  for (Rank* r : ranks) args.push_back(dispatch_args(*r, Layout::kFlat, false));
   args[0].capacity = 128, args[0].c.text_bytes = 3;
   for (const Outcome& o : dispatch(ranks, args)) {
     same("full", o.code, kFull);
     same("at rank", o.rank, 0u);
   }
   args.clear();
-  for (Rank* r : ranks) args.push_back(dispatch_args(*r, kFlat, false));
+  for (Rank* r : ranks) args.push_back(dispatch_args(*r, Layout::kFlat, false));
   i64 good = std::exchange(ranks[0]->topk[1], ranks[0]->s.experts);
   for (const Outcome& o : dispatch(ranks, args)) {
     same("a bad routing", o.code, kRefused);
@@ -227,7 +227,7 @@ void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
     Region region = region_of(args[d], outcomes[d]);
     check_host_counts(*ranks[d], args[d], region);
     check_routing_counts(*ranks[d]);
-    if (args[d].layout == kFlat) check_copies(*ranks[d], args[d], region, outcomes[d], d % 3);
+    if (args[d].layout == Layout::kFlat) check_copies(*ranks[d], args[d], region, outcomes[d], d % 3);
   }
 }
 
@@ -237,8 +237,8 @@ void run(const Shape& shape, std::vector<u32> tokens) {
   std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks * 100 + shape.topk);
   Fabric fabric(ranks);
-  for (u32 layout : {kFlat, kExpertMajor, kPacked}) {
-    for (Rank* r : ranks) bring(*r, tokens[(r->me + layout) % tokens.size()], random);
+  for (Layout layout : {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked}) {
+    for (Rank* r : ranks) bring(*r, tokens[(r->me + (u32)layout) % tokens.size()], random);
     for (bool replay : {false, true}) {
       std::vector<DispatchArgs> args;
       for (Rank* r : ranks) {
@@ -249,23 +249,23 @@ void run(const Shape& shape, std::vector<u32> tokens) {
       for (u32 d = 0; d < shape.ranks; d++) same("dispatch", outcomes[d].code, kGo);
       check_all(ranks, args, outcomes);
       combine(ranks, outcomes, replay);
-      if (layout == kFlat) push_back(ranks, outcomes, random);
+      if (layout == Layout::kFlat) push_back(ranks, outcomes, random);
     }
     // Before records of refused operations are sent.
-    if (layout == kFlat) check_counters(ranks);
-    if (layout == kFlat && ranks.size() > 1) refusals(ranks);
-    if (layout == kFlat) two_at_once(ranks);
+    if (layout == Layout::kFlat) check_counters(ranks);
+    if (layout == Layout::kFlat && ranks.size() > 1) refusals(ranks);
+    if (layout == Layout::kFlat) two_at_once(ranks);
     // Where a model of it is not too slow.
-    if (shape.max_tokens < 100 || layout == kFlat) launches(ranks, layout, random);
+    if (shape.max_tokens < 100 || layout == Layout::kFlat) launches(ranks, layout, random);
   }
 }
 
 // Rows are cast as they move, in every layout.
-void cast(const Shape& shape, u32 how, u32 dtype) {
+void cast(const Shape& shape, Cast how, DType dtype) {
   std::vector<Rank*> ranks = all_ranks(shape);
-  std::mt19937 random(how * 10 + dtype);
+  std::mt19937 random((u32)how * 10 + (u32)dtype);
   Fabric fabric(ranks);
-  for (u32 layout : {kFlat, kExpertMajor, kPacked})
+  for (Layout layout : {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked})
     for (bool replay : {false, true}) {
       std::vector<std::vector<u32>> raw(shape.ranks);
       std::vector<DispatchArgs> args;
@@ -286,13 +286,12 @@ void cast(const Shape& shape, u32 how, u32 dtype) {
 // several pieces, and the last piece ends within a group. Other rows are shorter than a group, and their scales are not
 // stored in bulk.
 void casts(u32 ranks, bool all, bool both) {
-  for (u32 how : {1u, 2u, 3u})
-    for (u32 dtype : {1u, 2u, 3u})
-      for (u32 hidden : {48u, how == 3 ? 2048u : 1104u}) {
-        if (!all && how != dtype) continue;
-        if (!both && (hidden == 48) != ((how + dtype + ranks) % 2 == 0)) continue;
-        u32 groups = (hidden + 127) / 128;
-        cast({ranks, ranks * 4, 3, hidden, how == 3 ? (groups + 3) / 4 : groups, 19, 1 << 20}, how, dtype);
+  for (Cast how : kCasts)
+    for (DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32})
+      for (u32 hidden : {48u, how == Cast::kFp8Ue8m0 ? 2048u : 1104u}) {
+        if (!all && (u32)how != (u32)dtype) continue;
+        if (!both && (hidden == 48) != (((u32)how + (u32)dtype + ranks) % 2 == 0)) continue;
+        cast({ranks, ranks * 4, 3, hidden, cast_words(how, hidden), 19, 1 << 20}, how, dtype);
       }
 }
 
@@ -306,19 +305,19 @@ void run_once(const Shape& shape, std::vector<u32> tokens) {
   std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
-  for (u32 layout : {kFlat, kExpertMajor, kPacked}) {
+  for (Layout layout : {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked}) {
     std::vector<DispatchArgs> args;
     for (Rank* r : ranks) {
-      bring(*r, tokens[(r->me + layout) % tokens.size()], random);
+      bring(*r, tokens[(r->me + (u32)layout) % tokens.size()], random);
       memset(r->arena, 0xee, kArenaBytes);
       args.push_back(dispatch_args(*r, layout, false));
     }
     auto outcomes = dispatch(ranks, args);
     check_all(ranks, args, outcomes);
-    combine(ranks, outcomes, layout == kFlat);
+    combine(ranks, outcomes, layout == Layout::kFlat);
     std::vector<Combine> sums(ranks.size());
     for (Combine& how : sums) how.sums = true;
-    if (layout == kFlat) combine(ranks, outcomes, true, sums);
+    if (layout == Layout::kFlat) combine(ranks, outcomes, true, sums);
   }
 }
 
@@ -358,7 +357,7 @@ int main(int count, char** arguments) {
   if (what == "casts") {
     bool all = model::runs_all();
     for (u32 count : {1u, 2u, 3u}) casts(count, count == 2, all || count == 2);
-    all ? casts(8, false, true) : cast({8, 32, 3, 1104, 9, 19, 1 << 20}, 1, 2);
+    all ? casts(8, false, true) : cast({8, 32, 3, 1104, 9, 19, 1 << 20}, Cast::kFp8, DType::kFp16);
     puts("all is well");
     return 0;
   }

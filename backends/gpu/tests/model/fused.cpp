@@ -84,7 +84,7 @@ void combine_one(Rank& r, const Dispatched& d, const Call& call, const Way& way,
   FusedCombineArgs f{};
   CombineArgs& a = f.combine;
   MergeArgs& m = f.merge;
-  a.c = r.common(signature(3, 0)), a.r = r.r;
+  a.c = r.common(signature(3)), a.r = r.r;
   if (way.silent) a.r.source_rows = no_rows;
   a.x = kStagingAt, a.weights = kYAt, a.out = (u8*)rows.out;
   a.out_weights = call.returns_weights ? rows.out_weights : nullptr;
@@ -193,7 +193,7 @@ Ranks all_ranks(const Shape& shape) {
   return ranks;
 }
 
-std::vector<Dispatched> dispatch_all(const Ranks& ranks, u32 layout) {
+std::vector<Dispatched> dispatch_all(const Ranks& ranks, Layout layout) {
   std::vector<Dispatched> of(ranks.size());
   std::vector<std::thread> running;
   for (u32 i = 0; i < ranks.size(); i++) {
@@ -211,8 +211,8 @@ void run(const Shape& shape, std::vector<u32> tokens, u32 turns) {
   Ranks ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks * 100 + shape.topk);
   Fabric fabric(ranks);
-  for (u32 layout : {kExpertMajor, kPacked}) {
-    for (Rank* r : ranks) bring(*r, tokens[(r->me + layout) % tokens.size()], random);
+  for (Layout layout : {Layout::kExpertMajor, Layout::kPacked}) {
+    for (Rank* r : ranks) bring(*r, tokens[(r->me + (u32)layout) % tokens.size()], random);
     auto of = dispatch_all(ranks, layout);
     for (u32 turn = 0; turn < turns; turn++) {
       Call call{random() % 2 == 0, random() % 3 == 0, turn == 0 ? 0 : (u32)(random() % 4),
@@ -233,7 +233,7 @@ void silence(const Shape& shape) {
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
   for (Rank* r : ranks) bring(*r, shape.max_tokens, random);
-  auto of = dispatch_all(ranks, kExpertMajor);
+  auto of = dispatch_all(ranks, Layout::kExpertMajor);
   std::vector<Way> ways(ranks.size());
   ways[1].silent = true;
   std::thread host([&] {

@@ -3,7 +3,7 @@
 
 // The same arguments again and again, as a graph launches them: T and all inputs change, and so do the
 // records, signals and totals that are used.
-void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
+void launches(std::vector<Rank*>& ranks, Layout layout, std::mt19937& random) {
   std::vector<DispatchArgs> args;
   for (Rank* r : ranks) {
     r->tokens = r->s.max_tokens;
@@ -24,7 +24,7 @@ void launches(std::vector<Rank*>& ranks, u32 layout, std::mt19937& random) {
     }
     auto outcomes = launch(args);
     check_all(ranks, args, outcomes);
-    bool no_host_sync = turn % 3 != 0, pushes = layout == kFlat && !TY_PUTS && turn == 1;
+    bool no_host_sync = turn % 3 != 0, pushes = layout == Layout::kFlat && !TY_PUTS && turn == 1;
     combine(ranks, outcomes, turn % 2, std::vector<Combine>(ranks.size(), {no_host_sync, pushes, pushes}));
     // A replay has the T of its handle, whatever value the word has by now.
     std::vector<DispatchArgs> again;

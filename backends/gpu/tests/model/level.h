@@ -274,7 +274,8 @@ struct Fabric {
 // Whether kernels may wait themselves for the rows of other ranks.
 constexpr bool kAtOnce = !TY_PUTS && !kGrouped;
 
-u64 signature(u32 kind, u32 layout) { return kind | layout << 4; }
+u64 signature(u32 kind) { return kind; }
+u64 signature(u32 kind, Layout layout) { return signature(kind) | (u32)layout << 4; }
 
 // Places stages, metadata and notes in shared memory, in the product's order. There are at most as many
 // stages, and warps that move rows, as fit.
@@ -289,10 +290,10 @@ void share_out(DispatchArgs& a) {
   a.notes_at = a.metadata_at + metadata;
 }
 
-DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
+DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
-    r.r.blocks = layout == kFlat && !TY_PUTS && !kGrouped ? r.some_blocks() : kBlocks;
+    r.r.blocks = layout == Layout::kFlat && !TY_PUTS && !kGrouped ? r.some_blocks() : kBlocks;
     u32 warps = r.r.blocks * kWarps;
     r.r.span = std::bit_ceil(std::max(8u, (r.tokens + warps - 1) / warps));
   }
@@ -304,7 +305,7 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4;
   u32 tiled = r.operations % 2 ? kWarps / 2 - 1 : kWarps * 3 / 4;
-  a.movers = layout == kFlat ? kWarps - kMetadataWarps / 2 : tiled;
+  a.movers = layout == Layout::kFlat ? kWarps - kMetadataWarps / 2 : tiled;
   a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
@@ -313,46 +314,46 @@ DispatchArgs dispatch_args(Rank& r, u32 layout, bool replay) {
   // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
   a.tally_tokens = 32 >> r.operations % 6, a.metadata_tokens = 32 >> r.operations % 4;
   a.metadata_scales = r.operations % 3 != 0;
-  if (layout != kFlat && !TY_PUTS && !kGrouped) {
+  if (layout != Layout::kFlat && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = r.operations % 2 ? 32 : 8;
     // Some ranks have blocks that push.
     a.pushers = (r.operations / 2 + r.me) % 3 == 0 ? 0 : 1, a.part_rows = a.pushers > 0 ? 1 : 8;
-    a.zero_padding = layout == kExpertMajor;
+    a.zero_padding = layout == Layout::kExpertMajor;
   }
   return a;
 }
 
 // The dispatch casts rows of a type, in pieces that may be shorter than a row and in one stage or two.
-void cast_from(DispatchArgs& a, const std::vector<u32>& raw, u32 how, u32 dtype) {
+void cast_from(DispatchArgs& a, const std::vector<u32>& raw, Cast how, DType dtype) {
   a.raw = (const u8*)raw.data(), a.x = nullptr, a.scales = nullptr;
   a.cast = how, a.dtype = dtype, a.hidden = (u32)a.row_bytes;
   a.piece_bytes = std::min(512u, a.hidden), a.pieces = (a.hidden + a.piece_bytes - 1) / a.piece_bytes;
-  a.stage_scales = (u32)align_region(a.piece_bytes * (dtype == 3 ? 4 : 2)), a.stage_bytes = a.stage_scales + 128;
+  a.stage_scales = (u32)align_region(a.piece_bytes * bytes_of(dtype)), a.stage_bytes = a.stage_scales + 128;
   a.stages = 1 + a.stages % 2, a.movers = 6;
   share_out(a);
 }
 
 Region region_of(const DispatchArgs& a, const Outcome& outcome) {
   u64 tokens = outcome.tokens, rows = outcome.rows, places = a.c.local_experts() * a.most_tokens();
-  if (a.layout == kPacked || a.worst) tokens = a.most_tokens();
-  if (a.layout == kPacked) rows = places;
-  if (a.layout == kExpertMajor && a.worst) rows = a.worst_experts;
-  return Region(a.region_shape(), tokens, a.layout == kFlat ? 0 : rows);
+  if (a.layout == Layout::kPacked || a.worst) tokens = a.most_tokens();
+  if (a.layout == Layout::kPacked) rows = places;
+  if (a.layout == Layout::kExpertMajor && a.worst) rows = a.worst_experts;
+  return Region(a.region_shape(), tokens, a.layout == Layout::kFlat ? 0 : rows);
 }
 
 // One rank of a dispatch, until its rows have arrived. Where blocks push, or cast, more of them run than count.
 void dispatch_on(Rank& r, const DispatchArgs& a) {
-  u32 blocks = (a.replay ? kBlocks : a.r.blocks) + (a.pushers > 0 || (a.cast != 0 && !TY_PUTS));
+  u32 blocks = (a.replay ? kBlocks : a.r.blocks) + (a.pushers > 0 || (a.casts() && !TY_PUTS));
   model::launch(blocks, kWarps * kWave, [=, &r] { ty_dispatch(a, r.params()); });
   same("an ended wait", r.report->ended, 0u);
   if (!a.c.no_host_sync) same("ticket of the outcome", r.outcome->epoch, a.c.ticket);
   if (!a.c.no_host_sync && r.outcome->code != kGo) return;
   if (!a.at_once) r.arrive(a.c, true);
-  if (a.layout == kFlat || a.tile_rows > 0) return;
+  if (a.layout == Layout::kFlat || a.tile_rows > 0) return;
   Region region = region_of(a, *r.outcome);
   u64 rows = r.outcome->rows;
-  bool major = a.layout == kExpertMajor;
+  bool major = a.layout == Layout::kExpertMajor;
   if (a.c.no_host_sync) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
   auto at = [&](u64 offset) { return r.arena + a.region + offset; };
   SpreadArgs s{at(0), (u32*)at(region.scales), (float*)at(region.weights),
@@ -393,33 +394,33 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
       for (i32 id : local_ids(*source, t, d))
         if (id >= 0) counts[id]++;
   for (u32 e = 0; e < local; e++) {
-    u64 place = a.layout == kPacked ? a.most_tokens() : (counts[e] + 3) / 4 * 4;
+    u64 place = a.layout == Layout::kPacked ? a.most_tokens() : (counts[e] + 3) / 4 * 4;
     starts[e + 1] = starts[e] + place;
     next[e] = starts[e];
   }
   Region region = region_of(a, outcome);
-  if (a.layout != kFlat) same("rows", outcome.rows, starts[local]);
+  if (a.layout != Layout::kFlat) same("rows", outcome.rows, starts[local]);
   u64 n = 0, scale_bytes = 4ull * s.scale_words;
   for (Inputs* source : ranks) {
     u64 before = n;
     for (u32 t = 0; t < source->tokens; t++) {
       auto ids = local_ids(*source, t, d);
       if (!goes(ids)) continue;
-      std::string what = "rank " + std::to_string(d) + ", layout " + std::to_string(a.layout) +
+      std::string what = "rank " + std::to_string(d) + ", layout " + std::to_string((u32)a.layout) +
                          ", row " + std::to_string(n) + ": ";
       const u8* row = source->x + (u64)t * s.row_bytes;
       const u32* scales = source->scales.data() + t * s.scale_words;
       u32 from = source->me * s.max_tokens + t;
-      if (a.layout == kFlat) {
+      if (a.layout == Layout::kFlat) {
         same_bytes(what + "x", base + n * s.row_bytes, row, s.row_bytes);
         same_bytes(what + "scales", base + region.scales + n * scale_bytes, scales, scale_bytes);
         same_bytes(what + "ids", base + region.ids + n * s.topk * 4, ids.data(), s.topk * 4);
       }
-      if (a.layout != kPacked)
+      if (a.layout != Layout::kPacked)
         same(what + "source", ((u32*)(base + region.source))[n], from);
       for (u32 k = 0; k < s.topk; k++) {
         float weight = ids[k] < 0 ? 0 : source->weights[t * s.topk + k];
-        if (a.layout == kFlat) {
+        if (a.layout == Layout::kFlat) {
           same(what + "weight", ((float*)(base + region.weights))[n * s.topk + k], weight);
           continue;
         }
@@ -430,7 +431,7 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
         same(what + "weight of a copy", ((float*)(base + region.weights))[slot], weight);
         same_bytes(what + "scales of a copy", scales_at(a, base + region.scales, slot, forms).data(), scales,
                    scale_bytes);
-        if (a.layout == kPacked)
+        if (a.layout == Layout::kPacked)
           same(what + "source of a copy", ((u32*)(base + region.source))[slot],
                source->me * forms.source_step + t);
       }
@@ -446,7 +447,7 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
       same_bytes("padding", base + row * s.row_bytes, zeros.data(), s.row_bytes);
   for (u32 e = 0; e < local; e++)
     same("rows of an expert", ((u32*)(base + region.expert_counts))[e], counts[e]);
-  if (a.layout == kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
+  if (a.layout == Layout::kPacked) check_ranges(ranks, d, (u64*)(base + region.ranges));
 }
 
 void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs& a, u8* base,
@@ -485,7 +486,7 @@ struct Combine {
 // behind.
 void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   CombineArgs a{};
-  a.c = r.common(signature(3, 0));
+  a.c = r.common(signature(3));
   follow(a.c, how.former);
   a.c.no_host_sync = how.no_host_sync, a.c.outcome = how.no_host_sync ? r.late : r.outcome;
   a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);

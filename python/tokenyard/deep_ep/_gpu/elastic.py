@@ -8,7 +8,7 @@ from tokenyard import errors
 from .._arguments import expect_integer, read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
-from .._engine import Engine, Opened
+from .._pool import Opened, Pool
 from .._routing import check_experts
 from .._sizes import Sizes, align, sizes_of
 from .._torch import torch
@@ -82,11 +82,11 @@ def wait_for(event: Any, stream: CallStream) -> None:
         mark.wait_on(stream.stream)
 
 
-def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
+def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
     stream = stream_of(call, timing)
     if call.handle is not None:
-        return _replay(engine, call, call.handle, stream, before_epilogue)
+        return _replay(pool, call, call.handle, stream, before_epilogue)
     if call.has_cpu_sync and stream.is_captured:
         raise errors.InvalidInputError(
             "capture graph: found a dispatch whose sizes the host must know; expected do_cpu_sync=False",
@@ -114,11 +114,11 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
         )
         return Between(sent, before_epilogue, stream) if before_epilogue else sent
 
-    # Of a call in halves the engine receives the second, which may be refused, too.
-    run = engine.dispatch if before_epilogue else engine.dispatch_sent
+    # Of a call in halves the pool receives the second, which may be refused, too.
+    run = pool.dispatch if before_epilogue else pool.dispatch_sent
     with stream.inside():
         opened, (received, native) = run(
-            lambda: _read_dispatch(engine, call), send, call.way, lambda: _sizes(engine, call)
+            lambda: _read_dispatch(pool, call), send, call.way, lambda: _sizes(pool, call)
         )
         routed = kept[0]
         record = Record(
@@ -132,9 +132,9 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing, before_epilogue
             flat_rows=received.tokens,
             device=routed.x.device,
         )
-        places = Places(engine, record, received)
+        places = Places(pool, record, received)
         given = _give(call, record, received, routed, stream, places)
-        handle = _make_handle(engine, call, record, received, places)
+        handle = _make_handle(pool, call, record, received, places)
     return _finish(call, routed, given, handle, stream)
 
 
@@ -154,7 +154,7 @@ def _finish(
     return x, ids, weights, handle, event
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
     x, scales = read_rows(library(), call.x, None, None)
     tokens = x.shape[0]
     if call.topk_idx is None or call.experts is None:
@@ -169,30 +169,30 @@ def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
         raise Refusal(
             f"x: found {tokens} tokens; expected at most num_max_tokens_per_rank = {call.tokens}"
         )
-    check_experts(call.experts, engine.ranks)
+    check_experts(call.experts, pool.ranks)
     expect_integer("expert_alignment", call.alignment, 1)
     if call.stats is not None:
-        local = call.experts // engine.ranks
+        local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     stats = {"cumulative_local_expert_recv_stats": call.stats}
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
-    return _sizes(engine, call), Routed(x, scales, ids, weights)
+    return _sizes(pool, call), Routed(x, scales, ids, weights)
 
 
-def _sizes(engine: Engine, call: DispatchCall) -> Sizes:
+def _sizes(pool: Pool, call: DispatchCall) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors."""
     ids: Any = call.topk_idx
-    experts, tokens, sms = call.experts or 0, call.tokens or 0, engine.sms_of(call.chosen_sms)
+    experts, tokens, sms = call.experts or 0, call.tokens or 0, pool.sms_of(call.chosen_sms)
     return sizes_of(experts, ids.shape[1], call.reference.shape[1], tokens, tokens, sms=sms)
 
 
 def _replay(
-    engine: Engine, call: DispatchCall, handle: EPHandle, stream: CallStream, before_epilogue: Any
+    pool: Pool, call: DispatchCall, handle: EPHandle, stream: CallStream, before_epilogue: Any
 ) -> Result:
     opened, layout = None, call.layout
     with stream.inside():
         try:
-            record = record_of(engine, handle)
+            record = record_of(pool, handle)
             opened, layout = record.opened, record.native.layout
             expect_equal(call, record)
             tokens, topk = record.native.tokens, opened.sizes.topk
@@ -203,7 +203,7 @@ def _replay(
                 weights = weights.contiguous()
             expect_device(x, scales=scales, topk_weights=weights)
         except Exception as error:
-            engine.refuse(opened, "replay", error, layout)
+            pool.refuse(opened, "replay", error, layout)
         name_stream(opened, stream)
         no_sync = opened.takes("without_sync") and (not record.is_exact or stream.is_captured)
         comm = opened.communicator
@@ -217,11 +217,11 @@ def _replay(
     return _finish(call, routed, given, handle, stream)
 
 
-def record_of(engine: Engine, handle: object) -> Record:
+def record_of(pool: Pool, handle: object) -> Record:
     """The record of a handle. Raises Refusal for what is none of this buffer."""
     if not isinstance(handle, EPHandle) or not isinstance(handle._record, Record):
         raise Refusal(f"handle: found {type(handle).__name__}; expected an EPHandle of this buffer")
-    engine.expect_own(handle._record.opened)
+    pool.expect_own(handle._record.opened)
     return handle._record
 
 
@@ -303,11 +303,11 @@ _EXPANDED_PARTS = ("source", "slots", "expert_counts", "source_ends", "expert_en
 class Places:
     """Fields of a handle that are computed where they are read first, from copies of what arrived."""
 
-    def __init__(self, engine: Engine, record: Record, received: Any) -> None:
+    def __init__(self, pool: Pool, record: Record, received: Any) -> None:
         sizes = record.opened.sizes
-        ranks, tokens, local = engine.ranks, received.tokens, sizes.experts // engine.ranks
-        # Not the engine: a handle may outlive its buffer.
-        self._domains, self._record = engine.domains, record
+        ranks, tokens, local = pool.ranks, received.tokens, sizes.experts // pool.ranks
+        # Not the pool: a handle may outlive its buffer.
+        self._domains, self._record = pool.domains, record
         # The handle's copy of the ids, where it has one.
         self.ids: Any = None
         self._lengths = [tokens, tokens * sizes.topk, local, ranks]
@@ -365,7 +365,7 @@ class Places:
 
 
 def _make_handle(
-    engine: Engine, call: DispatchCall, record: Record, received: Any, places: Places
+    pool: Pool, call: DispatchCall, record: Record, received: Any, places: Places
 ) -> EPHandle:
     if call.stats is not None:
         call.stats.add_(places.counts())
@@ -375,7 +375,7 @@ def _make_handle(
         per_expert = [align(count, record.alignment) for count in counts]
     expanded = sum(per_expert)
     if not record.is_exact:
-        ranks, local = engine.ranks, record.experts // engine.ranks
+        ranks, local = pool.ranks, record.experts // pool.ranks
         most = ranks * record.tokens * min(record.opened.sizes.topk, local)
         expanded = align(most + (record.alignment - 1) * local, record.alignment)
     return EPHandle(
@@ -394,7 +394,7 @@ def _make_handle(
 
 
 def combine(
-    engine: Engine, call: CombineCall, timing: Timing, before_epilogue: Any
+    pool: Pool, call: CombineCall, timing: Timing, before_epilogue: Any
 ) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event.
 
@@ -405,7 +405,7 @@ def combine(
     with stream.inside():
         wait_for(before_epilogue, stream)
         try:
-            record = record_of(engine, call.handle)
+            record = record_of(pool, call.handle)
             opened, native = record.opened, record.native
             sizes = opened.sizes
             rows, weights, biases = _read_combine(call, record)
@@ -415,7 +415,7 @@ def combine(
             if weights is not None:
                 out_weights = weights.new_empty((native.tokens, sizes.topk))
         except Exception as error:
-            engine.refuse(opened, "combine", error)
+            pool.refuse(opened, "combine", error)
         name_stream(opened, stream)
         without_sync = record.opened.takes("without_sync")
 
@@ -459,10 +459,10 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any
     return rows, weights, biases
 
 
-def barrier(engine: Engine, device: Any, timing: Timing) -> CallStream:
+def barrier(pool: Pool, device: Any, timing: Timing) -> CallStream:
     """Work that is queued on the stream next runs once all ranks have come to the barrier. Collective."""
     # It may refuse in a capture. So the communication stream joins the capture behind it.
-    opened = engine.open_counts(1)
+    opened = pool.open_counts(1)
     stream = CallStream(device if device.type == "cuda" else None, timing)
     rows = torch.empty((0, opened.sizes.hidden), dtype=torch.float32, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)

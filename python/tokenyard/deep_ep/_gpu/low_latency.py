@@ -9,11 +9,11 @@ from tokenyard import errors
 
 from .. import _handles
 from .._arrays import Refusal
-from .._engine import Engine, Opened, way_of
 from .._gaps import Gaps
 from .._hooks import Hook
 from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall
 from .._missing import missing
+from .._pool import Opened, Pool, way_of
 from .._routing import check_experts
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
@@ -150,8 +150,8 @@ def _sizes(experts: int, topk: int, hidden: int, tokens: int) -> Sizes:
 _judged = functools.lru_cache(maxsize=256)(_judge)
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
-    x, ids, ranks = call.x, call.topk_idx, engine.ranks
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
+    x, ids, ranks = call.x, call.topk_idx, pool.ranks
     if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
         expect_tensor("x", x)
         expect_tensor("topk_idx", ids)
@@ -185,18 +185,18 @@ def _expect_statistics(opened: Opened, operation: str) -> None:
 
 
 def dispatch(
-    engine: Engine, call: DispatchCall, has_hook: bool, is_async: bool
+    pool: Pool, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
     stream = stream_of(call, ASYNC if is_async else AT_ONCE)
     if not is_async:
-        return _dispatch(engine, call, has_hook, stream)
+        return _dispatch(pool, call, has_hook, stream)
     with stream.inside():
-        return _dispatch(engine, call, has_hook, stream)
+        return _dispatch(pool, call, has_hook, stream)
 
 
 def _dispatch(
-    engine: Engine, call: DispatchCall, has_hook: bool, stream: CallStream
+    pool: Pool, call: DispatchCall, has_hook: bool, stream: CallStream
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
@@ -221,8 +221,8 @@ def _dispatch(
         )
         return arrays, sent
 
-    opened, ((x, ids), sent) = engine.dispatch_sent(
-        lambda: _read_dispatch(engine, call),
+    opened, ((x, ids), sent) = pool.dispatch_sent(
+        lambda: _read_dispatch(pool, call),
         send,
         _WAY,
         lambda: _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens),
@@ -240,7 +240,7 @@ def _dispatch(
     if stays and not stream.is_captured:
         # As in DeepEP, which has two buffers, rows live until the dispatch behind the next, whoever drops them.
         opened.last_rows = arrays[0]
-    filling = _filling(call, opened, stays, tuple(arrays), engine.gaps)
+    filling = _filling(call, opened, stays, tuple(arrays), pool.gaps)
     hook = None
     if has_hook:
         hook = _hook(sent, received, filling, record, stream)
@@ -322,27 +322,27 @@ def _weigh(record: Record, stream: CallStream, rows: Any, sent: Any, weights: An
 
 
 def combine(
-    engine: Engine, call: CombineCall, is_async: bool
+    pool: Pool, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
     stream = stream_of(call, ASYNC if is_async else AT_ONCE)
     if not is_async:
-        return _combine(engine, call, stream)
+        return _combine(pool, call, stream)
     with stream.inside():
-        return _combine(engine, call, stream)
+        return _combine(pool, call, stream)
 
 
 def _combine(
-    engine: Engine, call: CombineCall, stream: CallStream
+    pool: Pool, call: CombineCall, stream: CallStream
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     opened = None
     try:
         record = _arrived(call.handle)
-        engine.expect_own(record.opened)
+        pool.expect_own(record.opened)
         opened = record.opened
         rows, ids, weights, out = _read_combine(call, record)
         if call.wait_stats is not None:
-            read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (engine.ranks,))
+            read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (pool.ranks,))
         sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
@@ -351,11 +351,11 @@ def _combine(
     except Exception as error:
         # Weights that are sent beside the rows come with them, others come before, by a replay.
         is_one = opened is not None and opened.takes("packed_sums")
-        engine.refuse(opened, "combine" if is_one else "replay", error, "packed")
+        pool.refuse(opened, "combine" if is_one else "replay", error, "packed")
     name_stream(opened, stream)
     if call.wait_stats is not None:
         _expect_statistics(opened, "combine")
-    communicator, gaps = opened.communicator, engine.gaps.room(len(ids))
+    communicator, gaps = opened.communicator, pool.gaps.room(len(ids))
     act: Any = communicator.combine_send if call.has_hook else communicator.combine
     pending = act(
         record.native,
@@ -377,10 +377,10 @@ def _combine(
     def receive() -> None:
         pending.recv()
         with stream.resumed():
-            engine.gaps.add_experts(gaps)
+            pool.gaps.add_experts(gaps)
 
     if not call.has_hook:
-        engine.gaps.add_experts(gaps)
+        pool.gaps.add_experts(gaps)
     event = EventOverlap()
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)

@@ -9,7 +9,7 @@ from tokenyard._native import _routing
 from .. import _handles
 from .._arguments import MOST, DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._engine import Engine, Opened, way_of
+from .._pool import Opened, Pool, way_of
 from .._routing import check_experts
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
@@ -53,31 +53,31 @@ class Record:
 
 
 def layout(
-    engine: Engine, topk_idx: Any, experts: int, timing: Timing
+    pool: Pool, topk_idx: Any, experts: int, timing: Timing
 ) -> tuple[Any, Any, Any, Any, EventOverlap]:
     """Counts per rank, domain and expert, the map of ranks, and the event."""
     try:
         ids = read("topk_idx", adopted(topk_idx), (torch.int64,), (None, None))
-        check_experts(experts, engine.ranks)
+        check_experts(experts, pool.ranks)
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
         raise errors.InvalidInputError(
-            str(refusal), kind="invalid_input", rank=engine.rank, operation="get_dispatch_layout"
+            str(refusal), kind="invalid_input", rank=pool.rank, operation="get_dispatch_layout"
         ) from None
     call = CallStream(gpu_of(ids), timing)
     with call.inside():
-        of_kernel = _counted(engine, ids, experts, call.raw)
-        counts = of_kernel or _count(engine, ids, experts)
+        of_kernel = _counted(pool, ids, experts, call.raw)
+        counts = of_kernel or _count(pool, ids, experts)
     event = call.finish((ids,), counts)
     return (*counts, event)
 
 
-def _counted(engine: Engine, ids: Any, experts: int, raw: int | None) -> Any:
+def _counted(pool: Pool, ids: Any, experts: int, raw: int | None) -> Any:
     """The counts by one kernel, if a communicator is open already on GPUs of one domain; else None."""
-    opened = engine.current
-    if raw is None or opened is None or engine.domains > 1 or opened.communicator.closed:
+    opened = pool.current
+    if raw is None or opened is None or pool.domains > 1 or opened.communicator.closed:
         return None
-    tokens, ranks, device = len(ids), engine.ranks, ids.device
+    tokens, ranks, device = len(ids), pool.ranks, ids.device
     per_rank = torch.empty(ranks, dtype=torch.int32, device=device)
     per_expert = torch.empty(experts, dtype=torch.int32, device=device)
     is_in = torch.empty((tokens, ranks), dtype=torch.bool, device=device)
@@ -89,8 +89,8 @@ def _counted(engine: Engine, ids: Any, experts: int, raw: int | None) -> Any:
     return (per_rank, None, per_expert, is_in) if counted else None
 
 
-def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
-    tokens, ranks = len(ids), engine.ranks
+def _count(pool: Pool, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
+    tokens, ranks = len(ids), pool.ranks
     # The place behind the last stands for no expert, as do ids that the dispatch will refuse.
     known = ids.clamp(-1, experts).remainder_(experts + 1)
     selected = torch.zeros((tokens, experts + 1), dtype=torch.bool, device=ids.device)
@@ -98,57 +98,57 @@ def _count(engine: Engine, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
     per_expert = selected.sum(0, dtype=torch.int32)
     is_in = selected.view(tokens, ranks, experts // ranks).any(dim=2)
     per_domain = None
-    if engine.domains > 1:
-        in_domain = is_in.view(tokens, engine.domains, ranks // engine.domains).any(dim=2)
+    if pool.domains > 1:
+        in_domain = is_in.view(tokens, pool.domains, ranks // pool.domains).any(dim=2)
         per_domain = in_domain.sum(0, dtype=torch.int32)
     return is_in.sum(0, dtype=torch.int32), per_domain, per_expert, is_in
 
 
-def _read_dispatch(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
-    return _read_at_once(engine, call) or _read_each(engine, call)
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
+    return _read_at_once(pool, call) or _read_each(pool, call)
 
 
-def _looks(engine: Engine, call: DispatchCall) -> Sizes:
+def _looks(pool: Pool, call: DispatchCall) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors."""
     tokens, hidden = call.reference.shape
     ids: Any = call.topk_idx
     counts: Any = call.num_tokens_per_expert
-    most, named = _room(engine, call, tokens)
+    most, named = _room(pool, call, tokens)
     return sizes_of(counts.shape[0], ids.shape[1], hidden, most, named, False, call.sms)
 
 
-def _read_at_once(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed] | None:
+def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed] | None:
     """The arguments, where all are as most callers give them."""
-    found = _routing(call, engine.ranks)
+    found = _routing(call, pool.ranks)
     if found is None or call.num_tokens_per_rank is None:
         return None
     if not 1 <= call.expert_alignment <= MOST:
         return None
     tokens, hidden, topk, experts = found
     worst = call.num_worst_tokens
-    if worst and not engine.ranks * tokens <= worst <= MOST:
+    if worst and not pool.ranks * tokens <= worst <= MOST:
         return None
-    most, named = _room(engine, call, tokens)
+    most, named = _room(pool, call, tokens)
     sizes = sizes_of(experts, topk, hidden, most, named, False, call.sms)
     return sizes, Routed(call.x, None, call.topk_idx, call.topk_weights)
 
 
-def _room(engine: Engine, call: DispatchCall, tokens: int) -> tuple[int, int | None]:
+def _room(pool: Pool, call: DispatchCall, tokens: int) -> tuple[int, int | None]:
     """M, and M if the caller names it: with worst-case sizes the output has room for R * M rows."""
     worst = call.num_worst_tokens
-    named = -(-worst // engine.ranks) if worst else None
+    named = -(-worst // pool.ranks) if worst else None
     return named or first_tokens(tokens), named
 
 
-def _read_each(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
+def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
     x, scales = read_rows(library(), call.x, None, None)
     tokens, hidden = x.shape
-    routing = read_routing(library(), call, tokens, engine.ranks)
-    most, named = _room(engine, call, tokens)
+    routing = read_routing(library(), call, tokens, pool.ranks)
+    most, named = _room(pool, call, tokens)
     if routing.ids is None:
-        ranks = torch.arange(engine.ranks, device=x.device)
+        ranks = torch.arange(pool.ranks, device=x.device)
         ids = torch.where(routing.is_in, ranks, -1)
-        sizes = sizes_of(engine.ranks, engine.ranks, hidden, most, None, False, call.sms)
+        sizes = sizes_of(pool.ranks, pool.ranks, hidden, most, None, False, call.sms)
         expect_device(x, scales=scales, is_token_in_rank=routing.is_in)
         return sizes, Routed(x, scales, ids, None)
     ids, weights = routing.ids, routing.weights
@@ -157,7 +157,7 @@ def _read_each(engine: Engine, call: DispatchCall) -> tuple[Sizes, Routed]:
     return sizes, Routed(x, scales, ids, weights)
 
 
-def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
+def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
     stream = stream_of(call, timing)
 
@@ -182,17 +182,17 @@ def dispatch(engine: Engine, call: DispatchCall, timing: Timing) -> tuple[Any, .
             operation="capture graph",
         )
     with stream.inside():
-        opened, (routed, has_sync, (received, native)) = engine.dispatch_sent(
-            lambda: _read_dispatch(engine, call),
+        opened, (routed, has_sync, (received, native)) = pool.dispatch_sent(
+            lambda: _read_dispatch(pool, call),
             send,
             way_of("flat", not call.num_worst_tokens),
-            lambda: _looks(engine, call),
+            lambda: _looks(pool, call),
         )
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)
-        outputs = _give(engine, call, Arrival(record, received, routed, stream))
-        handle = _make_handle(engine, call, record, outputs)
-        per_expert = _counts_list(engine, call, outputs, stream)
+        outputs = _give(pool, call, Arrival(record, received, routed, stream))
+        handle = _make_handle(pool, call, record, outputs)
+        per_expert = _counts_list(pool, call, outputs, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
     event = EventOverlap()
     if stream.is_async:
@@ -234,7 +234,7 @@ class Arrival:
     stream: CallStream
 
 
-def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
+def _give(pool: Pool, call: DispatchCall, arrival: Arrival) -> Outputs:
     """The outputs. One call copies all that do not stay where they arrived."""
     record, received = arrival.record, arrival.received
     routed, stream = arrival.routed, arrival.stream
@@ -243,7 +243,7 @@ def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
     room, x = max(given, received.rows), routed.x
     stays, is_routed = stays_in_arena(opened, stream), call.topk_idx is not None
     # Copies: a handle may live for long, and holds no rows.
-    block = torch.empty(room + engine.ranks, dtype=torch.int32, device=x.device)
+    block = torch.empty(room + pool.ranks, dtype=torch.int32, device=x.device)
     rows, wanted = ((), {}) if stays else _own_rows(routed, room)
     ids, weights = None, None
     if is_routed:
@@ -259,7 +259,7 @@ def _give(engine: Engine, call: DispatchCall, arrival: Arrival) -> Outputs:
         record=record,
         names=_ARRAYS if stays else (),
         keeps_fp8=x.dtype is torch.float8_e4m3fn,
-        columns=engine.ranks if engine.domains == 1 else None,
+        columns=pool.ranks if pool.domains == 1 else None,
         counts=is_routed and not call.num_worst_tokens,
         stream=stream.raw,
         **wanted,
@@ -293,29 +293,27 @@ def _own_rows(routed: Routed, room: int) -> tuple[tuple[Any, ...], dict[str, Any
     return (own, own_scales), {"x": own, "scales": own_scales}
 
 
-def _counts_list(
-    engine: Engine, call: DispatchCall, outputs: Outputs, stream: CallStream
-) -> list[int]:
+def _counts_list(pool: Pool, call: DispatchCall, outputs: Outputs, stream: CallStream) -> list[int]:
     """Rows per local expert, rounded up: on the host, which waits for them. None are asked for without CPU sync."""
     if call.num_worst_tokens:
         return []
     counts = outputs.counts
     if counts is None:
-        counts = _sum_over_sources(engine, call.num_tokens_per_expert, stream)
+        counts = _sum_over_sources(pool, call.num_tokens_per_expert, stream)
     alignment = call.expert_alignment
     if alignment == 1:
         return counts
     return [-(-count // alignment) * alignment for count in counts]
 
 
-def _sum_over_sources(engine: Engine, counts: Any, stream: CallStream) -> list[int]:
+def _sum_over_sources(pool: Pool, counts: Any, stream: CallStream) -> list[int]:
     """Gives each rank the counts of its experts; returns the sums of what came here. Collective."""
-    counts = counts.view(engine.ranks, -1)
+    counts = counts.view(pool.ranks, -1)
     local = counts.shape[1]
-    opened = engine.open_counts(local)
-    rows = counts.new_zeros((engine.ranks, opened.sizes.hidden))
+    opened = pool.open_counts(local)
+    rows = counts.new_zeros((pool.ranks, opened.sizes.hidden))
     rows[:, :local] = counts
-    ranks = torch.arange(engine.ranks, device=counts.device)[:, None]
+    ranks = torch.arange(pool.ranks, device=counts.device)[:, None]
     # The words pass untouched, whatever they are called.
     received, _ = opened.communicator.dispatch(rows.view(torch.float32), ranks, stream=stream.raw)
     sums: list[int] = take(received.x).view(torch.int32)[:, :local].sum(0).tolist()
@@ -323,10 +321,10 @@ def _sum_over_sources(engine: Engine, counts: Any, stream: CallStream) -> list[i
 
 
 def _make_handle(
-    engine: Engine, call: DispatchCall, record: Record, outputs: Outputs
+    pool: Pool, call: DispatchCall, record: Record, outputs: Outputs
 ) -> tuple[Any, ...]:
     """The tuple of tensors that DeepEP would return. Those that its kernels alone read are dummies of the shape."""
-    ranks, tokens, domains = engine.ranks, record.native.tokens, engine.domains
+    ranks, tokens, domains = pool.ranks, record.native.tokens, pool.domains
     ends, is_in = outputs.ends, call.is_token_in_rank
     device = ends.device
     if domains == 1:
@@ -341,19 +339,19 @@ def _make_handle(
     return (*before, ends, meta, heads, dummy(device, 0, ranks // domains))
 
 
-def _own_record(engine: Engine, handle: Any) -> Record:
+def _own_record(pool: Pool, handle: Any) -> Record:
     record = _handles.record_of(handle, Record)
-    engine.expect_own(record.opened)
+    pool.expect_own(record.opened)
     return record
 
 
-def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
+def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
     stream = stream_of(call, timing)
     opened = None
     with stream.inside():
         try:
-            record = _own_record(engine, handle)
+            record = _own_record(pool, handle)
             opened = record.opened
             for name in ("topk_idx", "topk_weights"):
                 if getattr(call, name) is not None:
@@ -361,7 +359,7 @@ def replay(engine: Engine, call: DispatchCall, handle: Any, timing: Timing) -> t
             x, scales = read_rows(library(), call.x, record.native.tokens, opened.sizes.hidden)
             expect_device(x, scales=scales)
         except Exception as error:
-            engine.refuse(opened, "replay", error)
+            pool.refuse(opened, "replay", error)
         name_stream(opened, stream)
         no_sync = not record.has_sync or stream.is_captured
         received = opened.communicator.replay(
@@ -393,13 +391,13 @@ class CombineCall:
     bias: Any
 
 
-def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
+def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
     stream = stream_of(call, timing)
     opened, weights, out_weights = None, None, None
     with stream.inside():
         try:
-            record = _own_record(engine, call.handle)
+            record = _own_record(pool, call.handle)
             opened, native = record.opened, record.native
             sizes = opened.sizes
             rows = read("x", call.x, floats(), (record.given, sizes.hidden)).contiguous()
@@ -414,7 +412,7 @@ def combine(engine: Engine, call: CombineCall, timing: Timing) -> tuple[Any, Any
             if weights is not None:
                 out_weights = weights.new_empty((native.tokens, sizes.topk))
         except Exception as error:
-            engine.refuse(opened, "combine", error)
+            pool.refuse(opened, "combine", error)
         name_stream(opened, stream)
         opened.communicator.combine(
             native,

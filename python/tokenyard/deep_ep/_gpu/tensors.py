@@ -9,7 +9,7 @@ from tokenyard._native import _fits, _Reader
 
 from .._arguments import Library
 from .._arrays import Refusal
-from .._engine import Opened
+from .._pool import Opened
 from .._torch import torch
 from .streams import CallStream, Timing
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from .._engine import Engine
 from .._gpu import streams
+from .._pool import Pool
 
 
-def gpu_stream(engine: Engine) -> Any:
+def gpu_stream(pool: Pool) -> Any:
     """The stream of asynchronous calls on GPUs."""
-    if not engine.on_device or engine.gpu is None:
+    if not pool.on_device or pool.gpu is None:
         return None
-    return streams.communication_stream(engine.device)
+    return streams.communication_stream(pool.device)

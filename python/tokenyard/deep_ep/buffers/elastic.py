@@ -6,9 +6,9 @@ from typing import Any
 from .. import _C, _elastic
 from .._arrays import Tensor
 from .._dynamo import make_opaque
-from .._engine import Engine
 from .._gpu import elastic, streams
 from .._missing import missing, refuse_missing
+from .._pool import Pool
 from .._sizes import align
 from .._torch import torch
 from .._world import Waits
@@ -60,9 +60,9 @@ class ElasticBuffer:
         make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
         waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs)
-        self._engine = engine = Engine(group, waits=waits)
+        self._pool = pool = Pool(group, waits=waits)
         self.group = group
-        self.rank_idx, self.num_ranks = engine.rank, engine.ranks
+        self.rank_idx, self.num_ranks = pool.rank, pool.ranks
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.deterministic = deterministic
         self.allow_hybrid_mode = allow_hybrid_mode
@@ -100,12 +100,12 @@ class ElasticBuffer:
         stream, and in each replay of a graph. The caller zeroes it. It stays 0 where a loss is an error
         (`on_failure = "stop"`).
         """
-        return self._engine.gaps.count
+        return self._pool.gaps.count
 
     def destroy(self) -> None:
         """Closes it on all ranks. Collective."""
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
-        self._engine.destroy()
+        self._pool.destroy()
 
     @staticmethod
     def get_buffer_size_hint(
@@ -135,11 +135,11 @@ class ElasticBuffer:
 
     def get_comm_stream(self) -> Any:
         """The stream of asynchronous calls; None on the CPU, where there are no streams."""
-        return gpu_stream(self._engine)
+        return gpu_stream(self._pool)
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Domains, and ranks in each."""
-        return self._engine.domains, self._engine.ranks // self._engine.domains
+        return self._pool.domains, self._pool.ranks // self._pool.domains
 
     def get_logical_domain_size(self) -> tuple[int, int]:
         """Domains, and ranks in each; one domain of all ranks without `allow_hybrid_mode`."""
@@ -164,14 +164,14 @@ class ElasticBuffer:
         behind it.
         `sequential`, an order of DeepEP's kernels between levels, makes no difference.
         """
-        if not self._engine.on_device:
-            self._engine.barrier()
+        if not self._pool.on_device:
+            self._pool.barrier()
             return
-        device = self._engine.device
+        device = self._pool.device
         waits = with_cpu_sync and device.type == "cuda"
         if waits:
             torch.cuda.synchronize(device)
-        stream = elastic.barrier(self._engine, device, streams.Timing(is_async=use_comm_stream))
+        stream = elastic.barrier(self._pool, device, streams.Timing(is_async=use_comm_stream))
         if stream.stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream.stream)
         if waits:
@@ -239,10 +239,10 @@ class ElasticBuffer:
             is_expanded=do_expand,
             is_column_major=use_tma_aligned_col_major_sf,
         )
-        if self._engine.on_device:
+        if self._pool.on_device:
             timing = streams.timing_of(previous_event, async_with_compute_stream)
-            return elastic.dispatch(self._engine, call, timing, previous_event_before_epilogue)
-        return (*_elastic.dispatch(self._engine, call), finished(async_with_compute_stream))
+            return elastic.dispatch(self._pool, call, timing, previous_event_before_epilogue)
+        return (*_elastic.dispatch(self._pool, call), finished(async_with_compute_stream))
 
     def combine(
         self,
@@ -270,10 +270,10 @@ class ElasticBuffer:
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
         call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
-        if self._engine.on_device:
+        if self._pool.on_device:
             timing = streams.timing_of(previous_event, async_with_compute_stream)
-            return elastic.combine(self._engine, call, timing, previous_event_before_epilogue)
-        combined = _elastic.combine(self._engine, call)
+            return elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
+        combined = _elastic.combine(self._pool, call)
         return (*combined, finished(async_with_compute_stream))
 
     get_engram_storage_size_hint = _absent("get_engram_storage_size_hint")
@@ -306,8 +306,8 @@ def _size_hint(
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
     """Domains of a group, and ranks in each. Collective."""
-    engine = Engine(group)
-    return engine.domains, engine.ranks // engine.domains
+    pool = Pool(group)
+    return pool.domains, pool.ranks // pool.domains
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:

@@ -12,10 +12,10 @@ from .. import _C, _low_latency, _normal
 from .._arguments import DispatchCall
 from .._arrays import Tensor, like_type, to_numpy
 from .._dynamo import make_opaque
-from .._engine import Engine
 from .._gpu import low_latency, normal, streams
 from .._hooks import Hook
 from .._missing import ignored_keywords, refuse_missing
+from .._pool import Pool
 from .._tables import chunk_config
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap, finished
@@ -25,17 +25,17 @@ from ._device import gpu_stream
 class Runtime:
     """The calls of `buffer.runtime` that scripts make."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
 
     def get_num_rdma_ranks(self) -> int:
-        return self._engine.domains
+        return self._pool.domains
 
     def get_rdma_rank(self) -> int:
-        return self._engine.rank // (self._engine.ranks // self._engine.domains)
+        return self._pool.rank // (self._pool.ranks // self._pool.domains)
 
     def is_available(self) -> bool:
-        return not self._engine.is_destroyed
+        return not self._pool.is_destroyed
 
 
 class Buffer:
@@ -68,19 +68,19 @@ class Buffer:
         ignored = ("use_fabric", "allow_nvlink_for_normal_mode", "is_intranode")
         refuse_missing("Buffer", others, ignored)
         make_opaque(Buffer, Hook, EventHandle, EventOverlap)
-        self._engine = Engine(group, comm)
+        self._pool = Pool(group, comm)
         self.group = group
-        self.rank, self.group_size = self._engine.rank, self._engine.ranks
+        self.rank, self.group_size = self._pool.rank, self._pool.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        self.runtime = Runtime(self._engine)
+        self.runtime = Runtime(self._pool)
 
     def destroy(self) -> None:
         """Closes it on all ranks. Collective."""
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
-        self._engine.destroy()
+        self._pool.destroy()
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -123,7 +123,7 @@ class Buffer:
 
     def get_comm_stream(self) -> Any:
         """The stream of asynchronous calls; None on the CPU, where there are no streams."""
-        return gpu_stream(self._engine)
+        return gpu_stream(self._pool)
 
     def get_dispatch_layout(
         self,
@@ -137,10 +137,10 @@ class Buffer:
 
         Local. Raises InvalidInputError.
         """
-        if self._engine.on_device:
+        if self._pool.on_device:
             timing = streams.timing_of(previous_event, async_finish)
-            return normal.layout(self._engine, topk_idx, num_experts, timing)
-        layout = _normal.layout(self._engine, topk_idx, num_experts)
+            return normal.layout(self._pool, topk_idx, num_experts, timing)
+        layout = _normal.layout(self._pool, topk_idx, num_experts)
         return (*layout, finished(async_finish))
 
     def dispatch(
@@ -182,18 +182,18 @@ class Buffer:
             num_tokens_per_expert,
             expert_alignment,
             num_worst_tokens,
-            self._engine.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
+            self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
         )
-        if self._engine.on_device:
+        if self._pool.on_device:
             timing = streams.timing_of(previous_event, async_finish)
             if handle is None:
-                return normal.dispatch(self._engine, call, timing)
-            recv_x, event = normal.replay(self._engine, call, handle, timing)
+                return normal.dispatch(self._pool, call, timing)
+            recv_x, event = normal.replay(self._pool, call, handle, timing)
             return recv_x, None, None, None, None, event
         if handle is not None:
-            recv_x = _normal.replay(self._engine, call, handle)
+            recv_x = _normal.replay(self._pool, call, handle)
             return recv_x, None, None, None, None, finished(async_finish)
-        return (*_normal.dispatch(self._engine, call), finished(async_finish))
+        return (*_normal.dispatch(self._pool, call), finished(async_finish))
 
     def combine(
         self,
@@ -216,12 +216,10 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.combine", others, ())
-        if self._engine.on_device:
+        if self._pool.on_device:
             call = normal.CombineCall(x, handle, topk_weights, bias)
-            return normal.combine(
-                self._engine, call, streams.timing_of(previous_event, async_finish)
-            )
-        combined = _normal.combine(self._engine, x, handle, topk_weights, bias)
+            return normal.combine(self._pool, call, streams.timing_of(previous_event, async_finish))
+        combined = _normal.combine(self._pool, x, handle, topk_weights, bias)
         return (*combined, finished(async_finish))
 
     internode_dispatch = dispatch
@@ -231,9 +229,9 @@ class Buffer:
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
         """A barrier. No call here leaves anything that another would have to clean. Collective."""
-        if self._engine.on_device and torch.cuda.is_available():
+        if self._pool.on_device and torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._engine.barrier()
+        self._pool.barrier()
 
     def low_latency_dispatch(
         self,
@@ -277,9 +275,9 @@ class Buffer:
             round_scale,
             use_ue8m0,
         )
-        if self._engine.on_device:
-            return low_latency.dispatch(self._engine, call, return_recv_hook, async_finish)
-        packed, counts, handle, hook = _low_latency.dispatch(self._engine, call)
+        if self._pool.on_device:
+            return low_latency.dispatch(self._pool, call, return_recv_hook, async_finish)
+        packed, counts, handle, hook = _low_latency.dispatch(self._pool, call)
         if not return_recv_hook:
             hook()
         event = finished(async_finish)
@@ -324,16 +322,16 @@ class Buffer:
             combine_wait_recv_cost_stats,
             use_logfmt,
         )
-        if self._engine.on_device:
-            return low_latency.combine(self._engine, call, async_finish)
-        combined, hook = _low_latency.combine(self._engine, call)
+        if self._pool.on_device:
+            return low_latency.combine(self._pool, call, async_finish)
+        combined, hook = _low_latency.combine(self._pool, call)
         if not return_recv_hook:
             hook()
         return combined, finished(async_finish), hook if return_recv_hook else None
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
-        if self._engine.on_device:
+        if self._pool.on_device:
             return low_latency.combine_buffer(handle)
         return _low_latency.combine_buffer(handle)
 
@@ -346,8 +344,8 @@ class Buffer:
     ) -> Tensor:
         """Memory of `num_rdma_bytes` or `num_nvl_bytes`, as elements of `dtype`. No call reads or writes it."""
         most = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        if self._engine.on_device:
-            device = self._engine.device
+        if self._pool.on_device:
+            device = self._pool.device
             memory = torch.zeros(most - offset, dtype=torch.uint8, device=device).view(dtype)
             return memory if size is None else memory[: size.numel()].view(size)
         return like_type(dtype, np.zeros(most - offset, np.uint8), size)
@@ -355,14 +353,14 @@ class Buffer:
     @property
     def left_out(self) -> Tensor:
         """As `ElasticBuffer.left_out`."""
-        return self._engine.gaps.count
+        return self._pool.gaps.count
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for each rank that is left out, else 0, to `[R]` int32."""
         assert self.enable_shrink, "enable_shrink must be set"
         self._expect_no_capture("low_latency_query_mask_buffer")
         lost = self._left_out()
-        if self._engine.on_device:
+        if self._pool.on_device:
             mask_status.zero_()
             mask_status[lost] = 1
             return
@@ -391,31 +389,31 @@ class Buffer:
     def _masking(self, operation: str) -> list[tokenyard.Communicator]:
         """The communicators of low-latency calls, one for each M, so that a mask holds for all of them."""
         self._expect_no_capture(operation)
-        found = self._engine.decoding()
+        found = self._pool.decoding()
         if not found:
             raise errors.InvalidInputError(
                 "found no call of the buffer before; expected a low-latency dispatch, which masks are for",
                 kind="invalid_input",
-                rank=self._engine.rank,
+                rank=self._pool.rank,
                 operation=operation,
             )
         return found
 
     def _expect_no_capture(self, operation: str) -> None:
         """The host reads and writes masks: a graph would do neither when it is replayed."""
-        if self._engine.is_capturing():
+        if self._pool.is_capturing():
             raise errors.InvalidInputError(
                 f"{operation}: found a graph being captured; expected this call before the capture, or between "
                 "replays, which follow the masks of their time",
                 kind="invalid_input",
-                rank=self._engine.rank,
+                rank=self._pool.rank,
                 operation=operation,
                 fix="call it outside of the capture",
             )
 
     def _left_out(self) -> list[int]:
         left_out: set[int] = set()
-        for communicator in self._engine.decoding():
+        for communicator in self._pool.decoding():
             try:
                 left_out.update(communicator.masked_ranks())
             except errors.UnsupportedError:

@@ -41,8 +41,8 @@ class Opened:
     communicator: tokenyard.Communicator
     sizes: Sizes
     world: tokenyard.World
-    # The engine of the buffer that opened it; handles may outlive that.
-    owner: "weakref.ref[Engine]"
+    # The pool of the buffer that opened it; handles may outlive that.
+    owner: "weakref.ref[Pool]"
     arena_bytes: int
     # Calls that it takes of those that not every kernel set takes.
     forms: frozenset[str]
@@ -122,7 +122,7 @@ class Attempt:
             self.refused = str(error)
 
 
-class Engine:
+class Pool:
     """Opens communicators, and runs dispatches on the one that fits."""
 
     def __init__(

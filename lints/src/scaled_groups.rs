@@ -1,0 +1,37 @@
+//! The number of channels that share a scale stands once in each language, and is the same in all.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use crate::product;
+
+/// Where it stands, and the text before it. The oracle and the model of the kernels have it by themselves, so that what
+/// they expect does not come from the code that they test.
+const PLACES: [(&str, &str); 5] = [
+    ("core/src/moe/quant.rs", "\nconst GROUP: u32 = "),
+    ("backends/gpu/device/codec/quant.cuh", "\nconstexpr u32 kGroup = "),
+    ("python/tokenyard/deep_ep/utils/math.py", "\nCHANNELS = "),
+    ("conformance/src/oracle/case.rs", "\npub const GROUP: usize = "),
+    ("backends/gpu/tests/model/casts.h", "\nconstexpr unsigned kScaled = "),
+];
+
+/// The number behind a text that occurs once.
+fn number_behind(text: &str, before: &str) -> Option<u32> {
+    let (_, rest) = text.split_once(before).filter(|(_, rest)| !rest.contains(before))?;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[test]
+fn as_many_channels_share_a_scale_in_every_language() {
+    let root = product::root();
+    let found = PLACES.map(|(file, before)| {
+        (file, number_behind(&std::fs::read_to_string(root.join(file)).unwrap(), before))
+    });
+    let first = found[0].1;
+    assert!(first.is_some() && found.iter().all(|(_, n)| *n == first), "{found:?}");
+}
+
+#[test]
+fn a_number_that_is_missing_or_stands_twice_is_noticed() {
+    assert_eq!(number_behind("\nN = 128;\n", "\nN = "), Some(128));
+    assert_eq!(number_behind("\nM = 128;\n", "\nN = "), None);
+    assert_eq!(number_behind("\nN = 128;\nN = 64;\n", "\nN = "), None);
+}
