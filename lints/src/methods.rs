@@ -10,10 +10,9 @@ const MOST_FILES: usize = 3;
 
 /// Types with more, by the file of their definition, and the number of files. This list only shrinks.
 const ALLOWED: &[(&str, &str, usize)] = &[
-    ("backends/libfabric/src/transport/rail.rs", "State", 5),
+    ("backends/libfabric/src/transport/rail.rs", "State", 4),
     ("core/src/communicator/state.rs", "Communicator", 13),
-    ("node/machine/src/machine.rs", "Machine", 6),
-    ("standins/hca/src/hca.rs", "Hca", 8),
+    ("standins/hca/src/hca.rs", "Hca", 6),
 ];
 
 /// Where types are defined, and where they have methods, in one crate: files by name of the type.

@@ -13,7 +13,7 @@ use tokenyard_core::machine::identity;
 use tokenyard_core::topology::{Discover, Place, Topology};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_machine::numa::cpu_list;
-use tokenyard_machine::{Gpu, Machine, NicFamily, NumaNode, Seat, Tree};
+use tokenyard_machine::{Gpu, Machine, NicFamily, NumaNode, Seat, Tree, gpu_of_rank};
 
 pub use built_in::link;
 pub use config::{NicChoice, Rails, TopologyConfig};
@@ -53,7 +53,7 @@ pub(crate) fn place(
     local_rank: u32,
     allowed: Option<BTreeSet<u32>>,
 ) -> Result<Place> {
-    let driven = machine.gpu_of_rank(local_rank).unwrap_or_else(|why| {
+    let driven = gpu_of_rank(machine, local_rank).unwrap_or_else(|why| {
         tracing::warn!("the GPU of local rank {local_rank} is unknown: {why}");
         None
     });

@@ -1,4 +1,4 @@
-//! The components: one engine with two names.
+//! The components: one instance with two names.
 //!
 //! Queues and rails are separate: a queue belongs to one thread, a rail (one NIC) serves all
 //! queues. A thread that posts or polls locks the rail for a batch of commands; a thread that finds
@@ -8,8 +8,8 @@
 mod backlog;
 mod commands;
 mod datum;
-mod engine;
 mod info;
+mod instance;
 mod interfaces;
 mod numa;
 mod objects;
@@ -37,7 +37,7 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::config::{EfaConfig, Flush, LibfabricConfig, Rails};
-use engine::Engine;
+use instance::Instance;
 pub use wire::check_endpoint;
 
 const MAX_QUEUES: u32 = 64;
@@ -133,12 +133,12 @@ impl Preset for EfaProvider {
 /// A transport over libfabric.
 #[derive(Debug)]
 pub struct Component<P> {
-    /// Serves a ring of kernels, instead of the proxy. Ends before the engine.
+    /// Serves a ring of kernels, instead of the proxy. Ends before the instance.
     served: Option<GpuRing>,
     /// The proxy threads that post and poll, once all peers are connected. They end before the
-    /// engine.
+    /// instance.
     proxy: Option<Proxy>,
-    engine: Arc<Engine>,
+    instance: Arc<Instance>,
     proxy_threads: u32,
     /// Peers that are not connected yet.
     missing: u32,
@@ -147,10 +147,10 @@ pub struct Component<P> {
 }
 
 impl<P> Component<P> {
-    /// The engine, for calls of the bring-up, when no other thread has it yet.
-    fn engine(&mut self, operation: &'static str) -> Result<&mut Engine> {
+    /// The instance, for calls of the bring-up, when no other thread has it yet.
+    fn instance(&mut self, operation: &'static str) -> Result<&mut Instance> {
         let late = "all peers are connected; expected it before";
-        Arc::get_mut(&mut self.engine)
+        Arc::get_mut(&mut self.instance)
             .ok_or_else(|| Error::new(ErrorKind::Internal, operation, late))
     }
 }
@@ -168,7 +168,7 @@ where
         let rails = info::choose(&settings)?;
         let largest = rails.iter().map(info::Info::largest_put).min().unwrap_or(0);
         let get = if settings.get { abi::TY_CAP_GET } else { 0 };
-        // Proxy threads drive the engine themselves.
+        // Proxy threads drive the instance themselves.
         let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
         let provider = rails.first().map(info::Info::provider).unwrap_or_default();
         let masking = if MASKING.contains(&provider.as_str()) { abi::TY_CAP_MASKING } else { 0 };
@@ -195,7 +195,7 @@ where
         Ok(Self {
             served: None,
             proxy: None,
-            engine: Arc::new(Engine::open(rails, &settings, team, needs)?),
+            instance: Arc::new(Instance::open(rails, &settings, team, needs)?),
             proxy_threads: settings.proxy_threads,
             missing: team.world_ranks.len() as u32,
             kinds,
@@ -214,22 +214,22 @@ where
 
     unsafe fn register(&mut self, window: &Window) -> Result<()> {
         // SAFETY: the window outlives `self`, by this function's contract.
-        unsafe { self.engine("register")?.register(window) }
+        unsafe { self.instance("register")?.register(window) }
     }
 
     fn endpoint(&mut self, _: u32) -> Result<Vec<u8>> {
-        self.engine("endpoint")?.endpoint()
+        self.instance("endpoint")?.endpoint()
     }
 
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
-        self.engine("connect")?.connect(peer, data)?;
+        self.instance("connect")?.connect(peer, data)?;
         self.missing = self.missing.saturating_sub(1);
         if self.missing > 0 {
             return Ok(());
         }
-        self.engine("connect")?.forget_names();
+        self.instance("connect")?.forget_names();
         if self.proxy_threads > 0 {
-            self.proxy = Some(proxied::start(&self.engine, self.proxy_threads)?);
+            self.proxy = Some(proxied::start(&self.instance, self.proxy_threads)?);
         }
         Ok(())
     }
@@ -240,7 +240,7 @@ where
         if self.proxy.take().is_none() {
             return Ok(false);
         }
-        self.served = Some(proxied::serve(&self.engine, ring)?);
+        self.served = Some(proxied::serve(&self.instance, ring)?);
         Ok(true)
     }
 
@@ -248,7 +248,7 @@ where
         // SAFETY: by this function's contract.
         unsafe {
             match &self.proxy {
-                None => self.engine.post(queue, commands, self.engine.all_rails()),
+                None => self.instance.post(queue, commands, self.instance.all_rails()),
                 Some(proxy) => proxy.post(queue, commands),
             }
         }
@@ -257,8 +257,8 @@ where
     fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
         match &self.proxy {
             None => {
-                self.engine.progress(self.engine.all_rails());
-                self.engine.take_events(queue, events)
+                self.instance.progress(self.instance.all_rails());
+                self.instance.take_events(queue, events)
             }
             Some(proxy) => proxy.poll(queue, events),
         }
@@ -267,21 +267,21 @@ where
     // The call is inlined into the slot of the table, also where a plugin's crate makes the table.
     #[inline]
     fn read_signal(&self, _: u32, id: u32) -> u64 {
-        self.engine.shared.total(id)
+        self.instance.shared.total(id)
     }
 
     fn health(&self) -> Result<()> {
         // The failure of a thread is about no peer, so no peer's failure hides it.
         self.proxy.as_ref().map_or(Ok(()), Proxy::health)?;
-        self.engine.shared.health()
+        self.instance.shared.health()
     }
 
     fn progress(&self) -> std::result::Result<bool, i32> {
-        Ok(self.proxy.is_none() && self.engine.progress(self.engine.all_rails()))
+        Ok(self.proxy.is_none() && self.instance.progress(self.instance.all_rails()))
     }
 
     fn link_name(&self, peer: u32) -> String {
-        self.engine.link_name(peer).to_owned()
+        self.instance.link_name(peer).to_owned()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The first failure of an engine, for all threads of a proxy.
+//! The first failure of a share, for all threads of a proxy.
 
 use std::sync::OnceLock;
 
@@ -12,11 +12,11 @@ pub(super) struct Health(OnceLock<ProxyFailure>);
 /// Stored as data: every call makes a new error of it.
 #[derive(Debug)]
 pub(super) enum ProxyFailure {
-    /// A call of an engine failed as a whole.
+    /// A call of a share failed as a whole.
     Call { thread: u32, call: &'static str, status: i32 },
-    /// An engine panicked.
+    /// A share panicked.
     Panic { thread: u32, text: String },
-    /// An engine broke the rules of [`Engine`](super::Engine).
+    /// A share broke the rules of [`FabricShare`](super::FabricShare).
     Rules { thread: u32, text: String },
 }
 
@@ -45,19 +45,16 @@ impl ProxyFailure {
 
     fn to_error(&self) -> Error {
         let internal = |text: String, thread: &u32| {
-            Error::new(ErrorKind::Internal, "drive engine", text)
+            Error::new(ErrorKind::Internal, "drive share", text)
                 .with_context("thread", thread)
                 .with_fix("report this: it is a bug of the transport")
         };
         match self {
             Self::Call { thread, call, status } => {
                 let text = format!("{call} failed: {} (status {status})", kind_of(*status).name());
-                Error::new(ErrorKind::Transport, "drive engine", text)
-                    .with_context("thread", thread)
+                Error::new(ErrorKind::Transport, "drive share", text).with_context("thread", thread)
             }
-            Self::Panic { thread, text } => {
-                internal(format!("the engine panicked: {text}"), thread)
-            }
+            Self::Panic { thread, text } => internal(format!("the share panicked: {text}"), thread),
             Self::Rules { thread, text } => internal(text.clone(), thread),
         }
     }

@@ -1,4 +1,4 @@
-//! The commands of one queue that an engine has accepted and that are not done.
+//! The commands of one queue that a share has accepted and that are not done.
 
 use crate::abi;
 use crate::transport::Command;
@@ -20,7 +20,7 @@ struct CommandInFlight {
     live: bool,
 }
 
-/// Finds a command by its **ticket**, which is its tag while the engine has it: the number of its
+/// Finds a command by its **ticket**, which is its tag while the share has it: the number of its
 /// entry, below its generation.
 #[derive(Debug)]
 pub(super) struct InFlight {

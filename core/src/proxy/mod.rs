@@ -1,24 +1,24 @@
 //! Threads that post commands for other threads.
 //!
 //! A transport whose calls are slow, or whose fabric must be driven, passes its commands to **proxy
-//! threads**. Each thread owns one [`Engine`], which posts to the fabric, and a fixed set of queues:
+//! threads**. Each thread owns one [`FabricShare`], which posts to the fabric, and a fixed set of queues:
 //! queue l belongs to thread l mod n.
 //!
 //! ```text
 //!  poster of a queue          ring of commands             proxy thread            fabric
-//!     Proxy::post   ──────►  64 bytes each, in order ──►  Engine::post   ──────►
-//!     Proxy::poll   ◄──────  ring of events          ◄──  Engine::poll   ◄──────
+//!     Proxy::post   ──────►  64 bytes each, in order ──►  FabricShare::post   ──────►
+//!     Proxy::poll   ◄──────  ring of events          ◄──  FabricShare::poll   ◄──────
 //! ```
 //!
 //! - **Room** (INV-5). A command occupies its place in the queue until it is done and its event, if it
 //!   has one, was read. A full queue accepts fewer commands.
-//! - **Every accepted command ends once** (INV-7): as done, or as an error event. When an engine fails,
+//! - **Every accepted command ends once** (INV-7): as done, or as an error event. When a share fails,
 //!   panics or breaks its rules, it is dropped; then all commands that it had not ended, and all later
-//!   ones, end as errors. [`Proxy::health`] returns the first failure of an engine.
+//!   ones, end as errors. [`Proxy::health`] returns the first failure of a share.
 //! - **Sleep.** A thread without work spins, then yields, then sleeps for a nap. [`Proxy::post`] wakes it at
 //!   once through a futex. The post reads one flag, behind a fence: without it, a thread that falls asleep
 //!   could miss the post. A [`Proxy::poll`] that finds nothing wakes it, too, because the caller may wait for
-//!   data that only the engine can fetch from the fabric. Data that no thread waits for is fetched when a nap
+//!   data that only the share can fetch from the fabric. Data that no thread waits for is fetched when a nap
 //!   is over.
 //! - **The hot calls** allocate no memory and never wait. A flag guards each queue; only a breach of
 //!   the thread rule finds it set.
@@ -42,26 +42,26 @@ pub(crate) use thread::pin;
 
 use crate::transport::{Command, Event};
 
-/// Most commands of one [`Engine::post`], and most events of one [`Engine::poll`].
+/// Most commands of one [`FabricShare::post`], and most events of one [`FabricShare::poll`].
 pub const MAX_BATCH: usize = 32;
 
 /// One thread's share of a transport, driven by a proxy thread. Used by that thread alone.
 ///
-/// Every command that an engine receives has `TY_FLAG_NOTIFY`, and a tag of the proxy.
+/// Every command that a share receives has `TY_FLAG_NOTIFY`, and a tag of the proxy.
 ///
 /// It owns, or shares ownership of, all memory that it accesses. Its drop ends all access to the memory
 /// of its commands, because these are reported as failed afterwards (INV-8). Neither a call nor the
 /// drop may block: during one, none of the thread's queues moves and the proxy cannot end.
-pub trait Engine: Send + 'static {
+pub trait FabricShare: Send + 'static {
     /// Accepts the first n of `commands`, which are 1 to [`MAX_BATCH`] of one queue, and returns n.
     /// Fewer than all is back-pressure: the rest is offered again after the next [`poll`](Self::poll).
     ///
     /// # Errors
-    /// A status `TY_*` below zero, if the engine cannot continue. It is dropped then.
+    /// A status `TY_*` below zero, if the share cannot continue. It is dropped then.
     ///
     /// # Safety
     /// As [`Transport::post`](crate::transport::Transport::post): source memory of an accepted command
-    /// stays unchanged until the command has ended or the engine is dropped.
+    /// stays unchanged until the command has ended or the share is dropped.
     unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32>;
 
     /// Drives the fabric, fills `events` from the front and returns how many were written: one event

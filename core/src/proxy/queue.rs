@@ -83,14 +83,14 @@ impl Server {
         self.queue
     }
 
-    /// Copies the oldest commands that no engine has accepted to the front of `batch`, with tickets in
+    /// Copies the oldest commands that no share has accepted to the front of `batch`, with tickets in
     /// place of their tags, and returns their number. They stay until `accepted`.
     pub(super) fn pick(&mut self, batch: &mut [Command]) -> usize {
         let count = self.commands.peek(batch);
         self.in_flight.prepare(&mut batch[..count])
     }
 
-    /// Records that the engine has accepted the first `count` of the commands picked last.
+    /// Records that the share has accepted the first `count` of the commands picked last.
     pub(super) fn accepted(&mut self, count: usize) {
         self.in_flight.add(count);
         self.commands.take(count);

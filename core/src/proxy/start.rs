@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Engine;
+use super::FabricShare;
 use super::bell::Bell;
 use super::queue::{Queue, queue};
 use super::sync::Arc;
@@ -19,7 +19,7 @@ const START: &str = "start proxy";
 /// More than any queue needs; it bounds the allocation for a wrong number.
 const MAX_DEPTH: u32 = 1 << 20;
 
-/// The time beyond the flush after which the end of an engine's thread is reported as overdue.
+/// The time beyond the flush after which the end of a share's thread is reported as overdue.
 const OVERDUE: Duration = Duration::from_secs(5);
 
 /// The interval at which a drop checks whether a thread has ended.
@@ -47,13 +47,13 @@ impl ProxyOptions {
         Self { queues, queue_depth, nap, flush }
     }
 
-    fn check(&self, engines: usize) -> Result<()> {
+    fn check(&self, shares: usize) -> Result<()> {
         let wrong = |what: &str, found: u64, expected: &str| {
             let text = format!("found {what} = {found}; expected {expected}");
             Err(Error::new(ErrorKind::InvalidInput, START, text))
         };
-        if engines == 0 {
-            return wrong("engines", 0, "at least 1");
+        if shares == 0 {
+            return wrong("shares", 0, "at least 1");
         }
         if self.queues == 0 {
             return wrong("queues", 0, "at least 1");
@@ -71,7 +71,7 @@ impl ProxyOptions {
 /// several at once; `health` by any thread.
 ///
 /// Its drop lets the threads finish posted commands, for [`ProxyOptions::flush`] at most, then drops
-/// the engines and returns. An engine that blocks delays the drop, which is logged: memory that a
+/// the shares and returns. A share that blocks delays the drop, which is logged: memory that a
 /// fabric may still access must not be freed.
 #[derive(Debug)]
 pub struct Proxy {
@@ -93,16 +93,16 @@ struct Running {
 }
 
 impl Proxy {
-    /// Starts one thread per engine.
+    /// Starts one thread per share.
     ///
     /// # Errors
     /// - [`ErrorKind::InvalidInput`] for sizes out of range.
     /// - [`ErrorKind::System`] if the system starts no more threads.
-    pub fn start<E: Engine>(engines: Vec<E>, options: &ProxyOptions) -> Result<Self> {
-        options.check(engines.len())?;
-        let threads = engines.len() as u32;
-        let bells: Vec<_> = engines.iter().map(|_| Arc::new(Bell::new())).collect();
-        let mut servers: Vec<_> = engines.iter().map(|_| Vec::new()).collect();
+    pub fn start<E: FabricShare>(shares: Vec<E>, options: &ProxyOptions) -> Result<Self> {
+        options.check(shares.len())?;
+        let threads = shares.len() as u32;
+        let bells: Vec<_> = shares.iter().map(|_| Arc::new(Bell::new())).collect();
+        let mut servers: Vec<_> = shares.iter().map(|_| Vec::new()).collect();
         let mut queues = Vec::new();
         for number in 0..options.queues {
             let thread = (number % threads) as usize;
@@ -118,8 +118,8 @@ impl Proxy {
             shared: Arc::default(),
             flush: options.flush,
         };
-        let components = engines.into_iter().zip(servers).zip(bells);
-        for (thread, ((engine, queues), bell)) in (0..).zip(components) {
+        let components = shares.into_iter().zip(servers).zip(bells);
+        for (thread, ((share, queues), bell)) in (0..).zip(components) {
             let worker = ProxyWorker {
                 thread,
                 threads,
@@ -129,7 +129,7 @@ impl Proxy {
                 nap: options.nap,
                 flush: options.flush,
             };
-            proxy.threads.push(Running::start(worker, engine, bell)?);
+            proxy.threads.push(Running::start(worker, share, bell)?);
         }
         Ok(proxy)
     }
@@ -155,12 +155,12 @@ impl Proxy {
         Ok(self.queue(queue)?.poll(events))
     }
 
-    /// The first failure of an engine, if there was one; it is about no peer. It stays. A single
+    /// The first failure of a share, if there was one; it is about no peer. It stays. A single
     /// command that fails is an event; a transport's health reports it too, with the peer that its
-    /// engine knows.
+    /// share knows.
     ///
     /// # Errors
-    /// The failure: [`ErrorKind::Transport`] if a call of the engine failed, [`ErrorKind::Internal`] if
+    /// The failure: [`ErrorKind::Transport`] if a call of the share failed, [`ErrorKind::Internal`] if
     /// it panicked or broke its rules.
     pub fn health(&self) -> Result<()> {
         self.shared.health.get()
@@ -187,11 +187,11 @@ impl Drop for Proxy {
 }
 
 impl Running {
-    fn start(worker: ProxyWorker, engine: impl Engine, bell: Arc<Bell>) -> Result<Self> {
+    fn start(worker: ProxyWorker, share: impl FabricShare, bell: Arc<Bell>) -> Result<Self> {
         let thread = worker.thread;
         let handle = std::thread::Builder::new()
             .name(format!("ty-proxy-{thread}"))
-            .spawn(move || worker.run(engine))
+            .spawn(move || worker.run(share))
             .map_err(|e| Error::system(START, format!("no thread {thread}"), e))?;
         Ok(Self { bell, handle })
     }
@@ -204,7 +204,7 @@ impl Running {
         if !self.handle.is_finished() {
             tracing::error!(
                 "proxy thread {number} has not ended {limit:?} after the request to end: its \
-                 engine blocks in post, poll or drop; waiting for it"
+                 share blocks in post, poll or drop; waiting for it"
             );
         }
         if self.handle.join().is_err() {

@@ -10,13 +10,13 @@ use super::bell::Bell;
 use super::health::{Health, ProxyFailure};
 use super::queue::Server;
 use super::sync::Arc;
-use super::{Engine, MAX_BATCH};
+use super::{FabricShare, MAX_BATCH};
 use crate::abi;
 use crate::export::panic_text;
 use crate::idle::{Idle, Rest};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
-/// The nap of a thread that has no engine any more: only the bell gives it work.
+/// The nap of a thread that has no share any more: only the bell gives it work.
 const REFUSING_NAP: Duration = Duration::from_secs(1);
 
 /// State that all threads of a proxy share.
@@ -26,7 +26,7 @@ pub(super) struct ProxyState {
     pub(super) stop: AtomicBool,
 }
 
-/// The state of a thread besides its engine.
+/// The state of a thread besides its share.
 pub(super) struct ProxyWorker {
     pub(super) thread: u32,
     /// Number of threads: queue `thread + i * threads` is `queues[i]`.
@@ -39,11 +39,11 @@ pub(super) struct ProxyWorker {
 }
 
 impl ProxyWorker {
-    pub(super) fn run(mut self, mut engine: impl Engine) {
-        // Unwind safety: after a panic the engine is dropped, and the queues change between its calls.
+    pub(super) fn run(mut self, mut share: impl FabricShare) {
+        // Unwind safety: after a panic the share is dropped, and the queues change between its calls.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            pin(self.thread, engine.cpus());
-            self.drive(&mut engine)
+            pin(self.thread, share.cpus());
+            self.drive(&mut share)
         }));
         let failure = outcome.unwrap_or_else(|panic| {
             Err(ProxyFailure::Panic { thread: self.thread, text: panic_text(&*panic) })
@@ -52,31 +52,31 @@ impl ProxyWorker {
         if let Err(failure) = failure {
             self.shared.health.fail(failure);
         }
-        // Dropped before any command is reported as ended: the engine may not access its memory
+        // Dropped before any command is reported as ended: the share may not access its memory
         // afterwards (INV-8).
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(engine))) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(share))) {
             tracing::error!(
                 thread = self.thread,
-                "an engine panicked in its drop: {}",
+                "a share panicked in its drop: {}",
                 panic_text(&*panic)
             );
         }
         self.refuse(status);
     }
 
-    /// Works until the engine fails, or until the proxy stops and all commands are flushed.
-    fn drive(&mut self, engine: &mut impl Engine) -> Result<(), ProxyFailure> {
+    /// Works until the share fails, or until the proxy stops and all commands are flushed.
+    fn drive(&mut self, share: &mut impl FabricShare) -> Result<(), ProxyFailure> {
         let (mut idle, mut give_up) = (Idle::default(), None);
         let (mut batch, mut events) = ([NO_COMMAND; MAX_BATCH], [NO_EVENT; MAX_BATCH]);
         loop {
             let mut worked = false;
             for queue in 0..self.queues.len() {
-                if self.post(engine, queue, &mut batch)? {
-                    self.collect(engine, &mut events)?;
+                if self.post(share, queue, &mut batch)? {
+                    self.collect(share, &mut events)?;
                     worked = true;
                 }
             }
-            worked |= self.collect(engine, &mut events)?;
+            worked |= self.collect(share, &mut events)?;
             if self.shared.stop.load(Ordering::Acquire) {
                 let give_up = *give_up.get_or_insert_with(|| Instant::now() + self.flush);
                 if self.queues.iter_mut().all(Server::is_idle) || Instant::now() >= give_up {
@@ -91,10 +91,10 @@ impl ProxyWorker {
         }
     }
 
-    /// Passes the engine one batch of a queue. Returns whether it accepted any command.
+    /// Passes the share one batch of a queue. Returns whether it accepted any command.
     fn post(
         &mut self,
-        engine: &mut impl Engine,
+        share: &mut impl FabricShare,
         queue: usize,
         batch: &mut [Command],
     ) -> Result<bool, ProxyFailure> {
@@ -104,8 +104,8 @@ impl ProxyWorker {
             return Ok(false);
         }
         // SAFETY: the callers of `Proxy::post` uphold the promises about these commands until their
-        // ends are reported, which is after the engine has ended them or was dropped.
-        let accepted = unsafe { engine.post(server.queue(), &batch[..count]) };
+        // ends are reported, which is after the share has ended them or was dropped.
+        let accepted = unsafe { share.post(server.queue(), &batch[..count]) };
         let accepted = accepted.map_err(|status| self.failed("post", status))?;
         if accepted > count {
             let text = format!("post accepted {accepted} commands; expected {count} at most");
@@ -115,13 +115,13 @@ impl ProxyWorker {
         Ok(accepted > 0)
     }
 
-    /// Reports the commands that the engine has ended. Returns whether there were any.
+    /// Reports the commands that the share has ended. Returns whether there were any.
     fn collect(
         &mut self,
-        engine: &mut impl Engine,
+        share: &mut impl FabricShare,
         events: &mut [Event],
     ) -> Result<bool, ProxyFailure> {
-        let count = engine.poll(events).map_err(|status| self.failed("poll", status))?;
+        let count = share.poll(events).map_err(|status| self.failed("poll", status))?;
         let Some(events) = events.get(..count) else {
             let text = format!("poll wrote {count} events; expected {MAX_BATCH} at most");
             return Err(ProxyFailure::Rules { thread: self.thread, text });

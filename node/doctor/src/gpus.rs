@@ -1,6 +1,6 @@
 //! GPUs: enough for the ranks, all of them used, and equally many below each switch.
 
-use tokenyard_machine::{GpuPlace, GpuVendor, Machine};
+use tokenyard_machine::{GpuPlace, GpuVendor, Machine, gpu_of_rank, missing_gpus};
 
 use crate::{DoctorReport, Facility, Rule, Verdict};
 
@@ -73,7 +73,7 @@ fn served(machine: &Machine, ranks: u64) -> Option<u64> {
     }
     let mut count = 0;
     for rank in 0..u32::try_from(ranks).unwrap_or(u32::MAX) {
-        match machine.gpu_of_rank(rank) {
+        match gpu_of_rank(machine, rank) {
             Ok(Some(_)) => count += 1,
             Ok(None) => break,
             // The GPU that a rank drives is not known, but the number of GPUs is.
@@ -155,7 +155,7 @@ fn plural(count: u64, thing: &str) -> String {
 fn missing(report: &mut DoctorReport<'_>) {
     let machine = report.machine;
     let Some(facility) = facility(report) else { return };
-    for one in machine.missing_gpus() {
+    for one in missing_gpus(machine) {
         let word = match one.place {
             GpuPlace::NumaNode(_) => "on each NUMA node",
             GpuPlace::RootPort(_) => "below each root port",

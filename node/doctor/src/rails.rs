@@ -3,6 +3,7 @@
 use tokenyard_machine::rails::{ONE_NIC, share_in_words};
 use tokenyard_machine::{
     Distance, Gpu, GpuVendor, Lack, LinkLayer, MissingRail, Nic, NicFamily, Port, RailShare,
+    gpu_of_rank,
 };
 
 use tokenyard_errors::words::first_names;
@@ -132,7 +133,7 @@ pub(crate) fn of_unusable(
 fn is_driven(report: &DoctorReport<'_>, gpu: &Gpu) -> bool {
     let machine = report.machine;
     let ranks = report.job.drives.unwrap_or(u64::MAX).min(machine.gpus.len() as u64) as u32;
-    (0..ranks).any(|rank| match machine.gpu_of_rank(rank) {
+    (0..ranks).any(|rank| match gpu_of_rank(machine, rank) {
         Ok(driven) => driven.is_some_and(|(_, of)| of.pci == gpu.pci),
         // It is unknown which one.
         Err(_) => true,

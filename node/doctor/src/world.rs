@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tokenyard_machine::gid::{Preference, choose};
-use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, PciFunction};
+use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, PciFunction, switches};
 
 use crate::nics::{has_link, is_active, majority, rate};
 use crate::versions::numbers;
@@ -227,11 +227,8 @@ impl Summary {
         // Ranks take NICs by their GPUs, whether or not these hold the rows.
         if uses_nics || job.may_need(Facility::Cuda) || job.may_need(Facility::Hip) {
             put("GPUs", machine.gpus.len().to_string());
-            let switches = machine.switches();
-            put(
-                "GPUs of each switch",
-                counted(switches.iter().map(|one| one.gpus.len().to_string())),
-            );
+            let all = switches(machine);
+            put("GPUs of each switch", counted(all.iter().map(|one| one.gpus.len().to_string())));
             put("NVSwitches", machine.pci.iter().filter(|f| is_nvswitch(f)).count().to_string());
         }
         let summary = Self { host: host.to_owned(), items, ..Self::default() };

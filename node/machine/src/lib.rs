@@ -38,6 +38,7 @@ pub mod tree;
 pub use bytes::bytes;
 pub use commands::{FabricDomain, Outputs, Silence};
 pub use container::{Access, Capabilities, Cgroup, Container, Devices, Seccomp};
+pub use driven::gpu_of_rank;
 pub use fact::Fact;
 pub use gpu::{Gpu, GpuFabric, GpuVendor, KfdLink, KfdLinkKind, NvLink, NvidiaDriver};
 pub use libraries::{Libraries, Library};
@@ -52,6 +53,6 @@ pub use nic::{
 pub use numa::NumaNode;
 pub use pci::{Acs, Distance, Iommu, PciAddress, PciFunction, PcieControl, PcieLink};
 pub use rails::{IdleNic, Lack, MissingRail, RailShare};
-pub use switches::{GpuPlace, MissingGpus, Switch};
+pub use switches::{GpuPlace, MissingGpus, Switch, missing_gpus, switches};
 pub use topology::{Device, DeviceKind, Link, Topology};
 pub use tree::Tree;

@@ -8,6 +8,8 @@ use std::fmt::{self, Display, Formatter};
 
 use tokenyard_errors::words::first_names;
 
+use idle::IdleRails;
+
 use crate::{Distance, Gpu, Machine, Nic, NicFamily, PciAddress, PciFunction};
 
 /// The rail NICs that are nearest to a GPU.
@@ -138,7 +140,7 @@ impl Machine {
             return Vec::new();
         }
         let mut missing = self.absent_rails(&shares);
-        let idle = self.idle_rails(&shares);
+        let idle = IdleRails { machine: self, shares: &shares }.find();
         let is_new = |one: &MissingRail<'_>| missing.iter().all(|of| of.gpu.pci != one.gpu.pci);
         let idle: Vec<_> = idle.into_iter().filter(is_new).collect();
         missing.extend(idle);
@@ -213,6 +215,19 @@ impl Machine {
             }
         })
         .collect()
+    }
+
+    /// Every GPU has NICs next to it, with equally many usable ports. A port that is not usable is
+    /// then left uncabled on all NICs.
+    pub fn has_even_links(&self) -> bool {
+        let shares = self.rail_shares();
+        let links = |one: &RailShare<'_>| {
+            let ports = one.nics.iter().flat_map(|nic| &nic.ports);
+            ports.filter(|port| port.can_carry()).count()
+        };
+        let first = shares.first().map_or(0, links);
+        let is_even = |one: &RailShare<'_>| is_next(one.distance) && links(one) == first;
+        shares.len() > 1 && first > 0 && shares.iter().all(is_even)
     }
 
     /// There are more rail NICs than GPUs, and one or a few more than would divide evenly: 5 for 4.

@@ -36,7 +36,7 @@ fn switches_have_the_gpus_and_nics_below_them_whatever_else_the_node_has() {
         ("cpu-virtual.tree", 0, 0, 0),
     ] {
         let machine = machine(name);
-        let all = machine.switches();
+        let all = tokenyard_machine::switches(&machine);
         assert_eq!(all.len(), switches, "{name}");
         for one in &all {
             assert_eq!((one.gpus.len(), one.nics.len()), (gpus, nics), "{name}: {}", one.address);

@@ -9,8 +9,8 @@
 //! It is a stand-in: its times say nothing about any fabric.
 
 mod config;
-mod engine;
 mod ring;
+mod server;
 mod transport;
 
 pub use config::{DevicePutConfig, Fault};

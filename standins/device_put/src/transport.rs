@@ -13,8 +13,8 @@ use tokenyard_gpu::driver::{Context, Device};
 use tokenyard_gpu::{Devices, PeersConfig};
 
 use crate::config::{COMPONENT, DevicePutConfig};
-use crate::engine::{Engine, Habits};
 use crate::ring::{CAPACITY, Rings};
+use crate::server::{Habits, RingServer};
 
 const SOURCE: &str = include_str!("device_put.cuh");
 /// Queues that kernels may use.
@@ -24,10 +24,10 @@ const MOST_QUEUES: u32 = 4;
 #[derive(Debug)]
 pub struct DevicePut {
     /// Dropped first: its thread uses the rest.
-    engine: OnceLock<Engine>,
+    server: OnceLock<RingServer>,
     device_side: OnceLock<Vec<u64>>,
     rings: Arc<Rings>,
-    /// Shared with the engine's thread once that thread runs.
+    /// Shared with the server's thread once that thread runs.
     nvlink: Arc<Nvlink>,
     habits: Habits,
     me: u32,
@@ -54,7 +54,7 @@ impl DevicePut {
     /// The instance below, while no other code holds it.
     fn below(&mut self) -> Result<&mut Nvlink> {
         Arc::get_mut(&mut self.nvlink).ok_or_else(|| {
-            let message = "the engine runs already; expected every connection before it";
+            let message = "the server runs already; expected every connection before it";
             Error::new(ErrorKind::Internal, "connect", message)
         })
     }
@@ -73,9 +73,10 @@ impl DevicePut {
             self.me.into(),
         ];
         params.extend(own);
-        let engine = Engine::start(Arc::clone(&self.nvlink), Arc::clone(&self.rings), self.habits)?;
-        // The engine of a second caller is dropped, so it ends.
-        drop(self.engine.set(engine));
+        let server =
+            RingServer::start(Arc::clone(&self.nvlink), Arc::clone(&self.rings), self.habits)?;
+        // The server of a second caller is dropped, so it ends.
+        drop(self.server.set(server));
         Ok(params)
     }
 
@@ -119,7 +120,7 @@ impl Transport for DevicePut {
             ..*needs
         };
         Ok(Self {
-            engine: OnceLock::new(),
+            server: OnceLock::new(),
             device_side: OnceLock::new(),
             rings: Arc::new(Rings::new(&context, needs.queues)?),
             nvlink: Arc::new(Nvlink::open(inner, &TransportOpen { needs: &below, ..*open })?),

@@ -8,8 +8,8 @@ use tokenyard_sys_mlx5::mailbox::{
 use tokenyard_sys_mlx5::{cqe, doorbell, wqe};
 
 use crate::hca::{Hca, Profile};
+use crate::lifecycle::{CqRequest, QpRequest, Receives};
 use crate::object::{Access, Connection, State};
-use crate::queues::{CqRequest, QpRequest, Receives};
 use crate::wire::End;
 
 /// A command that the device refuses, and the cause. The log of violations has it, too.
@@ -22,197 +22,188 @@ const ATOMIC_8: u8 = 3;
 /// Most reads and atomics of a queue pair at once, as a power of two.
 const LOG_READS: u8 = 4;
 
-impl Hca {
-    /// Executes a command, and returns its answer.
-    ///
-    /// # Errors
-    /// The command is not known, has bits that it must not have, or is not possible now.
-    pub fn command(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let opcode = OPCODE.get(input);
-        match opcode {
-            // libmlx5 itself asks about offloads. This device has none.
-            0x100 if self.config.profile == Profile::Library && OP_MOD.get(input) != 1 => {
-                Ok(QueryHcaCapOut::default().to_bytes())
-            }
-            0x100 => {
-                self.parse::<QueryHcaCap>(input)?;
-                Ok(capabilities())
-            }
-            0x400 => self.command_create_cq(input),
-            0x401 => {
-                let DestroyCq { cqn } = self.parse(input)?;
-                self.known("completion queue", self.cqs.contains_key(&cqn), cqn)?;
-                self.destroy_cq(cqn);
-                Ok(Done::default().to_bytes())
-            }
-            0x500 => self.command_create_qp(input),
-            0x501 => {
-                let DestroyQp { qpn } = self.parse(input)?;
-                self.known("queue pair", self.qps.contains_key(&qpn), qpn)?;
-                self.destroy_qp(qpn);
-                Ok(Done::default().to_bytes())
-            }
-            0x502 => self.command_to_init(input),
-            0x503 => self.command_to_rtr(input),
-            0x504 => self.command_to_rts(input),
-            0x507 => {
-                let ToErr { qpn } = self.parse(input)?;
-                self.to_error(qpn)?;
-                Ok(Done::default().to_bytes())
-            }
-            0x50b => self.command_query_qp(input),
-            _ => Err(self.refuse(format!("command {opcode:#x}: not known"))),
+/// Executes a command, and returns its answer.
+pub(crate) fn execute(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let opcode = OPCODE.get(input);
+    match opcode {
+        // libmlx5 itself asks about offloads. This device has none.
+        0x100 if hca.config.profile == Profile::Library && OP_MOD.get(input) != 1 => {
+            Ok(QueryHcaCapOut::default().to_bytes())
         }
-    }
-
-    fn parse<M: Mailbox>(&mut self, input: &[u8]) -> Result<M, Refused> {
-        M::from_bytes(input).map_err(|error| self.refuse(error.to_string()))
-    }
-
-    /// The address of `bytes` bytes at an offset of a umem.
-    fn in_umem(&mut self, id: u32, offset: u64, bytes: u64) -> Result<u64, Refused> {
-        let Some(umem) = self.umems.get(&id) else {
-            return Err(self.refuse(format!("found no umem {id:#x}")));
-        };
-        let fits = offset.checked_add(bytes).is_some_and(|end| end <= umem.bytes);
-        let (address, size) = (umem.address.wrapping_add(offset), umem.bytes);
-        if fits {
-            return Ok(address);
+        0x100 => {
+            parse::<QueryHcaCap>(hca, input)?;
+            Ok(capabilities())
         }
-        Err(self.refuse(format!("umem {id:#x}: found {bytes} bytes at {offset:#x}; it has {size}")))
+        0x400 => create_cq(hca, input),
+        0x401 => {
+            let DestroyCq { cqn } = parse(hca, input)?;
+            hca.known("completion queue", hca.cqs.contains_key(&cqn), cqn)?;
+            hca.destroy_cq(cqn);
+            Ok(Done::default().to_bytes())
+        }
+        0x500 => create_qp(hca, input),
+        0x501 => {
+            let DestroyQp { qpn } = parse(hca, input)?;
+            hca.known("queue pair", hca.qps.contains_key(&qpn), qpn)?;
+            hca.destroy_qp(qpn);
+            Ok(Done::default().to_bytes())
+        }
+        0x502 => to_init(hca, input),
+        0x503 => to_rtr(hca, input),
+        0x504 => to_rts(hca, input),
+        0x507 => {
+            let ToErr { qpn } = parse(hca, input)?;
+            hca.to_error(qpn)?;
+            Ok(Done::default().to_bytes())
+        }
+        0x50b => query_qp(hca, input),
+        _ => Err(hca.refuse(format!("command {opcode:#x}: not known"))),
     }
+}
 
-    fn command_create_cq(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let cq: CreateCq = self.parse(input)?;
-        self.known("page", self.pages.contains_key(&cq.uar_page), cq.uar_page)?;
-        let bytes = (cqe::BYTES as u64) << cq.log_size;
-        let buffer = self.in_umem(cq.buffer_umem_id, cq.buffer_offset, bytes)?;
-        let record = self.in_umem(cq.dbr_umem_id, cq.dbr_offset, doorbell::RECORD as u64)?;
-        let cqn = self.create_cq(CqRequest {
-            buffer,
-            log_size: cq.log_size,
-            stride: cqe::BYTES as u64,
-            collapsed: true,
-            overrun_ignored: true,
-            record,
-            umems: vec![cq.buffer_umem_id, cq.dbr_umem_id],
-        })?;
-        Ok(CreateCqOut { cqn, ..CreateCqOut::default() }.to_bytes())
+fn parse<M: Mailbox>(hca: &mut Hca, input: &[u8]) -> Result<M, Refused> {
+    M::from_bytes(input).map_err(|error| hca.refuse(error.to_string()))
+}
+
+/// The address of `bytes` bytes at an offset of a umem.
+fn in_umem(hca: &mut Hca, id: u32, offset: u64, bytes: u64) -> Result<u64, Refused> {
+    let Some(umem) = hca.umems.get(&id) else {
+        return Err(hca.refuse(format!("found no umem {id:#x}")));
+    };
+    let fits = offset.checked_add(bytes).is_some_and(|end| end <= umem.bytes);
+    let (address, size) = (umem.address.wrapping_add(offset), umem.bytes);
+    if fits {
+        return Ok(address);
     }
+    Err(hca.refuse(format!("umem {id:#x}: found {bytes} bytes at {offset:#x}; it has {size}")))
+}
 
-    fn command_create_qp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let qp: CreateQp = self.parse(input)?;
-        if qp.send_cqn != qp.receive_cqn {
-            let text = format!(
-                "found completion queues {:#x} and {:#x}; expected one for both",
-                qp.send_cqn, qp.receive_cqn
+fn create_cq(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let cq: CreateCq = parse(hca, input)?;
+    hca.known("page", hca.pages.contains_key(&cq.uar_page), cq.uar_page)?;
+    let bytes = (cqe::BYTES as u64) << cq.log_size;
+    let buffer = in_umem(hca, cq.buffer_umem_id, cq.buffer_offset, bytes)?;
+    let record = in_umem(hca, cq.dbr_umem_id, cq.dbr_offset, doorbell::RECORD as u64)?;
+    let cqn = hca.create_cq(CqRequest {
+        buffer,
+        log_size: cq.log_size,
+        stride: cqe::BYTES as u64,
+        collapsed: true,
+        overrun_ignored: true,
+        record,
+        umems: vec![cq.buffer_umem_id, cq.dbr_umem_id],
+    })?;
+    Ok(CreateCqOut { cqn, ..CreateCqOut::default() }.to_bytes())
+}
+
+fn create_qp(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let qp: CreateQp = parse(hca, input)?;
+    if qp.send_cqn != qp.receive_cqn {
+        let text = format!(
+            "found completion queues {:#x} and {:#x}; expected one for both",
+            qp.send_cqn, qp.receive_cqn
+        );
+        return Err(hca.refuse(text));
+    }
+    let bytes = (wqe::BLOCK as u64) << qp.log_sq_size;
+    let sq = in_umem(hca, qp.wq_umem_id, qp.wq_offset, bytes)?;
+    let record = in_umem(hca, qp.dbr_umem_id, qp.dbr_offset, doorbell::RECORD as u64)?;
+    let qpn = hca.create_qp(QpRequest {
+        pd: qp.pd,
+        page: qp.uar_page,
+        user_index: qp.user_index,
+        sq,
+        blocks: 1 << qp.log_sq_size,
+        record,
+        send_cq: qp.send_cqn,
+        receive_cq: qp.receive_cqn,
+        receives: Receives::None,
+        umems: vec![qp.wq_umem_id, qp.dbr_umem_id],
+    })?;
+    // A program that writes mailboxes itself writes requests ithca.
+    if let Some(qp) = hca.qps.get_mut(&qpn) {
+        qp.limits = Profile::Kernels.limits();
+    }
+    Ok(CreateQpOut { qpn, ..CreateQpOut::default() }.to_bytes())
+}
+
+fn to_init(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let init: Rst2Init = parse(hca, input)?;
+    if init.port != 1 {
+        return Err(hca.refuse(format!("found port {}; expected 1", init.port)));
+    }
+    if init.remote_atomic && init.atomic_mode != ATOMIC_8 {
+        let text = format!("found atomic mode {}; expected {ATOMIC_8}", init.atomic_mode);
+        return Err(hca.refuse(text));
+    }
+    let rights = [
+        (init.remote_read, Access::REMOTE_READ),
+        (init.remote_write, Access::REMOTE_WRITE),
+        (init.remote_atomic, Access::REMOTE_ATOMIC),
+    ];
+    let given = rights.iter().filter(|(is, _)| *is);
+    let access = given.fold(Access::default(), |all, (_, right)| all.and(*right));
+    hca.to_init(init.qpn, access)?;
+    Ok(Done::default().to_bytes())
+}
+
+fn to_rtr(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let rtr: Init2Rtr = parse(hca, input)?;
+    let numbers = [
+        ("mtu", u64::from(rtr.mtu), 1..=5),
+        ("log_msg_max", u64::from(rtr.log_msg_max), 30..=30),
+        ("log_rra_max", u64::from(rtr.log_rra_max), 0..=u64::from(LOG_READS)),
+        ("port", u64::from(rtr.port), 1..=1),
+    ];
+    for (name, found, expected) in numbers {
+        if !expected.contains(&found) {
+            return Err(
+                hca.refuse(format!("Init2Rtr: found {name} {found}; expected {expected:?}"))
             );
-            return Err(self.refuse(text));
         }
-        let bytes = (wqe::BLOCK as u64) << qp.log_sq_size;
-        let sq = self.in_umem(qp.wq_umem_id, qp.wq_offset, bytes)?;
-        let record = self.in_umem(qp.dbr_umem_id, qp.dbr_offset, doorbell::RECORD as u64)?;
-        let qpn = self.create_qp(QpRequest {
-            pd: qp.pd,
-            page: qp.uar_page,
-            user_index: qp.user_index,
-            sq,
-            blocks: 1 << qp.log_sq_size,
-            record,
-            send_cq: qp.send_cqn,
-            receive_cq: qp.receive_cqn,
-            receives: Receives::None,
-            umems: vec![qp.wq_umem_id, qp.dbr_umem_id],
-        })?;
-        // A program that writes mailboxes itself writes requests itself.
-        if let Some(qp) = self.qps.get_mut(&qpn) {
-            qp.limits = Profile::Kernels.limits();
-        }
-        Ok(CreateQpOut { qpn, ..CreateQpOut::default() }.to_bytes())
     }
+    let to = Connection {
+        peer: End { lid: rtr.remote_lid, qpn: rtr.remote_qpn },
+        receive_number: rtr.next_receive_psn,
+        rnr_timer: rtr.min_rnr_nak,
+        ..Connection::default()
+    };
+    hca.to_ready_to_receive(rtr.qpn, to)?;
+    Ok(Done::default().to_bytes())
+}
 
-    fn command_to_init(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let init: Rst2Init = self.parse(input)?;
-        if init.port != 1 {
-            return Err(self.refuse(format!("found port {}; expected 1", init.port)));
-        }
-        if init.remote_atomic && init.atomic_mode != ATOMIC_8 {
-            let text = format!("found atomic mode {}; expected {ATOMIC_8}", init.atomic_mode);
-            return Err(self.refuse(text));
-        }
-        let rights = [
-            (init.remote_read, Access::REMOTE_READ),
-            (init.remote_write, Access::REMOTE_WRITE),
-            (init.remote_atomic, Access::REMOTE_ATOMIC),
-        ];
-        let given = rights.iter().filter(|(is, _)| *is);
-        let access = given.fold(Access::default(), |all, (_, right)| all.and(*right));
-        self.to_init(init.qpn, access)?;
-        Ok(Done::default().to_bytes())
+fn to_rts(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let rts: Rtr2Rts = parse(hca, input)?;
+    if rts.log_sra_max > LOG_READS {
+        let text = format!("found log_sra_max {}; expected 0 to {LOG_READS}", rts.log_sra_max);
+        return Err(hca.refuse(text));
     }
+    let to = Connection {
+        send_number: rts.next_send_psn,
+        timeout: rts.ack_timeout,
+        retries: rts.retry_count,
+        rnr_retries: rts.rnr_retry,
+        reads: 1 << rts.log_sra_max,
+        ..Connection::default()
+    };
+    hca.to_ready_to_send(rts.qpn, to)?;
+    Ok(Done::default().to_bytes())
+}
 
-    fn command_to_rtr(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let rtr: Init2Rtr = self.parse(input)?;
-        let numbers = [
-            ("mtu", u64::from(rtr.mtu), 1..=5),
-            ("log_msg_max", u64::from(rtr.log_msg_max), 30..=30),
-            ("log_rra_max", u64::from(rtr.log_rra_max), 0..=u64::from(LOG_READS)),
-            ("port", u64::from(rtr.port), 1..=1),
-        ];
-        for (name, found, expected) in numbers {
-            if !expected.contains(&found) {
-                return Err(
-                    self.refuse(format!("Init2Rtr: found {name} {found}; expected {expected:?}"))
-                );
-            }
-        }
-        let to = Connection {
-            peer: End { lid: rtr.remote_lid, qpn: rtr.remote_qpn },
-            receive_number: rtr.next_receive_psn,
-            rnr_timer: rtr.min_rnr_nak,
-            ..Connection::default()
-        };
-        self.to_ready_to_receive(rtr.qpn, to)?;
-        Ok(Done::default().to_bytes())
-    }
-
-    fn command_to_rts(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let rts: Rtr2Rts = self.parse(input)?;
-        if rts.log_sra_max > LOG_READS {
-            let text = format!("found log_sra_max {}; expected 0 to {LOG_READS}", rts.log_sra_max);
-            return Err(self.refuse(text));
-        }
-        let to = Connection {
-            send_number: rts.next_send_psn,
-            timeout: rts.ack_timeout,
-            retries: rts.retry_count,
-            rnr_retries: rts.rnr_retry,
-            reads: 1 << rts.log_sra_max,
-            ..Connection::default()
-        };
-        self.to_ready_to_send(rts.qpn, to)?;
-        Ok(Done::default().to_bytes())
-    }
-
-    fn command_query_qp(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let QueryQp { qpn } = self.parse(input)?;
-        self.known("queue pair", self.qps.contains_key(&qpn), qpn)?;
-        let taken = self.qps.get(&qpn).map_or(0, |qp| qp.taken);
-        let state = match self.state(qpn) {
-            None | Some(State::Reset) => QP_STATE_RST,
-            Some(State::Init) => QP_STATE_INIT,
-            Some(State::ReadyToReceive) => QP_STATE_RTR,
-            Some(State::ReadyToSend) => QP_STATE_RTS,
-            Some(State::Error) => QP_STATE_ERR,
-        };
-        let answer = QueryQpOut {
-            state,
-            hw_sq_counter: taken,
-            sw_sq_counter: taken,
-            ..QueryQpOut::default()
-        };
-        Ok(answer.to_bytes())
-    }
+fn query_qp(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    let QueryQp { qpn } = parse(hca, input)?;
+    hca.known("queue pair", hca.qps.contains_key(&qpn), qpn)?;
+    let taken = hca.qps.get(&qpn).map_or(0, |qp| qp.taken);
+    let state = match hca.state(qpn) {
+        None | Some(State::Reset) => QP_STATE_RST,
+        Some(State::Init) => QP_STATE_INIT,
+        Some(State::ReadyToReceive) => QP_STATE_RTR,
+        Some(State::ReadyToSend) => QP_STATE_RTS,
+        Some(State::Error) => QP_STATE_ERR,
+    };
+    let answer =
+        QueryQpOut { state, hw_sq_counter: taken, sw_sq_counter: taken, ..QueryQpOut::default() };
+    Ok(answer.to_bytes())
 }
 
 /// The answer to a query of capabilities.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tokenyard_sys_mlx5::wqe::MOST_INLINE;
 
+use crate::commands::{self, Refused};
 use crate::fault::{FaultPlan, Faults};
 use crate::memory::Memory;
 use crate::object::{CompletionQueue, QueuePair, ReceiveQueue, Region, UserMemory};
@@ -122,6 +123,14 @@ impl Hca {
             violations: Vec::new(),
             port_is_up: true,
         }
+    }
+
+    /// Executes a command, and returns its answer.
+    ///
+    /// # Errors
+    /// The command is not known, has bits that it must not have, or is not possible now.
+    pub fn command(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
+        commands::execute(self, input)
     }
 
     /// The rules that the driver broke. The device stops at the first.

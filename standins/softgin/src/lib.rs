@@ -10,10 +10,10 @@
 pub mod abi;
 mod config;
 mod cuda;
-mod engine;
 mod failure;
 mod inbox;
 mod mesh;
+mod operations;
 mod region;
 mod table;
 mod team;

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use crate::abi;
 use crate::config::Config;
 use crate::cuda::Cuda;
-use crate::engine::{Engine, Means, Operation, Transfer};
 use crate::failure::{Failure, Result};
 use crate::inbox::{Inbox, MOST_RANKS, SignalMessage};
 use crate::mesh::{Address, Listener, Mesh};
+use crate::operations::{Means, Operation, Operations, Transfer};
 use crate::region::{Memory, Region};
 
 /// The most bytes of a value that lies in the host's memory and goes to a device.
@@ -45,7 +45,7 @@ pub(crate) struct Asked {
 pub(crate) struct Team {
     me: usize,
     inboxes: Vec<Arc<Inbox>>,
-    engine: Mutex<Engine>,
+    operations: Mutex<Operations>,
     regions: RwLock<BTreeMap<u64, Arc<Region>>>,
     /// Used by the control thread, which waits for peers while operations continue.
     control: Mutex<Control>,
@@ -78,7 +78,7 @@ impl Team {
         Ok(Self {
             me,
             inboxes: mesh.inboxes.clone(),
-            engine: Mutex::new(Engine::new(config, me as u32)),
+            operations: Mutex::new(Operations::new(config, me as u32)),
             regions: RwLock::default(),
             control: Mutex::new(Control { mesh, registered: 0 }),
             cuda,
@@ -124,7 +124,7 @@ impl Team {
         };
         let transfer = if asked.bytes == 0 { None } else { Some(self.transfer(asked, peer)?) };
         let Asked { signal, is_strong, .. } = *asked;
-        Ok(lock(&self.engine).post(Operation { peer, transfer, signal, is_strong }))
+        Ok(lock(&self.operations).post(Operation { peer, transfer, signal, is_strong }))
     }
 
     fn transfer(&self, asked: &Asked, peer: usize) -> Result<Transfer> {
@@ -162,12 +162,12 @@ impl Team {
     }
 
     pub(crate) fn test(&self, request: u64) -> Result<bool> {
-        lock(&self.engine).test(request, self.means())
+        lock(&self.operations).test(request, self.means())
     }
 
     /// Advances this rank's operations, and applies the signals of others.
     pub(crate) fn progress(&self) -> Result<()> {
-        lock(&self.engine).advance(self.means())?;
+        lock(&self.operations).advance(self.means())?;
         for from in 0..self.inboxes.len().min(MOST_RANKS) {
             while let Some(signal) = self.inboxes[self.me].take(from) {
                 let region = self.region(signal.region)?;

@@ -6,7 +6,7 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::Command;
 
 use super::datum::{Datum, Mailbox};
-use super::engine::{Engine, STAGING_REGION, window_region};
+use super::instance::{Instance, STAGING_REGION, window_region};
 use super::queue::Own;
 use super::rail::{Attempt, State, Transfer};
 use super::shared::{Failure, LocalWindow, RECORD_STRIDE, Record};
@@ -41,7 +41,7 @@ struct Job<'a> {
     more: bool,
 }
 
-impl Engine {
+impl Instance {
     /// Posts the first n of `batch` on one rail and returns n.
     ///
     /// # Safety
@@ -95,7 +95,7 @@ impl Engine {
     /// Posts a command to the provider, or ends it; `false` if its peer accepts nothing now.
     ///
     /// # Safety
-    /// As [`Engine::post_batch`].
+    /// As [`Instance::post_batch`].
     unsafe fn start(&self, own: &mut Own, state: &mut State, job: &Job<'_>) -> bool {
         // SAFETY: by this function's contract.
         match unsafe { self.execute(state, job) } {
@@ -132,7 +132,7 @@ impl Engine {
     }
 
     /// # Safety
-    /// As [`Engine::post_batch`].
+    /// As [`Instance::post_batch`].
     #[inline]
     unsafe fn execute(&self, state: &mut State, job: &Job<'_>) -> Result<Outcome, Fault> {
         let command = job.command;
@@ -163,7 +163,7 @@ impl Engine {
     }
 
     /// # Safety
-    /// As [`Engine::post_batch`].
+    /// As [`Instance::post_batch`].
     #[inline]
     unsafe fn put(
         &self,
@@ -202,7 +202,7 @@ impl Engine {
     /// as a whole.
     ///
     /// # Safety
-    /// As [`Engine::post_batch`].
+    /// As [`Instance::post_batch`].
     unsafe fn put_value(&self, state: &mut State, job: &Job<'_>) -> Result<Outcome, Fault> {
         let Command { peer, dst_window, dst_offset, value, .. } = *job.command;
         let window = self.window(dst_window)?;
@@ -260,7 +260,7 @@ impl Engine {
     }
 
     /// # Safety
-    /// As [`Engine::post_batch`]; no other code uses the local destination until the command is
+    /// As [`Instance::post_batch`]; no other code uses the local destination until the command is
     /// done.
     unsafe fn get(&self, state: &mut State, job: &Job<'_>) -> Result<Outcome, Fault> {
         let command = job.command;
@@ -359,10 +359,10 @@ mod tests {
         let write = |peer| Command { op: abi::TY_OP_PUT, peer, bytes: 4096, ..NO_COMMAND };
         let signal = Command { op: abi::TY_OP_SIGNAL, peer: 1, ..NO_COMMAND };
         for (layered, to_another) in [(false, true), (true, false)] {
-            rank.engine.layered = layered;
-            assert!(rank.engine.follows(&write(1), &write(1)));
-            assert_eq!(rank.engine.follows(&write(2), &write(1)), to_another);
-            assert!(!rank.engine.follows(&signal, &write(1)), "an injected write ends no batch");
+            rank.instance.layered = layered;
+            assert!(rank.instance.follows(&write(1), &write(1)));
+            assert_eq!(rank.instance.follows(&write(2), &write(1)), to_another);
+            assert!(!rank.instance.follows(&signal, &write(1)), "an injected write ends no batch");
         }
     }
 }

@@ -323,6 +323,24 @@ impl Objects {
         self.regions.get(region).map_or(null_mut(), |region| unsafe { (*region.raw()).mem_desc })
     }
 
+    /// Checks the length of an address. A provider reads as many bytes as its own addresses have:
+    /// as many as this rank's address, or up to a zero byte.
+    pub(super) fn check_address(&self, address: &[u8]) -> Result<()> {
+        let message = if self.info.has_text_addresses() {
+            if address.iter().position(|byte| *byte == 0) == Some(address.len() - 1) {
+                return Ok(());
+            }
+            "found an address without a zero byte at its end; expected text".to_owned()
+        } else {
+            let (found, own) = (address.len(), self.address()?.len());
+            if found == own {
+                return Ok(());
+            }
+            format!("found an address of {found} bytes; expected {own}")
+        };
+        Err(Error::new(ErrorKind::Protocol, "read endpoint", message))
+    }
+
     /// An address in words.
     pub(super) fn words(&self, address: &[u8]) -> String {
         let mut text = [0_u8; 128];

@@ -13,14 +13,14 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::{Result, abi};
 use tokenyard_sys_fabric::calls;
 use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::*;
 
 use super::datum::{Datum, VALUES_PER_PEER};
 use super::objects::{Objects, failed};
-use super::shared::Shared;
+use super::shared::{Failure, Shared};
 use super::wire::{Extent, RailEndpoint};
 use patience::Refusals;
 pub(super) use read_back::Mirror;
@@ -233,7 +233,7 @@ impl State {
         endpoint: &RailEndpoint,
     ) -> Result<()> {
         let mut address = FI_ADDR_NOTAVAIL;
-        self.check_address(&endpoint.address)?;
+        self.objects.check_address(&endpoint.address)?;
         // SAFETY: the vector is open; the address has the length that this provider reads.
         let taken = unsafe {
             let bytes = endpoint.address.as_ptr().cast();
@@ -255,24 +255,6 @@ impl State {
             ..Peer::default()
         };
         Ok(())
-    }
-
-    /// Checks the length of an address. A provider reads as many bytes as its own addresses have:
-    /// as many as this rank's address, or up to a zero byte.
-    fn check_address(&self, address: &[u8]) -> Result<()> {
-        let message = if self.objects.info.has_text_addresses() {
-            if address.iter().position(|byte| *byte == 0) == Some(address.len() - 1) {
-                return Ok(());
-            }
-            "found an address without a zero byte at its end; expected text".to_owned()
-        } else {
-            let (found, own) = (address.len(), self.objects.address()?.len());
-            if found == own {
-                return Ok(());
-            }
-            format!("found an address of {found} bytes; expected {own}")
-        };
-        Err(Error::new(ErrorKind::Protocol, "read endpoint", message))
     }
 
     /// Writes a few bytes; they are copied, and a completion comes only if the write fails. The
@@ -438,6 +420,33 @@ impl State {
         moved
     }
 
+    /// Reads the error entries after a failed read of the queue (INV-7).
+    #[cold]
+    fn complain(&mut self, shared: &Shared, status: isize) {
+        let failure = |peer, message, interface: &String| Failure {
+            peer,
+            message,
+            interface: interface.clone(),
+        };
+        if status != EAVAIL {
+            let message = errors::unreadable(&self.objects, status);
+            return shared.fail(failure(None, message, &self.interface));
+        }
+        while let Some(entry) = errors::next(&self.objects) {
+            let slot = shared.slots.find(entry.op_context);
+            if entry.op_context == self.fence.get().cast() {
+                self.fence_is_out = false;
+            }
+            let marked = || self.marked(entry.op_context);
+            let peer = slot.map(|slot| shared.slots.peer(slot)).or_else(marked);
+            let message = errors::in_words(&self.objects, &entry);
+            shared.fail(failure(peer, message, &self.interface));
+            if let Some(slot) = slot {
+                shared.slots.complete(slot, abi::TY_TRANSPORT);
+            }
+        }
+    }
+
     #[inline]
     fn completed(&mut self, shared: &Shared, entry: &fi_cq_data_entry) {
         if entry.flags & FI_REMOTE_CQ_DATA != 0 {
@@ -446,7 +455,7 @@ impl State {
             match Datum::decode(entry.data) {
                 Some(Datum::Signal { id, add }) => self.signal_came(shared, id, add),
                 Some(datum) => self.own_datum(shared, datum),
-                None => self.distrust(shared, None, "data that no rank writes"),
+                None => errors::distrust(&self.interface, shared, None, "data that no rank writes"),
             }
         } else if let Some(slot) = shared.slots.find(entry.op_context) {
             shared.slots.complete(slot, abi::TY_OK);
@@ -462,7 +471,7 @@ impl State {
         match &mut self.read_back {
             Some(read_back) => read_back.hold(id, add),
             None if shared.raise(id, add) => {}
-            None => self.distrust(shared, None, "a signal that is not there"),
+            None => errors::distrust(&self.interface, shared, None, "a signal that is not there"),
         }
     }
 
@@ -475,7 +484,7 @@ impl State {
             Datum::Signal { id, add } => return self.signal_came(shared, id, add),
         };
         if let Err(what) = result {
-            self.distrust(shared, Some(peer), what);
+            errors::distrust(&self.interface, shared, Some(peer), what);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Engines over the provider `tcp` in one process: behaviour that is only visible from inside. One
+//! Instances over the provider `tcp` in one process: behaviour that is only visible from inside. One
 //! thread drives all ranks, so a busy machine makes them slow but none of them silent.
 
 use std::sync::atomic::AtomicU64;
@@ -11,16 +11,16 @@ use tokenyard_core::transport::{
 };
 
 use super::Settings;
-use super::engine::Engine;
 use super::info;
+use super::instance::Instance;
 use crate::config::{Flush, Rails};
 
 const WORDS: usize = 1024;
 const LONG: Duration = Duration::from_secs(120);
 
-/// One rank. Fields drop in order: the engine ends before its window.
+/// One rank. Fields drop in order: the instance ends before its window.
 pub(super) struct Rank {
-    pub(super) engine: Engine,
+    pub(super) instance: Instance,
     pub(super) memory: Box<[AtomicU64]>,
 }
 
@@ -46,7 +46,7 @@ impl Rank {
         };
         let infos = info::choose(&settings).unwrap();
         let team = Team::world(me, ranks);
-        let mut engine = Engine::open(infos, &settings, &team, &needs).unwrap();
+        let mut instance = Instance::open(infos, &settings, &team, &needs).unwrap();
         let memory: Box<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
         let window = Window {
             kind: abi::TY_MEMORY_HOST,
@@ -54,30 +54,30 @@ impl Rank {
             bytes: 8 * WORDS as u64,
             ..NO_WINDOW
         };
-        // SAFETY: the memory is dropped after the engine.
-        unsafe { engine.register(&window).unwrap() };
-        Self { engine, memory }
+        // SAFETY: the memory is dropped after the instance.
+        unsafe { instance.register(&window).unwrap() };
+        Self { instance, memory }
     }
 
     pub(super) fn drive(&self) {
-        self.engine.progress(self.engine.all_rails());
+        self.instance.progress(self.instance.all_rails());
     }
 
     /// Offers one command to queue 0; whether it was accepted.
     pub(super) fn offer(&self, command: Command) -> bool {
-        // SAFETY: the tests' commands are in range, and the windows outlive the engines.
-        let posted = unsafe { self.engine.post(0, &[command], self.engine.all_rails()) };
+        // SAFETY: the tests' commands are in range, and the windows outlive the instances.
+        let posted = unsafe { self.instance.post(0, &[command], self.instance.all_rails()) };
         posted.unwrap() == 1
     }
 
     pub(super) fn event(&self) -> Option<Event> {
         let mut events = [NO_EVENT];
-        (self.engine.take_events(0, &mut events).unwrap() == 1).then_some(events[0])
+        (self.instance.take_events(0, &mut events).unwrap() == 1).then_some(events[0])
     }
 
     /// Ends like a killed process: without a message.
     pub(super) fn die(self) {
-        self.engine.close(0);
+        self.instance.close(0);
     }
 }
 
@@ -97,13 +97,13 @@ pub(super) fn connected(ranks: u32) -> Vec<Rank> {
 /// Connected ranks for this number of proxy threads, which are not started.
 pub(super) fn connected_for(ranks: u32, proxy_threads: u32) -> Vec<Rank> {
     let mut all: Vec<_> = (0..ranks).map(|me| Rank::open(me, ranks, proxy_threads)).collect();
-    let endpoints: Vec<_> = all.iter_mut().map(|rank| rank.engine.endpoint().unwrap()).collect();
+    let endpoints: Vec<_> = all.iter_mut().map(|rank| rank.instance.endpoint().unwrap()).collect();
     std::thread::scope(|scope| {
         for rank in &mut all {
             let endpoints = &endpoints;
             scope.spawn(move || {
                 for (peer, endpoint) in (0..).zip(endpoints) {
-                    rank.engine.connect(peer, endpoint).unwrap();
+                    rank.instance.connect(peer, endpoint).unwrap();
                 }
             });
         }
@@ -124,7 +124,7 @@ fn a_peer_that_takes_nothing_ends_as_an_error_of_its_own_and_others_go_on() {
     let mut ranks = connected(3);
     let [alive, dead, sender] = [2, 1, 0].map(|rank| ranks.remove(rank));
     dead.die();
-    sender.engine.rail(0).patience = Duration::from_secs(2);
+    sender.instance.rail(0).patience = Duration::from_secs(2);
     let mut sent = 0;
     let mut error = None;
     until("the commands to the dead peer fail", || {
@@ -136,13 +136,13 @@ fn a_peer_that_takes_nothing_ends_as_an_error_of_its_own_and_others_go_on() {
     });
     let error = error.unwrap();
     assert_eq!((error.kind, error.peer), (abi::TY_EVENT_ERROR, 1));
-    let health = sender.engine.shared.health().unwrap_err();
+    let health = sender.instance.shared.health().unwrap_err();
     assert_eq!(health.rank(), Some(1), "{health}");
     until("the others go on", || {
         sender.drive();
         alive.drive();
         sent += u64::from(sent < 100 && sender.offer(signal(2)));
-        alive.engine.shared.total(1) == 100
+        alive.instance.shared.total(1) == 100
     });
     assert_eq!(sent, 100);
 }
@@ -150,9 +150,9 @@ fn a_peer_that_takes_nothing_ends_as_an_error_of_its_own_and_others_go_on() {
 #[test]
 fn who_closes_does_not_wait_for_a_peer_that_has_left() {
     let mut ranks = connected(2);
-    ranks.iter_mut().for_each(|rank| rank.engine.farewell = LONG);
+    ranks.iter_mut().for_each(|rank| rank.instance.farewell = LONG);
     let (mut stays, mut leaves) = (ranks.remove(0), ranks.remove(0));
-    assert!(leaves.engine.flush(), "a peer that stays accepts commands");
+    assert!(leaves.instance.flush(), "a peer that stays accepts commands");
     drop(leaves);
-    assert!(stays.engine.flush(), "all has ended although the peer is gone");
+    assert!(stays.instance.flush(), "all has ended although the peer is gone");
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::engine::{Fatal, Remote, Script, Scripted};
+use super::scripted::{Fatal, Remote, Script, Scripted};
 use crate::proxy::{Proxy, ProxyOptions};
 use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 use crate::{ErrorKind, abi};
@@ -13,8 +13,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const LONG_NAP: Duration = Duration::from_secs(3600);
 
 fn one(script: Script, options: &ProxyOptions) -> (Proxy, Remote) {
-    let (engine, remote) = Scripted::new(script);
-    (Proxy::start(vec![engine], options).unwrap(), remote)
+    let (share, remote) = Scripted::new(script);
+    (Proxy::start(vec![share], options).unwrap(), remote)
 }
 
 fn commands(queue: u32, flags: u16, tags: std::ops::Range<u64>) -> Vec<Command> {
@@ -22,7 +22,7 @@ fn commands(queue: u32, flags: u16, tags: std::ops::Range<u64>) -> Vec<Command> 
 }
 
 fn post(proxy: &Proxy, commands: &[Command]) -> usize {
-    // SAFETY: the engines of these tests access no memory.
+    // SAFETY: the shares of these tests access no memory.
     unsafe { proxy.post(commands[0].queue, commands).unwrap() }
 }
 
@@ -68,7 +68,7 @@ fn room_comes_back_when_commands_are_done_and_not_when_they_are_picked_up() {
     let script = Script { stuck: true, ..Script::default() };
     let (proxy, remote) = one(script, &ProxyOptions::new(1, 4));
     assert_eq!(post(&proxy, &commands(0, 0, 0..9)), 4);
-    until("the engine has them", || remote.seen().accepted.len() == 4);
+    until("the share has them", || remote.seen().accepted.len() == 4);
     let polls = remote.seen().polls;
     until("it is polled", || remote.seen().polls > polls + 2);
     assert_eq!(post(&proxy, &commands(0, 0, 4..9)), 0, "picked up is not done (INV-5)");
@@ -129,7 +129,7 @@ fn a_poll_wakes_a_thread_that_naps_for_it_may_wait_for_the_fabric() {
         std::thread::sleep(Duration::from_millis(20));
         std::mem::replace(&mut before, polls) == polls
     });
-    until("the engine is polled", || {
+    until("the share is polled", || {
         assert_eq!(proxy.poll(0, &mut [NO_EVENT]), Ok(0));
         remote.seen().polls > before
     });
@@ -148,7 +148,7 @@ fn a_failed_command_is_an_event_and_the_others_go_on() {
     proxy.health().expect("only the transport can tell whom a failed command is about");
 }
 
-/// Three commands in flight; at the fourth the engine fails for good.
+/// Three commands in flight; at the fourth the share fails for good.
 fn fail_for_good(fatal: Fatal) -> String {
     let at = if matches!(fatal, Fatal::Post | Fatal::Panic) { 3 } else { 4 };
     let script = Script { stuck: true, fatal: Some((at, fatal)), ..Script::default() };
@@ -158,8 +158,8 @@ fn fail_for_good(fatal: Fatal) -> String {
     until("three are in flight", || remote.seen().accepted.len() == 3);
     assert_eq!(post(&proxy, &commands(0, 0, 3..4)), 1);
     let mut ended = events(&proxy, 0, 4);
-    assert!(remote.seen().dropped, "ended before the engine was dropped (INV-8)");
-    // Posted after the engine was dropped.
+    assert!(remote.seen().dropped, "ended before the share was dropped (INV-8)");
+    // Posted after the share was dropped.
     assert_eq!(post(&proxy, &commands(0, 0, 4..6)), 2);
     ended.extend(events(&proxy, 0, 2));
     let mut tags: Vec<_> = ended.iter().map(|event| event.tag).collect();
@@ -170,28 +170,25 @@ fn fail_for_good(fatal: Fatal) -> String {
 }
 
 #[test]
-fn an_engine_that_fails_ends_everything_with_an_error() {
+fn a_share_that_fails_ends_everything_with_an_error() {
     assert_eq!(
         fail_for_good(Fatal::Post),
-        "drive engine: post failed: peer_lost (status -5) [thread: 0]"
+        "drive share: post failed: peer_lost (status -5) [thread: 0]"
     );
     assert_eq!(
         fail_for_good(Fatal::Poll),
-        "drive engine: poll failed: system (status -4) [thread: 0]"
+        "drive share: poll failed: system (status -4) [thread: 0]"
     );
 }
 
 #[test]
-fn an_engine_that_panics_ends_everything_with_an_error() {
+fn a_share_that_panics_ends_everything_with_an_error() {
     let error = fail_for_good(Fatal::Panic);
-    assert!(
-        error.starts_with("drive engine: the engine panicked: scripted [thread: 0]"),
-        "{error}"
-    );
+    assert!(error.starts_with("drive share: the share panicked: scripted [thread: 0]"), "{error}");
 }
 
 #[test]
-fn an_engine_that_ends_a_command_twice_is_given_up() {
+fn a_share_that_ends_a_command_twice_is_given_up() {
     let error = fail_for_good(Fatal::Stranger);
     let expected = "poll ended tag 0x1000000000000000 of queue 0, which is not in flight";
     assert!(error.contains(expected), "{error}");
@@ -222,13 +219,13 @@ fn a_drop_waits_for_no_command_that_never_ends() {
 }
 
 #[test]
-fn a_thread_is_pinned_to_the_processors_of_its_engine() {
+fn a_thread_is_pinned_to_the_processors_of_its_share() {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpu = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
-    let (mut engine, remote) = Scripted::new(Script::default());
-    engine.cpus = vec![cpu as u32];
-    let _proxy = Proxy::start(vec![engine], &ProxyOptions::new(1, 4)).unwrap();
-    until("the engine runs", || remote.seen().polls > 0);
+    let (mut share, remote) = Scripted::new(Script::default());
+    share.cpus = vec![cpu as u32];
+    let _proxy = Proxy::start(vec![share], &ProxyOptions::new(1, 4)).unwrap();
+    until("the share runs", || remote.seen().polls > 0);
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let pinned = tasks.filter(|task| {
         // Other tests start threads of the same name, and theirs may end meanwhile.
@@ -242,9 +239,9 @@ fn a_thread_is_pinned_to_the_processors_of_its_engine() {
 #[test]
 fn a_thread_that_cannot_be_pinned_works_all_the_same() {
     for cpus in [vec![u32::MAX], vec![rustix::thread::CpuSet::MAX_CPU as u32 - 1]] {
-        let (mut engine, _) = Scripted::new(Script::default());
-        engine.cpus = cpus;
-        let proxy = Proxy::start(vec![engine], &ProxyOptions::new(1, 4)).unwrap();
+        let (mut share, _) = Scripted::new(Script::default());
+        share.cpus = cpus;
+        let proxy = Proxy::start(vec![share], &ProxyOptions::new(1, 4)).unwrap();
         assert_eq!(post(&proxy, &commands(0, abi::TY_FLAG_NOTIFY, 0..1)), 1);
         events(&proxy, 0, 1);
     }
@@ -252,13 +249,13 @@ fn a_thread_that_cannot_be_pinned_works_all_the_same() {
 
 #[test]
 fn wrong_sizes_are_refused_with_what_was_expected() {
-    let refused = |engines: usize, queues, depth| {
-        let engines = (0..engines).map(|_| Scripted::new(Script::default()).0).collect();
-        let error = Proxy::start(engines, &ProxyOptions::new(queues, depth)).unwrap_err();
+    let refused = |shares: usize, queues, depth| {
+        let shares = (0..shares).map(|_| Scripted::new(Script::default()).0).collect();
+        let error = Proxy::start(shares, &ProxyOptions::new(queues, depth)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         error.message().to_owned()
     };
-    assert_eq!(refused(0, 1, 1), "found engines = 0; expected at least 1");
+    assert_eq!(refused(0, 1, 1), "found shares = 0; expected at least 1");
     assert_eq!(refused(1, 0, 1), "found queues = 0; expected at least 1");
     assert_eq!(refused(1, 1, 0), "found queue_depth = 0; expected 1 to 1048576");
     assert_eq!(refused(1, 1, 1 << 21), "found queue_depth = 2097152; expected 1 to 1048576");

@@ -7,6 +7,6 @@ mod model;
 #[cfg(not(feature = "loom"))]
 mod behaviour;
 #[cfg(not(feature = "loom"))]
-mod engine;
-#[cfg(not(feature = "loom"))]
 mod properties;
+#[cfg(not(feature = "loom"))]
+mod scripted;

@@ -1,10 +1,10 @@
-//! For all posts and all behaviours of an engine: every accepted command ends once.
+//! For all posts and all behaviours of a share: every accepted command ends once.
 
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::engine::{Fatal, Remote, Script, Scripted, Seen};
+use super::scripted::{Fatal, Remote, Script, Scripted, Seen};
 use crate::abi;
 use crate::proxy::{Proxy, ProxyOptions};
 use crate::transport::{Command, NO_COMMAND, NO_EVENT};
@@ -18,7 +18,7 @@ struct Plan {
     depth: u32,
     /// (queue, number of commands, n where every n-th requests its event), in the order of posting.
     batches: Vec<(u32, usize, u64)>,
-    engines: Vec<Script>,
+    shares: Vec<Script>,
 }
 
 fn script() -> impl Strategy<Value = Script> {
@@ -43,13 +43,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     (1_u32..=4, 1_u32..=70).prop_flat_map(|(queues, depth)| {
         let batch = (0..queues, 1_usize..=80, 1_u64..=5);
         let batches = prop::collection::vec(batch, 1..20);
-        let engines = prop::collection::vec(script(), 1..=3);
-        (batches, engines).prop_map(move |(batches, engines)| Plan {
-            queues,
-            depth,
-            batches,
-            engines,
-        })
+        let shares = prop::collection::vec(script(), 1..=3);
+        (batches, shares).prop_map(move |(batches, shares)| Plan { queues, depth, batches, shares })
     })
 }
 
@@ -76,7 +71,7 @@ impl Poster {
             ..NO_COMMAND
         };
         let batch: Vec<_> = (first..first + count as u64).map(command).collect();
-        // SAFETY: the engines of these tests access no memory.
+        // SAFETY: the shares of these tests access no memory.
         let accepted = unsafe { proxy.post(self.queue, &batch).unwrap() };
         for command in &batch[..accepted] {
             let notify = command.flags & abi::TY_FLAG_NOTIFY != 0;
@@ -120,7 +115,7 @@ impl Poster {
         }
     }
 
-    /// Compares the events with the commands that the queue's engine has seen; `number` counts its
+    /// Compares the events with the commands that the queue's share has seen; `number` counts its
     /// commands.
     fn check(&self, script: &Script, seen: &Seen) {
         let of_queue =
@@ -142,9 +137,9 @@ impl Poster {
 }
 
 fn check(plan: &Plan) {
-    let (engines, remotes): (Vec<_>, Vec<Remote>) =
-        plan.engines.iter().cloned().map(Scripted::new).unzip();
-    let proxy = Proxy::start(engines, &ProxyOptions::new(plan.queues, plan.depth)).unwrap();
+    let (shares, remotes): (Vec<_>, Vec<Remote>) =
+        plan.shares.iter().cloned().map(Scripted::new).unzip();
+    let proxy = Proxy::start(shares, &ProxyOptions::new(plan.queues, plan.depth)).unwrap();
     let mut posters: Vec<_> =
         (0..plan.queues).map(|queue| Poster { queue, ..Poster::default() }).collect();
     let room = plan.depth.next_power_of_two() as usize;
@@ -163,24 +158,24 @@ fn check(plan: &Plan) {
 
     let mut well = true;
     for poster in &posters {
-        let engine = poster.queue as usize % plan.engines.len();
-        poster.check(&plan.engines[engine], &remotes[engine].seen());
+        let share = poster.queue as usize % plan.shares.len();
+        poster.check(&plan.shares[share], &remotes[share].seen());
     }
     for (first, remote) in remotes.iter().enumerate() {
-        let queues = (first..plan.queues as usize).step_by(plan.engines.len()).count();
+        let queues = (first..plan.queues as usize).step_by(plan.shares.len()).count();
         assert!(remote.seen().most_in_flight <= queues * room, "INV-5");
-        // An engine without queues may fail, too, and its failure may be seen late.
+        // A share without queues may fail, too, and its failure may be seen late.
         well &= !(queues > 0 && remote.seen().dropped);
     }
     assert!(well || proxy.health().is_err());
-    assert!(!well || plan.queues < plan.engines.len() as u32 || proxy.health().is_ok());
+    assert!(!well || plan.queues < plan.shares.len() as u32 || proxy.health().is_ok());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_accepted_command_ends_once_and_reaches_the_engine_in_order(plan in plan()) {
+    fn every_accepted_command_ends_once_and_reaches_the_share_in_order(plan in plan()) {
         check(&plan);
     }
 }

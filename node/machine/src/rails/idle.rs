@@ -28,13 +28,20 @@ fn are_most(some: &[RailShare<'_>], all: &[RailShare<'_>]) -> bool {
     2 * some.len() > all.len() && have_different(some)
 }
 
-impl Machine {
+/// A node whose GPUs may lack a usable NIC, and the NICs that are nearest to each of its GPUs.
+pub(super) struct IdleRails<'s, 'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) shares: &'s [RailShare<'a>],
+}
+
+impl<'a> IdleRails<'_, 'a> {
     /// GPUs without a usable NIC, on nodes where most GPUs have one. A node on which half of the
     /// GPUs or fewer have one may be cabled like that on purpose. Where no GPU has one, and NICs
     /// for storage or the like are usable, ranks would use these.
-    pub(super) fn idle_rails<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<MissingRail<'a>> {
-        let others = self.serving_nics();
-        let served = self.served(shares);
+    pub(super) fn find(&self) -> Vec<MissingRail<'a>> {
+        let Self { machine, shares } = *self;
+        let others = machine.serving_nics();
+        let served = self.served();
         let with_own: Vec<_> =
             shares.iter().filter(|one| !self.own_rails(one).is_empty()).cloned().collect();
         let is_none = served.is_empty() && !others.is_empty() && are_most(&with_own, shares);
@@ -49,7 +56,7 @@ impl Machine {
         let there: Vec<&str> = others.iter().map(|nic| nic.name.as_str()).collect();
         let idle = |one: &RailShare<'a>| {
             let own = self.own_rails(one);
-            let idle = own.into_iter().filter(|nic| self.unusable(nic).is_some());
+            let idle = own.into_iter().filter(|nic| self.machine.unusable(nic).is_some());
             let nics: Option<Vec<IdleNic>> = idle.map(|nic| self.why_idle(nic)).collect();
             let nics = nics.filter(|nics| !nics.is_empty() && is_alike(one) && !is_served(one))?;
             let left = self.usable_rails(one).iter().map(|nic| nic.name.clone()).collect();
@@ -63,7 +70,8 @@ impl Machine {
     /// GPUs with enough usable NICs next to them: one for each, or the share that a GPU has when
     /// all NICs are usable. Where half of the GPUs or fewer have that, the node is cabled with few
     /// NICs, and any usable NIC next to a GPU is enough.
-    fn served<'a>(&'a self, shares: &[RailShare<'a>]) -> Vec<RailShare<'a>> {
+    fn served(&self) -> Vec<RailShare<'a>> {
+        let shares = self.shares;
         let reached = shares.iter().filter(|one| !self.usable_rails(one).is_empty());
         let reached: Vec<_> = reached.cloned().collect();
         let has_its_own = |one: &&RailShare<'a>| {
@@ -76,37 +84,24 @@ impl Machine {
 
     /// NICs next to a GPU with the link layer of most NICs. NICs of other containers replace none
     /// of them.
-    fn own_rails<'a>(&'a self, one: &RailShare<'a>) -> Vec<&'a Nic> {
-        let usual = usual_layer(&self.rail_nics());
+    fn own_rails(&self, one: &RailShare<'a>) -> Vec<&'a Nic> {
+        let usual = usual_layer(&self.machine.rail_nics());
         let mut nics = if is_next(one.distance) { one.nics.clone() } else { Vec::new() };
-        prefer(&mut nics, |nic| self.has_device(nic));
+        prefer(&mut nics, |nic| self.machine.has_device(nic));
         prefer(&mut nics, |nic| layer(nic).is_none_or(|layer| Some(layer) == usual));
         nics
     }
 
-    fn usable_rails<'a>(&'a self, one: &RailShare<'a>) -> Vec<&'a Nic> {
+    fn usable_rails(&self, one: &RailShare<'a>) -> Vec<&'a Nic> {
         let own = self.own_rails(one).into_iter();
-        own.filter(|nic| self.unusable(nic).is_none()).collect()
-    }
-
-    /// Every GPU has NICs next to it, with equally many usable ports. A port that is not usable is
-    /// then left uncabled on all NICs.
-    pub fn has_even_links(&self) -> bool {
-        let shares = self.rail_shares();
-        let links = |one: &RailShare<'_>| {
-            let ports = one.nics.iter().flat_map(|nic| &nic.ports);
-            ports.filter(|port| port.can_carry()).count()
-        };
-        let first = shares.first().map_or(0, links);
-        let is_even = |one: &RailShare<'_>| is_next(one.distance) && links(one) == first;
-        shares.len() > 1 && first > 0 && shares.iter().all(is_even)
+        own.filter(|nic| self.machine.unusable(nic).is_none()).collect()
     }
 
     /// The reason why a NIC cannot be used; nothing where it can, or where the node does not show
     /// it.
     fn why_idle(&self, nic: &Nic) -> Option<IdleNic> {
         let port = nic.ports.first()?;
-        let (found, fix) = match self.unusable(nic)? {
+        let (found, fix) = match self.machine.unusable(nic)? {
             Unusable::PortDown => {
                 let is_known = |port: &Port| matches!(port.state, Fact::Known(_));
                 if !nic.ports.iter().all(is_known) {

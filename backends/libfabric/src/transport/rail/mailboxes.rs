@@ -91,10 +91,10 @@ mod tests {
         let credit = Datum::Credit(Mailbox { peer: 0, slot: 0 });
         until("the provider takes nothing for the dead rank", || {
             receiver.drive();
-            receiver.engine.rail(0).send(1, credit) == Attempt::Full
+            receiver.instance.rail(0).send(1, credit) == Attempt::Full
         });
         // As if its values had come just before.
-        let mut state = receiver.engine.rail(0);
+        let mut state = receiver.instance.rail(0);
         (state.peers[1].owed, state.owed) = (0b111, 3);
         drop(state);
         let mut next = 1;

@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 
 use tokenyard_sys_fabric::types::fi_context2;
 
-use super::{Attempt, Remote, State, Transfer};
+use super::{Attempt, Remote, State, Transfer, errors};
 use crate::transport::shared::{Failure, Shared};
 
 /// Signals that wait for a read.
@@ -132,7 +132,7 @@ impl State {
             _ => false,
         };
         if unknown {
-            self.distrust(shared, None, "a signal that is not there");
+            errors::distrust(&self.interface, shared, None, "a signal that is not there");
         }
     }
 }

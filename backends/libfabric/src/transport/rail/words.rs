@@ -2,7 +2,7 @@
 
 use super::{Attempt, Peer, State, Transfer};
 use crate::transport::datum::Datum;
-use crate::transport::engine::STAGING_REGION;
+use crate::transport::instance::STAGING_REGION;
 
 impl State {
     /// Sends a single datum.

@@ -40,7 +40,7 @@ pub(super) fn window_region(window: u16) -> usize {
 /// An open transport. Fields drop in order: the rails, through which peers write, before the
 /// memory.
 #[derive(Debug)]
-pub(super) struct Engine {
+pub(super) struct Instance {
     pub(super) library: &'static Library,
     rails: Box<[Rail]>,
     all_rails: Box<[usize]>,
@@ -66,7 +66,7 @@ pub(super) struct Engine {
     links: Vec<String>,
 }
 
-impl Engine {
+impl Instance {
     pub(super) fn open(
         infos: Vec<Info>,
         settings: &Settings,
@@ -93,7 +93,7 @@ impl Engine {
                     let (base, bytes) = (pages.base(), pages.bytes());
                     let memory =
                         Memory { base, bytes, interface: 0, device: 0, dmabuf: None, access };
-                    // SAFETY: the pages live as long as the engine, whose rails are dropped first.
+                    // SAFETY: the pages live as long as the instance, whose rails are dropped first.
                     unsafe { objects.register(&memory)? };
                 }
                 Ok(Rail::new(index, objects, options))
@@ -226,7 +226,7 @@ impl Engine {
                 access: FI_READ,
             };
             // SAFETY: the window outlives this instance, by the contract of `register`; the pages live
-            // as long as the engine, whose rails are dropped first.
+            // as long as the instance, whose rails are dropped first.
             let (source, region) =
                 unsafe { (state.objects.register(&window)?, state.objects.register(&here)?) };
             state.read_back_first(me, Mirror { source, base, landing, region }, ARRIVALS);
@@ -501,7 +501,7 @@ impl Greeting {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Instance {
     fn drop(&mut self) {
         self.flush();
     }

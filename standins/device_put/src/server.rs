@@ -30,7 +30,7 @@ pub(crate) struct Habits {
     pub(crate) fault: Option<Fault>,
     /// Signals of one queue.
     pub(crate) signals: u32,
-    /// The queue of `nvlink` that is the engine's own.
+    /// The queue of `nvlink` that is the server's own.
     pub(crate) queue: u32,
 }
 
@@ -69,12 +69,12 @@ impl Progress {
 
 /// Serves the rings of one instance until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Engine {
+pub(crate) struct RingServer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Engine {
+impl RingServer {
     pub(crate) fn start(nvlink: Arc<Nvlink>, rings: Arc<Rings>, habits: Habits) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -89,12 +89,12 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name("device-put".into())
             .spawn(move || worker.run(&seen))
-            .map_err(|e| Error::system("start engine", "a thread cannot be made", e))?;
+            .map_err(|e| Error::system("start server", "a thread cannot be made", e))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Engine {
+impl Drop for RingServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {

@@ -1,13 +1,13 @@
-//! An engine that follows a test's script.
+//! A share that follows a test's script.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::abi;
-use crate::proxy::Engine;
+use crate::proxy::FabricShare;
 use crate::transport::{Command, Event, NO_EVENT};
 
-/// The way in which an engine fails for good.
+/// The way in which a share fails for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fatal {
     /// `post` answers with an error.
@@ -20,7 +20,7 @@ pub(super) enum Fatal {
     Stranger,
 }
 
-/// The faults of an engine, and their times, counted in commands that the engine has accepted.
+/// The faults of a share, and their times, counted in commands that the share has accepted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Script {
     /// The seed of orders and sizes.
@@ -34,7 +34,7 @@ pub(super) struct Script {
     pub(super) fatal: Option<(usize, Fatal)>,
 }
 
-/// The test's view of an engine.
+/// The test's view of a share.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// (queue, value) of the commands that it accepted, in order.
@@ -92,7 +92,7 @@ impl Scripted {
     }
 }
 
-impl Engine for Scripted {
+impl FabricShare for Scripted {
     unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32> {
         let script = lock(&self.script).clone();
         let most = if script.moody { self.random(commands.len() + 1) } else { commands.len() };

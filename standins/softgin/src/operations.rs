@@ -53,7 +53,7 @@ pub(crate) struct Means<'a> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Engine {
+pub(crate) struct Operations {
     config: Config,
     rng: Rng,
     /// Operations ever posted. The first has number 1, so no request is null.
@@ -65,7 +65,7 @@ pub(crate) struct Engine {
     failed: bool,
 }
 
-impl Engine {
+impl Operations {
     pub(crate) fn new(config: Config, rank: u32) -> Self {
         let rng = Rng::new(config.seed, [rank, 0]);
         Self { config, rng, posted: 0, open: BTreeMap::new(), begun: Vec::new(), failed: false }
@@ -216,20 +216,20 @@ mod tests {
     fn order(config: Config, count: u64, strong_at: u64, done: u64) -> Vec<u64> {
         let inboxes = [Arc::new(Inbox::new().unwrap())];
         let means = Means { me: 0, inboxes: &inboxes, cuda: None };
-        let mut engine = Engine::new(config, 0);
+        let mut operations = Operations::new(config, 0);
         let mut requests: Vec<u64> = (1..=count)
             .map(|add| {
                 let signal = Some(SignalMessage { region: 0, offset: 0, add });
                 let is_strong = add == strong_at;
-                engine.post(Operation { peer: 0, transfer: None, signal, is_strong })
+                operations.post(Operation { peer: 0, transfer: None, signal, is_strong })
             })
             .collect();
         while requests.len() as u64 > count - done {
-            requests.retain(|request| !engine.test(*request, means).unwrap());
+            requests.retain(|request| !operations.test(*request, means).unwrap());
         }
         // The other operations stay open.
         for _ in 0..100 {
-            assert!(requests.iter().all(|request| !engine.test(*request, means).unwrap()));
+            assert!(requests.iter().all(|request| !operations.test(*request, means).unwrap()));
         }
         std::iter::from_fn(|| inboxes[0].take(0)).map(|message| message.add).collect()
     }
@@ -268,15 +268,15 @@ mod tests {
     fn a_failure_stays() {
         let inboxes = [Arc::new(Inbox::new().unwrap())];
         let means = Means { me: 0, inboxes: &inboxes, cuda: None };
-        let mut engine = Engine::new(Config { fail_at: 2, ..Config::default() }, 0);
+        let mut operations = Operations::new(Config { fail_at: 2, ..Config::default() }, 0);
         let blank = Operation { peer: 0, transfer: None, signal: None, is_strong: false };
-        let first = engine.post(blank);
-        assert!(engine.test(first, means).unwrap());
-        let second = engine.post(blank);
+        let first = operations.post(blank);
+        assert!(operations.test(first, means).unwrap());
+        let second = operations.post(blank);
         for _ in 0..2 {
-            let error = engine.test(second, means).unwrap_err();
+            let error = operations.test(second, means).unwrap_err();
             assert_eq!(error.code, abi::REMOTE_ERROR);
         }
-        assert!(engine.test(99, means).is_err());
+        assert!(operations.test(99, means).is_err());
     }
 }
