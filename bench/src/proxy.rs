@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::abi;
-use tokenyard_core::proxy::{Engine, Proxy, ProxyOptions};
+use tokenyard_core::proxy::{FabricShare, Proxy, ProxyOptions};
 use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
 use crate::job::Output;
@@ -74,17 +74,17 @@ pub struct ProxyRow {
 
 /// Accepts the commands that it has room for, and ends them at the next poll.
 #[derive(Debug)]
-struct NullEngine {
+struct NullShare {
     in_flight: VecDeque<(u32, u64)>,
 }
 
-impl NullEngine {
+impl NullShare {
     fn new(depth: u32) -> Self {
         Self { in_flight: VecDeque::with_capacity(depth as usize) }
     }
 }
 
-impl Engine for NullEngine {
+impl FabricShare for NullShare {
     unsafe fn post(&mut self, queue: u32, commands: &[Command]) -> Result<usize, i32> {
         let count = commands.len().min(self.in_flight.capacity() - self.in_flight.len());
         self.in_flight.extend(commands[..count].iter().map(|command| (queue, command.tag)));
@@ -106,8 +106,8 @@ impl Engine for NullEngine {
 /// The program does not count allocations, or a proxy does not answer.
 pub fn measure(task: &ProxyTask) -> Result<ProxyRow> {
     ensure!(are_counted(), "proxy: this program does not use the counting allocator");
-    let engines = (0..task.threads).map(|_| NullEngine::new(DEPTH)).collect();
-    let proxy = Proxy::start(engines, &ProxyOptions::new(task.threads, DEPTH))?;
+    let shares = (0..task.threads).map(|_| NullShare::new(DEPTH)).collect();
+    let proxy = Proxy::start(shares, &ProxyOptions::new(task.threads, DEPTH))?;
     let phase = Barrier::new(task.threads as usize + 1);
     let (mut found, allocations) = std::thread::scope(|scope| {
         let poster = |queue| Poster {

@@ -1,6 +1,9 @@
 //! Kernels and host agree on where the arrays of a region lie, and on formats of rows: `region.cuh` and `quant.cuh` are
 //! compiled for the host.
 
+// Helpers of a test may panic as a test may.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::path::Path;
 use std::process::Command;
 

@@ -327,7 +327,8 @@ impl Objects {
     /// as many as this rank's address, or up to a zero byte.
     pub(super) fn check_address(&self, address: &[u8]) -> Result<()> {
         let message = if self.info.has_text_addresses() {
-            if address.iter().position(|byte| *byte == 0) == Some(address.len() - 1) {
+            let end = address.iter().position(|byte| *byte == 0);
+            if end.is_some_and(|end| end + 1 == address.len()) {
                 return Ok(());
             }
             "found an address without a zero byte at its end; expected text".to_owned()
