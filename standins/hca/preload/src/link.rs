@@ -27,40 +27,13 @@ pub(crate) struct Wires {
 #[derive(Debug)]
 struct Outgoing {
     stream: UnixStream,
-    waiting: Bytes,
+    waiting: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Incoming {
     stream: UnixStream,
-    bytes: Bytes,
-}
-
-/// Bytes that come at the end and are taken at the front. Hundreds of MiB wait for a process that is stopped, so they
-/// are not moved each time.
-#[derive(Debug, Default)]
-struct Bytes {
-    all: Vec<u8>,
-    taken: usize,
-}
-
-impl Bytes {
-    fn rest(&self) -> &[u8] {
-        &self.all[self.taken..]
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        self.all.extend_from_slice(bytes);
-    }
-
-    fn take(&mut self, count: usize) {
-        self.taken += count;
-        // As many are moved as were taken since the last time.
-        if 2 * self.taken >= self.all.len() {
-            self.all.drain(..self.taken);
-            self.taken = 0;
-        }
-    }
+    bytes: Vec<u8>,
 }
 
 impl Wires {
@@ -95,12 +68,12 @@ impl Wires {
             if stream.set_nonblocking(true).is_err() {
                 return;
             }
-            self.outgoing.insert(lid, Outgoing { stream, waiting: Bytes::default() });
+            self.outgoing.insert(lid, Outgoing { stream, waiting: Vec::new() });
         }
         if let Some(outgoing) = self.outgoing.get_mut(&lid) {
             let bytes = packet.to_bytes();
-            outgoing.waiting.add(&(bytes.len() as u64).to_le_bytes());
-            outgoing.waiting.add(&bytes);
+            outgoing.waiting.extend((bytes.len() as u64).to_le_bytes());
+            outgoing.waiting.extend(bytes);
         }
     }
 
@@ -109,7 +82,7 @@ impl Wires {
         self.outgoing.retain(|_, outgoing| outgoing.flush());
         while let Ok((stream, _)) = self.listener.accept() {
             if stream.set_nonblocking(true).is_ok() {
-                self.incoming.push(Incoming { stream, bytes: Bytes::default() });
+                self.incoming.push(Incoming { stream, bytes: Vec::new() });
             }
         }
         let mut packets = Vec::new();
@@ -121,10 +94,10 @@ impl Wires {
 impl Outgoing {
     /// Writes as many bytes as fit; false if the peer is gone.
     fn flush(&mut self) -> bool {
-        while !self.waiting.rest().is_empty() {
-            match self.stream.write(self.waiting.rest()) {
+        while !self.waiting.is_empty() {
+            match self.stream.write(&self.waiting) {
                 Ok(0) => return false,
-                Ok(count) => self.waiting.take(count),
+                Ok(count) => drop(self.waiting.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return false,
@@ -141,16 +114,16 @@ impl Incoming {
         let is_there = loop {
             match self.stream.read(&mut chunk) {
                 Ok(0) => break false,
-                Ok(count) => self.bytes.add(&chunk[..count]),
+                Ok(count) => self.bytes.extend_from_slice(&chunk[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => break error.kind() == ErrorKind::WouldBlock,
             }
         };
-        while let Some((length, rest)) = self.bytes.rest().split_first_chunk() {
+        while let Some((length, rest)) = self.bytes.split_first_chunk() {
             let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
             let Some(packet) = rest.get(..length) else { break };
             packets.extend(Packet::from_bytes(packet));
-            self.bytes.take(8 + length);
+            self.bytes.drain(..8 + length);
         }
         is_there
     }
@@ -170,26 +143,4 @@ fn bind(path: &Path) -> io::Result<Option<UnixListener>> {
 
 fn socket(world: &Path, lid: u16) -> PathBuf {
     world.join(format!("lid-{lid}.sock"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_leave_in_the_order_in_which_they_came_and_make_room() {
-        let mut bytes = Bytes::default();
-        let mut expected = 0_u8;
-        for round in 0..100_u8 {
-            bytes.add(&[2 * round, 2 * round + 1]);
-            for _ in 0..if round % 10 == 9 { 18 } else { 0 } {
-                assert_eq!(bytes.rest()[0], expected);
-                bytes.take(1);
-                expected += 1;
-            }
-        }
-        assert_eq!((bytes.rest().len(), bytes.rest()[0]), (20, expected));
-        bytes.take(20);
-        assert_eq!((bytes.rest(), bytes.all.len()), (&[][..], 0));
-    }
 }
