@@ -42,7 +42,7 @@ int main() {
   std::printf("%u %u %u %u\n", (u32)Cast::kNone, (u32)Cast::kFp8, (u32)Cast::kFp8Round, (u32)Cast::kFp8Ue8m0);
   const Cast casts[] = {Cast::kFp8, Cast::kFp8Round, Cast::kFp8Ue8m0};
   for (Cast cast : casts) print(quant_of(cast));
-  print(log_fmt_10());
+  print(kLogFmt10);
 }
 "#;
 /// The words of the kernels' dialect that formats need.

@@ -8,6 +8,7 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::ending::FILLS;
+use super::limits::LARGE;
 use super::lost_peer::{await_loss, bring_up, signal};
 use super::needs::Needs;
 use super::rig::Rig;
@@ -21,15 +22,13 @@ pub(super) const CASES: &[TransportCase] = &[TransportCase {
     invariants: "INV-6",
     ranks: &[2],
     without: abi::TY_CAP_MANUAL_PROGRESS,
-    needs: Needs { windows: &[BYTES as u64, BYTES as u64], ..Needs::SMALL },
+    needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
     body: Body::OwnProcess(a_pausing_peer_is_not_lost),
     ..TransportCase::BARE
 }];
 
-/// Puts that are under way: together far more than the peer takes before it is stopped again. Each is short, as a
-/// fabric may see of what the peer takes only which puts have ended.
-const PUTS: u64 = 64;
-const BYTES: usize = 2 << 20;
+/// Puts that are under way: far more than the peer takes before it is stopped again.
+const PUTS: u64 = 16;
 
 fn a_pausing_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     let (mut rig, pids) = bring_up(rank, needs)?;
@@ -54,7 +53,7 @@ fn a_pausing_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome>
 
 /// Posts puts, and stops the peer once more when it has taken one. Returns how many puts there were.
 fn pause_twice(rig: &mut Rig<'_>, rank: &Rank<'_>, pid: u32) -> Result<u64> {
-    let bytes = rig.put_bytes(BYTES) as u64;
+    let bytes = rig.put_bytes(LARGE) as u64;
     let put = Command {
         op: abi::TY_OP_PUT_SIGNAL,
         flags: abi::TY_FLAG_NOTIFY,

@@ -11,7 +11,7 @@
 //! with the reason. Then one module per subject holds its types and reads them: [`pci`], [`nic`],
 //! [`net`], [`gpu`], [`numa`], [`limits`], [`modules`], [`container`], [`libraries`], and
 //! [`commands`] for facts that no file holds. [`near`] finds the NICs that are nearest to a GPU,
-//! [`rails`] the GPUs that lack a NIC, [`switches`] the GPUs that are missing, [`topology`] the
+//! [`rails`] the GPUs that lack a NIC, [`mod@switches`] the GPUs that are missing, [`topology`] the
 //! link between any two GPUs or NICs.
 
 mod bytes;

@@ -14,7 +14,7 @@
 namespace ty {
 
 // Of a group, and of a block: pieces of bf16. Then bytes of a block, and of the words of its groups.
-constexpr u32 kGroupPieces = log_fmt_10().group / Bf16::kLanes, kBlockPieces = 4 * kGroupPieces;
+constexpr u32 kGroupPieces = kLogFmt10.group / Bf16::kLanes, kBlockPieces = 4 * kGroupPieces;
 constexpr u32 kGroupWordBytes = 4 * (kBlockPieces / kGroupPieces), kBlockBytes = kGroupWordBytes + 16 * kBlockPieces;
 // In the word of a group: its chunk is encoded.
 constexpr u32 kIsCoded = 1u << 31;

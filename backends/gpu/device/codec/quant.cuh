@@ -36,6 +36,6 @@ struct Quant {
 // The format of the rows that a cast makes.
 __device__ constexpr Quant quant_of(Cast cast) { return {8, kGroup, (ScaleType)cast}; }
 // Nine bits of a logarithm and a sign.
-__device__ constexpr Quant log_fmt_10() { return {10, kGroup, ScaleType::kBf16Range}; }
+constexpr Quant kLogFmt10 = {10, kGroup, ScaleType::kBf16Range};
 
 }  // namespace ty
