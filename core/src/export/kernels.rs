@@ -128,6 +128,25 @@ impl<K: KernelSet> KernelsComponent<K> {
     }
 }
 
+/// The body of a slot that takes tagged calls: `$of` reads the structure of the tag.
+macro_rules! by_tag {
+    (@read $name:literal, $call:ident) => { &read($name, $call)? };
+    (@place $name:literal, $call:ident) => { place($name, $call)? };
+    ($slot:literal, $of:ident($instance:ident, $tag:ident, $call:ident, $error:ident)
+        $($variant:ident = $name:literal, $known:ident;)*) => {
+        match $tag {
+            // SAFETY: the host passes an open instance of this table, the structure of this tag, and holds all that
+            // the ABI requires it to hold.
+            $(abi::$known => unsafe {
+                guarded_mut($name, $instance, $error, |component: &mut K| {
+                    KernelCall::$variant(by_tag!(@$of $name, $call)).make(component)
+                })
+            },)*
+            other => unknown($slot, other, $error),
+        }
+    };
+}
+
 /// The slots that take tagged calls.
 macro_rules! tagged_slots {
     ($life:lifetime
@@ -142,16 +161,8 @@ macro_rules! tagged_slots {
                 call: *const c_void,
                 error: *mut abi::TyError,
             ) -> i32 {
-                match tag {
-                    // SAFETY: the host passes an open instance of this table, the structure of this tag, and holds
-                    // all that the ABI requires it to hold.
-                    $(abi::$submit_tag => unsafe {
-                        guarded_mut($submit_name, instance, error, |component: &mut K| {
-                            KernelCall::$submit(&read($submit_name, call)?).make(component)
-                        })
-                    },)*
-                    other => unknown("submit", other, error),
-                }
+                by_tag!("submit", read(instance, tag, call, error)
+                    $($submit = $submit_name, $submit_tag;)*)
             }
 
             unsafe extern "C" fn finish(
@@ -160,15 +171,8 @@ macro_rules! tagged_slots {
                 call: *mut c_void,
                 error: *mut abi::TyError,
             ) -> i32 {
-                match tag {
-                    // SAFETY: as in `submit`.
-                    $(abi::$finish_tag => unsafe {
-                        guarded_mut($finish_name, instance, error, |component: &mut K| {
-                            KernelCall::$finish(place($finish_name, call)?).make(component)
-                        })
-                    },)*
-                    other => unknown("finish", other, error),
-                }
+                by_tag!("finish", place(instance, tag, call, error)
+                    $($finish = $finish_name, $finish_tag;)*)
             }
 
             unsafe extern "C" fn query(
@@ -177,15 +181,8 @@ macro_rules! tagged_slots {
                 call: *mut c_void,
                 error: *mut abi::TyError,
             ) -> i32 {
-                match tag {
-                    // SAFETY: as in `submit`.
-                    $(abi::$query_tag => unsafe {
-                        guarded_mut($query_name, instance, error, |component: &mut K| {
-                            KernelCall::$query(place($query_name, call)?).make(component)
-                        })
-                    },)*
-                    other => unknown("query", other, error),
-                }
+                by_tag!("query", place(instance, tag, call, error)
+                    $($query = $query_name, $query_tag;)*)
             }
         }
     };

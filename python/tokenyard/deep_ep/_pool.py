@@ -63,8 +63,7 @@ class Opened:
     def expect_room(self, operations: int) -> None:
         """Refuses a call of low latency where one waits in its place. A dispatch is one operation, a combine two."""
         for place in range(len(self.hooks) + operations - IN_FLIGHT):
-            reference = self.hooks[place]
-            hook = reference() if reference is not None else None
+            hook = self._hook_at(place)
             if hook is not None and hook.waits:
                 raise Refusal(
                     f"return_recv_hook: found a call whose hook waits, {len(self.hooks) - place} operations before "
@@ -74,11 +73,13 @@ class Opened:
 
     def make_room(self) -> None:
         """Receives the operation in whose place the next one goes, which is a refusal: no other rank waits for it."""
-        if len(self.hooks) == IN_FLIGHT:
-            reference = self.hooks[0]
-            hook = reference() if reference is not None else None
-            if hook is not None:
-                hook.settle()
+        if len(self.hooks) == IN_FLIGHT and (hook := self._hook_at(0)) is not None:
+            hook.settle()
+
+    def _hook_at(self, place: int) -> Hook | None:
+        """The hook of one of the last operations, if it has one and the caller has not dropped it."""
+        reference = self.hooks[place]
+        return None if reference is None else reference()
 
     def takes(self, form: str) -> bool:
         """Whether it takes a form of calls that not every kernel set takes."""
