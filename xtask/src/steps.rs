@@ -339,12 +339,13 @@ pub(crate) const STEPS: &[Step] = &[
             // Debian's venv has no pip of its own.
             cmd("rm -rf {target}/python/wheels {target}/python/bare"),
             cmd("mkdir -p python/tokenyard/plugins"),
-            cmd(
-                "strip --strip-unneeded -o python/tokenyard/plugins/libtokenyard_plugin_libfabric.so \
-                 {target}/debug/libtokenyard_plugin_libfabric.so",
-            ),
-            cmd("strip --strip-unneeded -o python/tokenyard/plugins/libtokenyard_plugin_verbs.so \
-                 {target}/debug/libtokenyard_plugin_verbs.so"),
+            cmd("cp {target}/debug/libtokenyard_plugin_gin.so {target}/debug/libtokenyard_plugin_ibgda.so \
+                 {target}/debug/libtokenyard_plugin_libfabric.so \
+                 {target}/debug/libtokenyard_plugin_verbs.so python/tokenyard/plugins"),
+            cmd("strip --strip-unneeded python/tokenyard/plugins/libtokenyard_plugin_gin.so \
+                 python/tokenyard/plugins/libtokenyard_plugin_ibgda.so \
+                 python/tokenyard/plugins/libtokenyard_plugin_libfabric.so \
+                 python/tokenyard/plugins/libtokenyard_plugin_verbs.so"),
             cmd("env CARGO_TARGET_DIR={target} MATURIN_PEP517_ARGS=--profile=dev \
                  pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python \
                  ./python/deep_ep"),
