@@ -1,7 +1,7 @@
 //! The configs that come with the package.
 
-use toml::Table;
 use tokenyard_core::{Error, ErrorKind, Result};
+use toml::Table;
 
 macro_rules! files {
     ($($name:literal)*) => {

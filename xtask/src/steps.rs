@@ -339,9 +339,11 @@ pub(crate) const STEPS: &[Step] = &[
             // Debian's venv has no pip of its own.
             cmd("rm -rf {target}/python/wheels {target}/python/bare"),
             cmd("mkdir -p python/tokenyard/plugins"),
-            cmd("cp {target}/debug/libtokenyard_plugin_gin.so {target}/debug/libtokenyard_plugin_ibgda.so \
+            cmd(
+                "cp {target}/debug/libtokenyard_plugin_gin.so {target}/debug/libtokenyard_plugin_ibgda.so \
                  {target}/debug/libtokenyard_plugin_libfabric.so \
-                 {target}/debug/libtokenyard_plugin_verbs.so python/tokenyard/plugins"),
+                 {target}/debug/libtokenyard_plugin_verbs.so python/tokenyard/plugins",
+            ),
             cmd("strip --strip-unneeded python/tokenyard/plugins/libtokenyard_plugin_gin.so \
                  python/tokenyard/plugins/libtokenyard_plugin_ibgda.so \
                  python/tokenyard/plugins/libtokenyard_plugin_libfabric.so \
