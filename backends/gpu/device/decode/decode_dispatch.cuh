@@ -317,7 +317,7 @@ __device__ TY_COLD void clear_rows(const DecodeDispatchArgs& args, const ComingT
 
 // The last block looks for sources that have stopped midway; `tables` is the shared memory of the routing. The whole
 // block.
-__device__ TY_COLD void mend_output(const DecodeDispatchArgs& args, u8* tables, u8* region, u32 blocks) {
+__device__ TY_COLD void clear_stopped_sources(const DecodeDispatchArgs& args, u8* tables, u8* region, u32 blocks) {
   if (!last_to_receive(args.decode, blocks)) return;
   SentTables sent(args.dispatch, args.decode, tables);
   ComingTables t(sent, sent.end(args.dispatch));
@@ -409,12 +409,12 @@ __device__ TY_INLINED void receive_rows(const DecodeDispatchArgs& args, const Up
   else if (!poll_masked_heads(c, args.decode, up, t.heard))
     guard.end();
   there = sync_block_and(there && !guard.ended());
-  if (!there && sync_block_or(guard.ended())) return mend_inbox(c, args.decode, up, guard);
+  if (!there && sync_block_or(guard.ended())) return empty_inbox_if_ended(c, args.decode, up, guard);
   Decision d = decide_together(c, t.heard);
   if (d.code != kGo) return end_refused(c, args.decode, up, t.heard, d, part, guard);
   if (masks(args.decode)) {
     guard = poll_masked_reports(args, up, t, guard);
-    if (sync_block_or(guard.ended())) return mend_inbox(c, args.decode, up, guard);
+    if (sync_block_or(guard.ended())) return empty_inbox_if_ended(c, args.decode, up, guard);
   }
   ComingRows rows{t, c.rank, KeptTokens(part, c.tokens()).first, args.decode.ranks_factor};
   place_rows(t, rows);
@@ -434,8 +434,8 @@ __device__ TY_INLINED void receive_rows(const DecodeDispatchArgs& args, const Up
     for (u32 n = 0; n < kAtOnce; n++)
       if (i + n * step < all) coming[n].receive(args, up, t, out, guard);
   }
-  if (masks(args.decode)) mend_output(args, up.end(), out.base, part.receiving.step);
-  mend_inbox(c, args.decode, up, guard);
+  if (masks(args.decode)) clear_stopped_sources(args, up.end(), out.base, part.receiving.step);
+  empty_inbox_if_ended(c, args.decode, up, guard);
 }
 
 template <u32 N, bool kCast, class Up>

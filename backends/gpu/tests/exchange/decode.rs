@@ -36,7 +36,7 @@ const MUTANTS: [Mutant; 17] = [
         "      if (model::mutant != 6) store_16_relaxed(at.row + place_in<P, M>(j, at.pieces), make_uint4(0, 0, 0, 0));\n",
     ),
     (
-        "an ended wait mends nothing",
+        "an ended wait empties nothing",
         "  stop_all(c);\n  uint4* rows",
         "  stop_all(c);\n  if (model::mutant == 7) return;\n  uint4* rows",
     ),
