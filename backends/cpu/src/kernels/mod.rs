@@ -62,7 +62,7 @@ pub use windows::{Spread, WindowSizes};
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
 use tokenyard_core::kernels::{
-    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
+    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_KERNEL_NEEDS, NO_LINK_NEEDS,
 };
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
@@ -139,7 +139,6 @@ impl KernelSet for CpuKernels {
             (false, false) => (NO_LINK_NEEDS, link),
         };
         Ok(KernelNeeds {
-            size: size_of::<KernelNeeds>(),
             windows: 2,
             capabilities: abi::TY_KERNELS_CAP_MASKING
                 | abi::TY_KERNELS_CAP_CALL_TOKENS
@@ -152,9 +151,7 @@ impl KernelSet for CpuKernels {
             scale_up,
             scale_out,
             window_bytes,
-            window_levels: [0; abi::TY_MAX_WINDOWS],
-            device: -1,
-            reserved: 0,
+            ..NO_KERNEL_NEEDS
         })
     }
 
