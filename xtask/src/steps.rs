@@ -251,7 +251,7 @@ pub(crate) const STEPS: &[Step] = &[
         quick: Quick::No,
         commands: &[
             cmd("cargo test --package tokenyard-core --features loom --lib -- \
-                 proxy::tests::model gpu_ring::model"),
+                 proxy::model gpu_ring::model"),
             cmd("cargo test --package tokenyard-cpu --features loom --lib -- pool::tests::model"),
         ],
     },
