@@ -256,7 +256,7 @@ struct Granted<'a> {
     windows: &'a [Window],
 }
 
-/// What steps of a bring-up know, once places and levels are chosen.
+/// Facts that steps of a bring-up share, once places and levels are chosen.
 struct Step<'a> {
     world: &'a Arc<World>,
     config: &'a Config,
