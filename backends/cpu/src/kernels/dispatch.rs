@@ -14,7 +14,7 @@ use super::control::{Header, Signal, Verdict};
 use super::entry::{Enter, Terms, missing_refusal};
 use super::expert_major::{clear_padding, spread_copies};
 use super::handle::Arrangement;
-use super::mend::{lacks, mend};
+use super::lost_rows::{complete_output, lacks};
 use super::operation::{DispatchOp, End, Exposed, Operation, Output};
 use super::order::SlotOrder;
 use super::output::{allocate_output, clear_ids, describe, keep_copies, write_counts};
@@ -317,7 +317,7 @@ pub(super) fn dispatch_recv(runner: &mut Runner, operation: u64) -> Result<abi::
     }
     let torn = (0..runner.exchange.regions.ranks)
         .any(|source| lacks(&runner.routing, &runner.order, &op, source));
-    let output = if torn { mend(runner, &op, output)? } else { output };
+    let output = if torn { complete_output(runner, &op, output)? } else { output };
     runner.order.leave(slot, operation, End::Done)?;
     write_counts(&runner.routing, &runner.places, &op, &output);
     clear_ids(&runner.routing, &runner.places, &op, &output);

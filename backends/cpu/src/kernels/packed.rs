@@ -8,7 +8,7 @@ use tokenyard_core::{Result, abi};
 
 use super::agree::{announce, poll_entries};
 use super::entry::{Agreed, Enter, missing_refusal};
-use super::mend::unpack_lost;
+use super::lost_rows::unpack_lost;
 use super::operation::{DispatchOp, End, Operation, Output};
 use super::output::{allocate_output, clear_ids, describe, keep_copies};
 use super::places::Places;

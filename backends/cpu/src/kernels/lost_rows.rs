@@ -13,7 +13,11 @@ use super::runner::Runner;
 /// If a rank that was given up may still write there, the caller gets another region, and that one stays out
 /// of use (INV-8).
 #[cold]
-pub(super) fn mend(runner: &mut Runner, op: &DispatchOp, output: Output) -> Result<Output> {
+pub(super) fn complete_output(
+    runner: &mut Runner,
+    op: &DispatchOp,
+    output: Output,
+) -> Result<Output> {
     let sources = 0..runner.exchange.regions.ranks;
     let still_written = sources
         .clone()
