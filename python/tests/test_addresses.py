@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from pool import LIMIT_S
 
 import tokenyard
 
@@ -60,7 +61,7 @@ def test_ranks_of_a_group_meet_at_the_link_local_address_of_its_master(tmp_path)
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     if "unshare failed" in done.stderr:
         pytest.skip(f"no network of its own: {done.stderr.strip()}")
