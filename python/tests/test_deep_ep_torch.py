@@ -159,7 +159,7 @@ def test_a_buffer_that_is_made_in_a_capture_is_refused_before_anything_is_called
     assert "make the buffer" in raised.value.fix
 
 
-def test_calls_in_compiled_functions_give_what_they_give_outside_and_are_not_traced():
+def test_calls_in_compiled_functions_give_what_they_give_outside_and_are_not_traced(reports):
     # In processes of their own: where a test has registered handles as an opaque type, torch refuses their fields.
     pool = Pool(2)
     try:
