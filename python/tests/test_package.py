@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from pool import LIMIT_S
 
 import tokenyard
 from tokenyard import errors
@@ -17,7 +18,7 @@ AUDIT = str(pathlib.Path(__file__).parents[1] / "audit.py")
 def run(*words, **variables):
     command = [sys.executable, *words]
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, **variables}
+        command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **variables}
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
