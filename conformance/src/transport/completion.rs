@@ -99,7 +99,7 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
         rig.post(0, &commands)?;
         let mut done = 0;
         while done < BATCH {
-            for event in rig.wait_events(0, 1)? {
+            for event in rig.wait_some_events(0, 1)? {
                 // The source is overwritten at once, and only the one that is done.
                 rig.windows[0].write(event.tag as usize % BATCH * room, &vec![OVERWRITTEN; bytes]);
                 done += 1;
@@ -155,7 +155,7 @@ fn sources_behind_a_large_put_are_reusable(rig: &mut Rig<'_>) -> Result<()> {
     rig.post(0, &commands)?;
     let mut left = commands.len();
     while left > 0 {
-        for event in rig.wait_events(0, 1)? {
+        for event in rig.wait_some_events(0, 1)? {
             let Some(done) = commands.iter().find(|command| command.tag == event.tag) else {
                 anyhow::bail!("found an event with the unknown tag {:#x}", event.tag);
             };
@@ -221,7 +221,10 @@ fn every_notified_command_completes_once(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// Checks that each of `commands` has exactly one done event, and that there is no other.
-fn check_events<'a>(events: &[Event], commands: impl Iterator<Item = &'a Command>) -> Result<()> {
+pub(super) fn check_events<'a>(
+    events: &[Event],
+    commands: impl Iterator<Item = &'a Command>,
+) -> Result<()> {
     let mut expected = std::collections::BTreeMap::new();
     for command in commands {
         expected.insert(command.tag, command);

@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::completion::check_events;
 use super::memory::{UNTOUCHED, compare, copy_from, pattern};
 use super::needs::Needs;
 use super::rig::Rig;
@@ -12,7 +13,7 @@ use super::{Body, TransportCase};
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "get_reads_the_peer",
-        about: "a done get has read the peer's bytes, and nothing else",
+        about: "a done get has read the peer's bytes, and nothing else, from and into either window",
         invariants: "INV-4",
         ranks: &[2, 3],
         flags: abi::TY_CAP_GET,
@@ -42,46 +43,54 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// Twice: what a rank has read is no longer there the second time.
+/// Between both windows, each way. The last round reads the places of the first one, which have other bytes by then.
 fn get_reads_the_peer(rig: &mut Rig<'_>) -> Result<()> {
-    (1..=2).try_for_each(|round| get_from_all(rig, round))
+    let ways = [(0, 1), (1, 0), (0, 1)];
+    (1..).zip(ways).try_for_each(|(round, (here, there))| get_from_all(rig, round, here, there))
 }
 
-fn get_from_all(rig: &mut Rig<'_>, round: u64) -> Result<()> {
+/// The gets from a peer: bytes, their place in the peer's window, and the place in this rank's. They are under way
+/// together.
+const GETS: [(usize, usize, usize); 4] =
+    [(8, 40, 16), (1, 3, 5), (4097, 1001, 77), (1 << 17, 9, 1 << 16)];
+
+/// Gets from window `there` of each rank into window `here` of this one.
+fn get_from_all(rig: &mut Rig<'_>, round: u64, here: usize, there: usize) -> Result<()> {
     let (me, ranks) = (rig.me(), rig.ranks());
-    let len = rig.windows[1].len();
+    let len = rig.windows[there].len();
     let of = |rank: u32| pattern(round << 32 | u64::from(rank), len);
-    rig.windows[1].write(0, &of(me));
+    rig.windows[there].write(0, &of(me));
     rig.barrier("sources are ready")?;
     for peer in 0..ranks {
         let theirs = of(peer);
-        for (bytes, from, to) in [(8, 40, 16), (1, 3, 5), (4097, 1001, 77), (1 << 17, 9, 1 << 16)] {
+        let mut expected = vec![UNTOUCHED; len];
+        let mut gets = Vec::new();
+        for (tag, (bytes, from, to)) in (0..).zip(GETS) {
             let bytes = rig.put_bytes(bytes);
-            rig.windows[0].fill(UNTOUCHED);
-            rig.post(
-                0,
-                &[Command {
-                    op: abi::TY_OP_GET,
-                    flags: abi::TY_FLAG_NOTIFY,
-                    peer,
-                    dst_window: 1,
-                    src_offset: to as u64,
-                    dst_offset: from as u64,
-                    bytes: bytes as u64,
-                    ..NO_COMMAND
-                }],
-            )?;
-            rig.wait_events(0, 1)?;
-            let mut expected = vec![UNTOUCHED; len];
             expected[to..to + bytes].copy_from_slice(&theirs[from..from + bytes]);
-            let what =
-                format!("round {round}: window 0 after a get of {bytes} bytes from rank {peer}");
-            compare(&what, &rig.windows[0].read(0, len), &expected)?;
+            gets.push(Command {
+                op: abi::TY_OP_GET,
+                flags: abi::TY_FLAG_NOTIFY,
+                peer,
+                src_window: here as u16,
+                dst_window: there as u16,
+                src_offset: to as u64,
+                dst_offset: from as u64,
+                bytes: bytes as u64,
+                tag,
+                ..NO_COMMAND
+            });
         }
+        rig.windows[here].fill(UNTOUCHED);
+        rig.post(0, &gets)?;
+        check_events(&rig.wait_events(0, gets.len())?, gets.iter())?;
+        let what = format!("round {round}: window {here} after a get from rank {peer}");
+        compare(&what, &rig.windows[here].read(0, len), &expected)?;
     }
     // The gets did not change the memory that they read.
     rig.barrier("all have read")?;
-    compare("window 1 after gets of all ranks", &rig.windows[1].read(0, len), &of(me))
+    let what = format!("window {there} after gets of all ranks");
+    compare(&what, &rig.windows[there].read(0, len), &of(me))
 }
 
 fn peer_addresses_see_puts_and_stores(rig: &mut Rig<'_>) -> Result<()> {

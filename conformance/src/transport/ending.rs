@@ -1,5 +1,7 @@
 //! The end: a peer that has left in order is no failure, and what was opened is given back.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -279,7 +281,29 @@ fn writable(line: &str) -> usize {
     bytes().unwrap_or(0)
 }
 
-/// Calls `what` some times, and checks that what this process holds does not grow with each call.
+/// The time that a thread which was joined stays in the system's list, on a busy machine.
+const LEAVES: Duration = Duration::from_millis(50);
+
+/// The threads of this process.
+fn threads() -> Result<BTreeSet<OsString>> {
+    let tasks = std::fs::read_dir("/proc/self/task").context("this process's threads")?;
+    tasks.map(|task| Ok(task?.file_name())).collect()
+}
+
+/// Whether threads go on that are not among these.
+fn go_on_beside(before: &BTreeSet<OsString>) -> Result<bool> {
+    let until = Instant::now() + LEAVES;
+    while !threads()?.is_subset(before) {
+        if Instant::now() > until {
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(false)
+}
+
+/// Calls `what` some times, and checks that what this process holds does not grow with each call, and that no thread
+/// goes on after each.
 fn keeps_nothing(
     settles: Duration,
     what: &str,
@@ -288,14 +312,20 @@ fn keeps_nothing(
     call()?;
     call()?;
     let before = Held::now()?;
-    let (mut last, mut by_each) = (before, [i32::MAX; 5]);
+    let (mut last, mut by_each, mut each_leaves_threads) = (before, [i32::MAX; 5], true);
     for _ in 0..CALLS {
+        let threads = threads()?;
         call()?;
+        each_leaves_threads = each_leaves_threads && go_on_beside(&threads)?;
         let now = Held::now()?;
         let more = now.more_than(last);
         by_each = std::array::from_fn(|kind| by_each[kind].min(more[kind]));
         last = now;
     }
+    ensure!(
+        !each_leaves_threads,
+        "{what}: a thread goes on after each of {CALLS} calls; expected that close waits for its end"
+    );
     let until = Instant::now() + settles;
     loop {
         let now = Held::now()?;

@@ -20,8 +20,9 @@ pub(super) const CASES: &[TransportCase] = &[TransportCase {
     ..TransportCase::BARE
 }];
 
-/// Bytes of a cell. One (writer, source window) writes it.
-const CELL: usize = 40;
+/// Bytes of a cell. One (writer, source window) writes it. They are an odd number, and the cells beside it are of other
+/// writers: a transport that writes whole words overwrites their bytes.
+const CELL: usize = 39;
 /// The window that receives values next to puts.
 const VALUES: usize = 1;
 
@@ -52,13 +53,15 @@ impl Reach {
     }
 }
 
-/// The cell of `writer` for puts from window `source`; one more cell holds its value.
+/// The cell of `writer` for puts from window `source`.
 fn cell(rig: &Rig<'_>, window: usize, writer: u32, source: usize) -> usize {
-    rig.windows[window].len() - (writer as usize * (rig.windows.len() + 1) + source + 1) * CELL
+    let cells = source * rig.ranks() as usize + writer as usize + 1;
+    rig.windows[window].len() - cells * CELL
 }
 
+/// The place of the value of `writer`: between sources and cells.
 fn value_cell(rig: &Rig<'_>, writer: u32) -> usize {
-    cell(rig, VALUES, writer, rig.windows.len())
+    rig.windows[VALUES].len() / 2 + 8 * writer as usize
 }
 
 fn value(writer: u32, reader: u32) -> u64 {

@@ -105,8 +105,16 @@ impl Rig<'_> {
         Ok(())
     }
 
-    /// Waits until queue `queue` holds `count` events, and takes them.
+    /// Waits until queue `queue` holds `count` events, and takes them; more are an error at once.
     pub(super) fn wait_events(&mut self, queue: u32, count: usize) -> Result<Vec<Event>> {
+        let events = self.wait_some_events(queue, count)?;
+        let found = events.len();
+        ensure!(found == count, "queue {queue}: found {found} events; expected {count}, no more");
+        Ok(events)
+    }
+
+    /// Waits until queue `queue` holds at least `count` events, and takes all.
+    pub(super) fn wait_some_events(&mut self, queue: u32, count: usize) -> Result<Vec<Event>> {
         let queue = queue as usize;
         self.wait(
             |rig| rig.queues[queue].events().len() >= count,
