@@ -27,7 +27,8 @@ LIBRARIES = {
 }
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 MODULE = "tokenyard/_native.abi3.so"
-PLUGINS = [f"tokenyard/plugins/libtokenyard_plugin_{name}.so" for name in ("libfabric", "verbs")]
+FABRICS = ("gin", "ibgda", "libfabric", "verbs")
+PLUGINS = [f"tokenyard/plugins/libtokenyard_plugin_{name}.so" for name in FABRICS]
 TAG = re.compile(r"-cp310-abi3-manylinux_2_(?P<minor>\d+)_(?P<machine>\w+)\.whl$")
 
 

@@ -19,7 +19,7 @@ for target in "$@"; do
     rustup target add "$target"
     rm -rf "$plugins"
     mkdir -p "$plugins"
-    for plugin in libfabric verbs; do
+    for plugin in gin ibgda libfabric verbs; do
         cargo zigbuild --release --package "tokenyard-plugin-$plugin" --target "$target.2.28"
         cp "$built/$target/release/libtokenyard_plugin_$plugin.so" "$plugins/"
     done

@@ -7,20 +7,29 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::control::{LINGER, Request};
 
+/// Called with each call that this rank announces, before it is made; with an empty text once there is none.
+pub type OnCall = fn(&str);
+
 /// Tells the other ranks of a world what this one calls. It does not hold the world.
 #[derive(Clone)]
-pub struct Announcer(UnboundedSender<Request>);
+pub struct Announcer {
+    requests: UnboundedSender<Request>,
+    on_call: Option<OnCall>,
+}
 
 impl Announcer {
-    pub(super) fn new(requests: &UnboundedSender<Request>) -> Self {
-        Self(requests.clone())
+    pub(super) fn new(requests: &UnboundedSender<Request>, on_call: Option<OnCall>) -> Self {
+        Self { requests: requests.clone(), on_call }
     }
 
     /// Tells the other ranks of a call that may end this process, such as the load of a library: they name it then.
     /// Returns once the news has left this process, or after half a second. An empty text: there is none any more.
     pub fn announce(&self, call: &str) {
+        if let Some(on_call) = self.on_call {
+            on_call(call);
+        }
         let (sent, is_sent) = sync_channel(1);
-        if self.0.send(Request::Announce { call: call.to_owned(), sent }).is_ok() {
+        if self.requests.send(Request::Announce { call: call.to_owned(), sent }).is_ok() {
             // The call goes ahead in any case.
             let _ = is_sent.recv_timeout(LINGER);
         }

@@ -69,7 +69,7 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-pub use announcer::Announcer;
+pub use announcer::{Announcer, OnCall};
 pub use config::{OnFailure, WorldConfig};
 pub use control::beat;
 pub use headway::Headway;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::announcer::Announcer;
+use super::announcer::{Announcer, OnCall};
 use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request, Timing, serve};
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
@@ -57,6 +57,8 @@ pub struct WorldOptions {
     pub on_failure: OnFailure,
     /// This process as its launcher counts, where that differs from the identity.
     pub launched: Launched,
+    /// Called with what this rank announces, for a launcher: the other ranks may end in the same call.
+    pub on_call: Option<OnCall>,
 }
 
 impl WorldOptions {
@@ -71,6 +73,7 @@ impl WorldOptions {
             interface: None,
             on_failure: OnFailure::Stop,
             launched: Launched::default(),
+            on_call: None,
         }
     }
 
@@ -133,6 +136,7 @@ pub struct World {
     requests: UnboundedSender<Request>,
     farewells: UnboundedSender<Farewell>,
     warnings: Arc<Waiting>,
+    on_call: Option<OnCall>,
     control: Mutex<Option<Control>>,
 }
 
@@ -231,6 +235,7 @@ impl World {
             interface,
             on_failure,
             launched,
+            on_call,
         } = options;
         let place = identity.place.new()?;
         if !(MIN_DEADLINE..=MAX_WAIT).contains(&deadline) || late > MAX_WAIT {
@@ -274,6 +279,7 @@ impl World {
             requests,
             farewells,
             warnings,
+            on_call,
             control: Mutex::new(Some(Control { thread, ended })),
         };
         // The control thread enforces the limit; this one is for a control thread that broke.
@@ -323,7 +329,7 @@ impl World {
 
     /// Tells the other ranks what this one calls.
     pub fn announcer(&self) -> Announcer {
-        Announcer::new(&self.requests)
+        Announcer::new(&self.requests, self.on_call)
     }
 
     /// The way of this rank's warnings to rank 0.

@@ -62,6 +62,8 @@ fn ranks_that_all_end_with_0_and_no_result_are_no_success_of_any_command() {
         || says("rank 0") && (says("rank 1") || lost("rank 1", "rank 0"))
         || says("rank 1") && lost("rank 0", "rank 1");
     assert!(ended, "{output:?}");
+    let named = format!("announced is `dlopen` of plugin `{}`", library.file().display());
+    assert!(stderr(&output).contains(&named), "{output:?}");
     let output = call(&["bench", path, "--scenario", "steady", "--ranks", "2"]);
     expect_code(&output, 2);
     // Here, too, a rank may see the end of the other one first.

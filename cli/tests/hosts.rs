@@ -256,7 +256,7 @@ fn the_named_interface_is_the_only_one_that_rank_0_listens_on() {
         if bootstrap.starts_with("tcp") {
             assert_eq!(found[0].port(), PORT);
         }
-        hosts.mend(1, &Net::BOTH).unwrap();
+        hosts.restore(1, &Net::BOTH).unwrap();
         expect_error(&running.wait_all(SOON), "the ranks are in 2 domains");
     }
 }

@@ -306,3 +306,16 @@ pub fn is_for_level(needs: &KernelNeeds, window: u32, level: u64) -> bool {
 /// A link that is not used.
 pub const NO_LINK_NEEDS: LinkNeeds =
     LinkNeeds { queues: 0, signals: 0, queue_depth: 0, reserved: 0, largest_put: 0 };
+
+/// Needs of nothing, to be filled.
+pub const NO_KERNEL_NEEDS: KernelNeeds = KernelNeeds {
+    size: size_of::<KernelNeeds>(),
+    windows: 0,
+    capabilities: 0,
+    scale_up: NO_LINK_NEEDS,
+    scale_out: NO_LINK_NEEDS,
+    window_bytes: [0; abi::TY_MAX_WINDOWS],
+    window_levels: [0; abi::TY_MAX_WINDOWS],
+    device: -1,
+    reserved: 0,
+};

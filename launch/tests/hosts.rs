@@ -35,8 +35,8 @@ fn run_tests() {
         Trial::test("hosts_reach_each_other_by_name_on_both_networks", reach_by_name),
         Trial::test("a_host_has_a_name_a_network_and_interfaces_of_its_own", are_apart),
         Trial::test("ranks_get_the_variables_of_their_launcher", variables_of_launchers),
-        Trial::test("a_cut_host_is_out_of_reach_until_it_is_mended", cut_and_mend),
-        Trial::test("a_switch_that_swallows_is_not_seen_on_the_host", swallow_and_mend),
+        Trial::test("a_cut_host_is_out_of_reach_until_it_is_restored", cut_and_restore),
+        Trial::test("a_switch_that_swallows_is_not_seen_on_the_host", swallow_and_restore),
         Trial::test("a_frozen_host_stands_still_until_it_is_thawed", freeze_and_thaw),
         Trial::test("the_network_of_the_machine_is_not_touched", machine_is_untouched),
         Trial::test("nothing_is_left_when_the_owner_drops_its_hosts", || nothing_is_left("drop")),
@@ -211,7 +211,7 @@ fn variables_of_launchers() -> Result<(), Failed> {
     Ok(())
 }
 
-fn cut_and_mend() -> Result<(), Failed> {
+fn cut_and_restore() -> Result<(), Failed> {
     let hosts = Hosts::new(3)?;
     let _running = listeners(&hosts);
     hosts.cut(1, &[Net::Data])?;
@@ -219,22 +219,22 @@ fn cut_and_mend() -> Result<(), Failed> {
     assert!(can_reach(&hosts, 0, "node1-control") && can_reach(&hosts, 0, "node2"));
     hosts.cut(1, &Net::BOTH)?;
     assert!(!can_reach(&hosts, 0, "node1-control") && !can_reach(&hosts, 1, "node2-ipv6"));
-    hosts.mend(1, &Net::BOTH)?;
+    hosts.restore(1, &Net::BOTH)?;
     let start = Instant::now();
     while !can_reach(&hosts, 0, "node1") || !can_reach(&hosts, 1, "node2-control") {
-        assert!(start.elapsed() < SOON, "the host is mended and stays out of reach");
+        assert!(start.elapsed() < SOON, "the host is restored and stays out of reach");
     }
     Ok(())
 }
 
-fn swallow_and_mend() -> Result<(), Failed> {
+fn swallow_and_restore() -> Result<(), Failed> {
     let hosts = Hosts::new(2)?;
     let _running = listeners(&hosts);
     hosts.swallow(1, &[Net::Data])?;
     assert!(!can_reach(&hosts, 0, "node1") && can_reach(&hosts, 0, "node1-control"));
     let state = hosts.run(1, Command::new("cat").arg("/sys/class/net/eth0/operstate"))?;
     assert_eq!(String::from_utf8_lossy(&state.stdout).trim(), "up");
-    hosts.mend(1, &[Net::Data])?;
+    hosts.restore(1, &[Net::Data])?;
     let start = Instant::now();
     while !can_reach(&hosts, 0, "node1") {
         assert!(start.elapsed() < SOON, "the switch forwards and the host stays out of reach");

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tokenyard_core::config::Config as CoreConfig;
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::{Error, Result};
 
 use crate::errors::{invalid, raise};
 use crate::integer::Integer;
+use crate::shipped::{self, Keys};
 
 /// A config that was read and checked: who takes part, and which components do the work.
 #[pyclass(frozen, module = "tokenyard")]
@@ -71,10 +72,11 @@ impl Config {
         Ok(Self { core })
     }
 
-    /// A config of the package for the ranks of one host: `"cpu"` (shared memory) or `"nvlink"` (NVIDIA GPUs).
-    /// `deadline_ms` and `late_ms` are those of its world; `decode` and `sms` are those of the kernel set `cuda`.
+    /// A config that comes with the package: the file `configs/NAME.toml` of the source tree, such as `"cpu"` (shared
+    /// memory of one host), `"nvlink"` (NVIDIA GPUs of one host), `"ibgda"`, `"gin"` or `"nvlink-efa"` (between hosts).
+    /// `deadline_ms` and `late_ms` are those of its world; `decode` and `sms` are those of its kernel set, on GPUs.
     ///
-    /// Raises ConfigError for another name, or another `decode`.
+    /// Raises ConfigError for another name, which lists all of them, or another `decode`.
     #[staticmethod]
     #[pyo3(signature = (name, *, deadline_ms=Integer::Fits(30_000), late_ms=Integer::Fits(1_800_000),
                         decode="direct", sms=None),
@@ -93,29 +95,9 @@ impl Config {
             Ok((deadline_ms.get("deadline_ms")?, late_ms.get("late_ms")?, sms))
         };
         let (deadline_ms, late_ms, sms) = read().map_err(|error: Error| raise(py, &error))?;
-        let (kernels, transport) = match name {
-            "cpu" => ("cpu", "shm"),
-            "nvlink" => ("cuda", "nvlink"),
-            _ => {
-                let text = format!("found {name:?}; expected \"cpu\" or \"nvlink\"");
-                return Err(raise(py, &Error::new(ErrorKind::Config, "read config", text)));
-            }
-        };
-        let mut table = String::new();
-        if decode != "direct" {
-            table += &format!("decode = {decode:?}\n");
-        }
-        if let Some(sms) = sms {
-            // Of all work of an operation: some would take all multiprocessors beside these.
-            table += &format!("sms = {sms}\nlocal_sms = {sms}\n");
-        }
-        if !table.is_empty() {
-            table = format!("[kernels.{kernels}]\n{table}");
-        }
-        let text = format!(
-            "[world]\ndeadline_ms = {deadline_ms}\nlate_ms = {late_ms}\n[kernels]\nuse = \"{kernels}\"\n{table}\
-             [transport.scale_up]\nuse = \"{transport}\"\n"
-        );
+        let decode = (decode != "direct").then_some(decode);
+        let keys = Keys { deadline_ms, late_ms, decode, sms };
+        let text = shipped::text(name, &keys).map_err(|error| raise(py, &error))?;
         let core = CoreConfig::parse(&text, &format!("the built-in config {name}"))
             .map_err(|error| raise(py, &error))?;
         Ok(Self { core })

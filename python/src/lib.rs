@@ -30,6 +30,7 @@ mod owned;
 mod reader;
 mod routing;
 mod shared;
+mod shipped;
 mod survey;
 mod tensor;
 mod world;

@@ -8,7 +8,8 @@ import traceback
 
 import tokenyard
 
-# Against a hang that no deadline of the package ends. A busy machine takes minutes for thousands of steps.
+# The one limit of the tests, against a hang that no deadline of the package ends. It is far above what any of them
+# takes, because a busy machine takes minutes for thousands of steps.
 LIMIT_S = 600
 
 CONFIG = """

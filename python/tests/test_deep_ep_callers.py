@@ -167,6 +167,17 @@ def test_torch_computes_the_numbers_of_numpy(shape):
 
 
 @needs_torch
+def test_torch_takes_packed_scales_with_a_column_for_each_group():
+    """DeepEP's low latency test views them so, with a quarter of the rows."""
+    import torch
+
+    rows, _ = math.per_token_cast_to_fp8(torch.arange(8.0 * 512).reshape(8, 512))
+    packed = torch.arange(0x7A7B7C7D, 0x7A7B7C7D + 8, dtype=torch.int32)
+    found = math.per_token_cast_back(rows, packed.reshape(2, 4))
+    assert torch.equal(found, math.per_token_cast_back(rows, packed.reshape(8, 1)))
+
+
+@needs_torch
 @pytest.mark.parametrize("slice_of", [slice(1, 9), slice(2, 10), slice(3, 8), slice(1, 1)], ids=str)
 def test_a_slice_of_torch_that_begins_inside_of_a_word_has_the_hash_of_its_copy(slice_of):
     array = np.arange(200, 212, dtype=np.uint8)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from oracle import Case
+from pool import LIMIT_S
 from test_deep_ep_normal import buffer_of, close, layout_of, same, times
 from test_deep_ep_refusals import raises
 
@@ -495,10 +496,10 @@ def two_threads(world, case):
 
     def pass_on(batch):
         turns[1 - batch].release()
-        assert turns[batch].acquire(timeout=60)
+        assert turns[batch].acquire(timeout=LIMIT_S)
 
     def run(batch):
-        assert turns[batch].acquire(timeout=60)
+        assert turns[batch].acquire(timeout=LIMIT_S)
         x = ((1 + batch) * case.x[me]).astype(BF16)
         for _ in range(20):
             sent = buffer.low_latency_dispatch(
@@ -530,7 +531,7 @@ def two_threads(world, case):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(LIMIT_S)
         assert not thread.is_alive(), "a deadlock"
     assert not failures
     buffer.destroy()

@@ -205,6 +205,9 @@ def test_the_figure_of_a_name_is_that_of_all_kernels_of_a_call_that_do_its_work(
     assert figure(kernels, "combine", 2, 1) == 7.0
     assert figure(kernels, "combine", 2, 2) == [1.0, 6.0]
     assert figure(kernels, "elementwise", 2, 1) == 8.0
+    # A combine need not have a kernel that merges.
+    unmerged = [kernel for kernel in kernels if "merge" not in kernel.name]
+    assert figure(unmerged, "combine", 2, 1) == 6.0
     assert figure(kernels, "notify", 2, 1) == float("inf")
     # A call may be a loop of operations: the figure is that of one.
     loops = [testing.Kernel("ty_dispatch", at, 2.0) for at in range(9)]

@@ -159,7 +159,7 @@ def test_a_buffer_that_is_made_in_a_capture_is_refused_before_anything_is_called
     assert "make the buffer" in raised.value.fix
 
 
-def test_calls_in_compiled_functions_give_what_they_give_outside_and_are_not_traced():
+def test_calls_in_compiled_functions_give_what_they_give_outside_and_are_not_traced(reports):
     # In processes of their own: where a test has registered handles as an opaque type, torch refuses their fields.
     pool = Pool(2)
     try:
@@ -176,6 +176,9 @@ def test_an_operator_takes_a_handle_in_a_graph_whichever_was_imported_first(firs
         "importlib.import_module(sys.argv[1])\n"
         "import gpu_compile, tokenyard\n"
         "with tokenyard.World(0, 1, exchange=lambda mine: [mine]) as world:\n"
-        "    gpu_compile.handle_in_a_graph(world)\n"
+        "    print(gpu_compile.handle_in_a_graph(world))\n"
     )
-    test_package.run("-c", script, first, PYTHONPATH=str(pathlib.Path(__file__).parent))
+    folder = str(pathlib.Path(__file__).parent)
+    result = test_package.run("-c", script, first, PYTHONPATH=folder).splitlines()[-1]
+    if result != "None":
+        pytest.skip(result)

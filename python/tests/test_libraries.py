@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from oracle import Case
-from pool import CONFIG
+from pool import CONFIG, LIMIT_S
 from test_exchange import opened, same
 
 from tokenyard import errors
@@ -124,7 +124,7 @@ def run_on_mpi(tmp_path, text, config):
     program.write_text(textwrap.dedent(text).format(config=config))
     words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     words += [sys.executable, str(program)]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     return sorted(ended.stdout.splitlines())
 

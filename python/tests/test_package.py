@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from pool import LIMIT_S
 
 import tokenyard
+from tokenyard import errors
 
 AUDIT = str(pathlib.Path(__file__).parents[1] / "audit.py")
 
@@ -16,7 +18,7 @@ AUDIT = str(pathlib.Path(__file__).parents[1] / "audit.py")
 def run(*words, **variables):
     command = [sys.executable, *words]
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, **variables}
+        command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **variables}
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -104,9 +106,26 @@ def test_the_demo_checks_an_exchange_and_needs_no_other_program():
     assert sum("all sums are right" in line for line in printed) == 2
 
 
+def test_each_config_of_the_source_tree_is_found_by_its_name():
+    files = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.toml"))
+    for file in files:
+        config = tokenyard.Config.built_in(file.stem, deadline_ms=7_000)
+        assert config.name == f"the built-in config {file.stem}"
+        assert config.on_failure == tokenyard.Config.load(file).on_failure
+    with pytest.raises(errors.ConfigError) as raised:
+        tokenyard.Config.built_in("nvlnk")
+    names = ", ".join(sorted(file.stem for file in files))
+    assert f"expected one of {names}" in str(raised.value)
+
+
+def test_a_deadline_beyond_what_toml_holds_is_refused():
+    with pytest.raises(errors.ConfigError, match=r"below 2\^63"):
+        tokenyard.Config.built_in("cpu", late_ms=2**63)
+
+
 def test_the_plugins_of_the_wheel_are_found_without_a_path():
     plugins = {part["name"]: part["file"] for part in tokenyard.components() if part["file"]}
-    assert set(plugins) == {"verbs", "libfabric", "efa"}
+    assert set(plugins) == {"verbs", "libfabric", "efa", "gin", "ibgda"}
     folder = pathlib.Path(tokenyard.__file__).resolve().parent / "plugins"
     assert {pathlib.Path(file).parent for file in plugins.values()} == {folder}
     assert "plugin: " in run("-m", "tokenyard")

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from oracle import Case
-from pool import CONFIG, config
+from pool import CONFIG, LIMIT_S, config
 
 import tokenyard
 
@@ -52,7 +52,7 @@ def programs(tmp_path):
             words = [sys.executable, "-c", program]
             pipe = subprocess.PIPE
             started.append(subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True))
-        ended = [process.communicate(timeout=90) for process in started]
+        ended = [process.communicate(timeout=LIMIT_S) for process in started]
         codes = [process.returncode for process in started]
         return [(out.split(), error, code) for (out, error), code in zip(ended, codes, strict=True)]
 
@@ -488,7 +488,7 @@ def test_ranks_that_are_threads_of_one_process_never_wait_for_the_gil_and_a_lock
     def meeting(rank):
         def exchange(mine):
             given[rank] = mine
-            barrier.wait(30)
+            barrier.wait(LIMIT_S)
             return list(given)
 
         return exchange
@@ -507,7 +507,7 @@ def test_ranks_that_are_threads_of_one_process_never_wait_for_the_gil_and_a_lock
     for thread in noises + threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(LIMIT_S)
         assert not thread.is_alive(), "a deadlock"
     is_over = True
     assert not failures
@@ -528,7 +528,7 @@ def test_two_threads_of_a_rank_take_turns():
     threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 100
+    end = time.monotonic() + LIMIT_S
     for thread in threads:
         thread.join(end - time.monotonic())
     assert done == [True] * 3
@@ -603,5 +603,7 @@ def test_the_documented_command_names_the_plugin_that_ends_a_lone_process(tmp_pa
     page = (pathlib.Path(__file__).parents[2] / "docs/failures.md").read_text()
     (command,) = (line for line in page.splitlines() if line.startswith("LD_DEBUG="))
     command = command.replace("python train.py", f"{sys.executable} {program}")
-    out = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=90).stdout
+    out = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=LIMIT_S
+    ).stdout
     assert out.strip().endswith(f"calling init: {plugin}"), out

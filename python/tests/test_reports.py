@@ -11,7 +11,7 @@ import exact
 import numpy as np
 import pytest
 from exact import Exchange
-from pool import Pool, free_port
+from pool import LIMIT_S, Pool, free_port
 from test_deep_ep_callers import needs_torch
 from test_deep_ep_normal import buffer_of
 
@@ -332,5 +332,5 @@ def test_a_program_ends_with_live_buffers_in_either_order_with_its_group_and_aft
         )
         for rank in range(2)
     ]
-    errors_of = [process.communicate(timeout=120)[1] for process in started]
+    errors_of = [process.communicate(timeout=LIMIT_S)[1] for process in started]
     assert [process.returncode for process in started] == [0, -signal.SIGKILL], "\n".join(errors_of)

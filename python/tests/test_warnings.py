@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from pool import free_port
+from pool import LIMIT_S, free_port
 
 SCRIPT = """
 import logging, sys
@@ -25,7 +25,7 @@ def run(setup=""):
         [sys.executable, "-c", SCRIPT.format(setup=setup)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         env=os.environ,
         check=True,
     )
@@ -80,7 +80,7 @@ def test_the_ranks_of_a_world_show_each_warning_once_and_rank_0_shows_those_of_o
         )
         for rank in range(2)
     ]
-    texts = [rank.communicate(timeout=120)[1] for rank in ranks]
+    texts = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], texts
     assert "".join(texts).count(WARNING) == 1, texts
     other = WARNING.replace(":5", ":7").replace("acme", "only_here")

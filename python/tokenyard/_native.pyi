@@ -76,7 +76,7 @@ class Config:
     def parse(text: str, name: str = "config") -> Config: ...
     @staticmethod
     def built_in(
-        name: Literal["cpu", "nvlink"],
+        name: str,
         *,
         deadline_ms: int = 30_000,
         late_ms: int = 1_800_000,

@@ -251,7 +251,7 @@ pub(crate) const STEPS: &[Step] = &[
         quick: Quick::No,
         commands: &[
             cmd("cargo test --package tokenyard-core --features loom --lib -- \
-                 proxy::tests::model gpu_ring::model"),
+                 proxy::model gpu_ring::model"),
             cmd("cargo test --package tokenyard-cpu --features loom --lib -- pool::tests::model"),
         ],
     },
@@ -340,11 +340,14 @@ pub(crate) const STEPS: &[Step] = &[
             cmd("rm -rf {target}/python/wheels {target}/python/bare"),
             cmd("mkdir -p python/tokenyard/plugins"),
             cmd(
-                "strip --strip-unneeded -o python/tokenyard/plugins/libtokenyard_plugin_libfabric.so \
-                 {target}/debug/libtokenyard_plugin_libfabric.so",
+                "cp {target}/debug/libtokenyard_plugin_gin.so {target}/debug/libtokenyard_plugin_ibgda.so \
+                 {target}/debug/libtokenyard_plugin_libfabric.so \
+                 {target}/debug/libtokenyard_plugin_verbs.so python/tokenyard/plugins",
             ),
-            cmd("strip --strip-unneeded -o python/tokenyard/plugins/libtokenyard_plugin_verbs.so \
-                 {target}/debug/libtokenyard_plugin_verbs.so"),
+            cmd("strip --strip-unneeded python/tokenyard/plugins/libtokenyard_plugin_gin.so \
+                 python/tokenyard/plugins/libtokenyard_plugin_ibgda.so \
+                 python/tokenyard/plugins/libtokenyard_plugin_libfabric.so \
+                 python/tokenyard/plugins/libtokenyard_plugin_verbs.so"),
             cmd("env CARGO_TARGET_DIR={target} MATURIN_PEP517_ARGS=--profile=dev \
                  pip3 wheel --quiet --no-deps --wheel-dir {target}/python/wheels ./python \
                  ./python/deep_ep"),

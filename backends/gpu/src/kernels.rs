@@ -22,7 +22,9 @@ use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
 use tokenyard_core::device::Device as DeviceTools;
 use tokenyard_core::export::DeviceComponent;
-use tokenyard_core::kernels::{Copies, KernelNeeds, KernelSet, KernelShape, Limits, NO_LINK_NEEDS};
+use tokenyard_core::kernels::{
+    Copies, KernelNeeds, KernelSet, KernelShape, Limits, NO_KERNEL_NEEDS,
+};
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -195,7 +197,6 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         let exchanges = self.exchanges(limits)?;
         let paths: Vec<_> = exchanges.iter().map(|exchange| exchange.path).collect();
         let mut needs = KernelNeeds {
-            size: size_of::<KernelNeeds>(),
             windows: (WINDOWS * exchanges.len()) as u32,
             capabilities: Path::capabilities(
                 &paths,
@@ -204,12 +205,8 @@ impl<C: Components> KernelSet for GpuKernels<C> {
                 .iter()
                 .map(decode::sizes::capabilities)
                 .fold(0, |all, flags| all | flags),
-            scale_up: NO_LINK_NEEDS,
-            scale_out: NO_LINK_NEEDS,
-            window_bytes: [0; abi::TY_MAX_WINDOWS],
-            window_levels: [0; abi::TY_MAX_WINDOWS],
             device: self.context.device.ordinal,
-            reserved: 0,
+            ..NO_KERNEL_NEEDS
         };
         self.exchanges.clear();
         for (index, exchange) in exchanges.into_iter().enumerate() {

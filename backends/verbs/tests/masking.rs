@@ -227,7 +227,7 @@ fn a_port_that_stays_down_is_found_without_a_command() {
 fn a_port_that_comes_back_in_time_is_no_failure() {
     let ranks = ranks("flap", 2, "", &needs());
     ranks[0].nic.cut();
-    for step in [Nic::mend, |_| ()] {
+    for step in [Nic::restore, |_| ()] {
         // The watchdog checks several times.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(300) {

@@ -25,6 +25,8 @@ pub(crate) struct RankEnd {
     pub(crate) timed_out: bool,
     /// The rank that it waited for in vain, until it was ended.
     pub(crate) waited_for: Option<u32>,
+    /// The last call of a component that it announced, unless it left it.
+    pub(crate) call: String,
     /// The end of its standard error.
     pub(crate) tail: String,
     /// The others went on without it, because the config masks losses.
@@ -131,18 +133,24 @@ fn failure_of(end: &RankEnd) -> Option<Failure> {
         let text = format!("rank {rank} ended before it joined, so this one was ended too");
         return Some(Failure { cause: Cause::Peer, about: Some(rank), text });
     }
-    let died = |text: String| Failure { cause: Cause::Died, about: None, text };
+    let died = |how: String| {
+        let call = match end.call.as_str() {
+            "" => String::new(),
+            call => format!("; the last call of a component that it announced is {call}"),
+        };
+        let text = format!("{how}{call}{}", tail(&end.tail));
+        Failure { cause: Cause::Died, about: None, text }
+    };
     match end.exit {
         // Its last lines may be lost: only a result is success.
         Some(exit) if exit.success() && !end.timed_out && end.has_result => None,
         Some(exit) if exit.success() && !end.timed_out => Some(died(format!(
-            "it ended with {exit} and gave no result: something ended its process, a library for example{}",
-            tail(&end.tail)
+            "it ended with {exit} and gave no result: something ended its process, a library for example"
         ))),
         _ if end.timed_out => Some(died(
             "it did not end with the others (stopped, or stuck in a call), and was killed".into(),
         )),
-        Some(exit) => Some(died(format!("it died: {exit}{}", tail(&end.tail)))),
+        Some(exit) => Some(died(format!("it died: {exit}"))),
         None => Some(died("it is stuck inside the kernel and cannot be killed".into())),
     }
 }
@@ -234,11 +242,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_died_without_a_word_shows_the_end_of_its_log() {
-        let log = (0..30).map(|i| format!("line {i}\n\n")).collect::<String>();
-        let end = RankEnd { exit: Some(Exit::Code(101)), tail: log, ..RankEnd::default() };
+    fn a_rank_that_died_without_a_word_shows_its_last_call_and_the_end_of_its_log() {
+        let tail = (0..30).map(|i| format!("line {i}\n\n")).collect::<String>();
+        let call = "`open` of kernel set `cpu`".to_owned();
+        let end = RankEnd { exit: Some(Exit::Code(101)), call, tail, ..RankEnd::default() };
         let text = &findings(&[end])[0].text;
-        assert!(text.starts_with("it died: exit code 101\n    line 10\n"), "{text}");
+        let says = "it died: exit code 101; the last call of a component that it announced is \
+                    `open` of kernel set `cpu`\n    line 10\n";
+        assert!(text.starts_with(says), "{text}");
         assert!(text.ends_with("line 29"), "{text}");
     }
 

@@ -247,6 +247,7 @@ impl Heard {
                         People::errors().prose(format_args!("[rank {rank}] warning: {text}"));
                     }
                 }
+                Ok(Message::Calls { call }) => self.ends[rank as usize].call = call,
                 // A plugin may print. Its lines are no messages, and must not go to standard
                 // output.
                 Err(_) => People::errors().say(format_args!("[rank {rank}] {line}")),

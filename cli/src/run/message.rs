@@ -24,6 +24,8 @@ pub(crate) enum Message {
     Failed(Failure),
     /// A warning of its log.
     Warned { text: String },
+    /// The rank is about to make this call of a component; empty: it has left the last one.
+    Calls { call: String },
 }
 
 /// Facts of an open communicator; the same on all ranks except for the window sizes.

@@ -64,6 +64,12 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     Ok(verdict)
 }
 
+/// Tells the launcher of a call that may end this process: the other ranks may end in the same one.
+fn tell_call(call: &str) {
+    // A launcher that is gone reads none.
+    let _ = print_json(&Message::Calls { call: call.to_owned() });
+}
+
 fn env(name: &str) -> Option<String> {
     tokenyard_core::bootstrap::environment(name)
 }
@@ -93,6 +99,7 @@ impl<'a> Rank<'a> {
         }
         let world = World::join(WorldOptions {
             secret: Secret::from_env(&env)?,
+            on_call: if launched { Some(tell_call) } else { None },
             ..WorldOptions::configured(&config.world, identity)
         })?;
         let rank = Self { args, config, plan, world: Arc::new(world), launched };

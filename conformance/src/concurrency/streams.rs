@@ -110,7 +110,7 @@ impl LiveStream {
     }
 
     /// Writes the right content, in stream order.
-    fn mend(&mut self, stream: &ToolStream) -> Result<()> {
+    fn restore(&mut self, stream: &ToolStream) -> Result<()> {
         let from = self.right.tensor(self.dtype, self.shape, [self.shape[1], 1])?;
         copy(stream, &mut self.memory, self.dtype, self.shape, &from)
     }
@@ -242,8 +242,8 @@ impl Journey {
 
     /// Writes the inputs, in stream order.
     fn bring(&mut self, track: &Track) -> Result<()> {
-        self.x.mend(&track.stream)?;
-        self.topk_idx.mend(&track.stream)
+        self.x.restore(&track.stream)?;
+        self.topk_idx.restore(&track.stream)
     }
 
     fn send<'a>(&'a self, comm: &mut Communicator, track: &Track) -> Result<PendingDispatch<'a>> {
@@ -291,7 +291,7 @@ impl Journey {
                 // SAFETY: buffer and room are freed in stream order, after this copy.
                 unsafe { track.stream.copy(&room.tensor_mut(), &from)? }
             }
-            None => self.rows.mend(&track.stream)?,
+            None => self.rows.restore(&track.stream)?,
         }
         let x = match &room {
             Some(room) => room.tensor(),

@@ -13,7 +13,7 @@ use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, World};
 use crate::config::{Config, OnFailure};
-use crate::host::{OpenKernels, Registry};
+use crate::host::{KernelsRef, OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape, kernel_shape};
 use crate::moe::{Shape, TopkScratch};
 use crate::session::attended;
@@ -22,11 +22,12 @@ use crate::session::levels::Levels;
 use crate::session::meeting::meet;
 use crate::session::needs::SessionNeeds;
 use crate::session::progress::Proxies;
-use crate::session::reporter::{Counters, FlightRecorder, Live, OpenRecorder};
+use crate::session::reporter::{Counters, FlightRecorder, Live, OpenRecorder, RingCounts};
 use crate::session::stuck::Stuck;
-use crate::session::transports::WindowMemory;
+use crate::session::transports::{Transports, WindowMemory};
 use crate::session::watchdog::{Bounds, Watchdog, WatchedLinks};
 use crate::session::{Choices, Session, User};
+use crate::transport::Window;
 use crate::{Error, ErrorKind, Result};
 
 /// A caller's options for a communicator; equal on all ranks.
@@ -172,73 +173,39 @@ fn bring_up(
     all: &[CommunicatorOptions],
 ) -> Result<Vec<Communicator>> {
     check_mode(world, config)?;
-    let shape = |options: &CommunicatorOptions| options.shape(world.ranks());
-    let shapes = all.iter().map(shape).collect::<Result<Vec<_>>>()?;
-    let recorder = |options: &CommunicatorOptions| {
-        FlightRecorder::new(world, config, options.in_flight).map(OpenRecorder)
-    };
-    let recorders = all.iter().map(recorder).collect::<Result<Vec<_>>>()?;
+    let opening = |options: &CommunicatorOptions| Opening::new(world, config, options);
+    let openings = all.iter().map(opening).collect::<Result<Vec<_>>>()?;
     let registry = Registry::for_config(config)?;
     let component = registry.choose_kernels(&config.kernels)?;
     let numbers = agree(members, config, all)?;
     let meeting = meet(members)?;
-    for (at, recorder) in recorders.iter().enumerate() {
+    for (at, opening) in openings.iter().enumerate() {
         // The recorder's only meeting, so the cell is empty.
-        let _ = recorder.0.meeting.set(meeting.of(at));
+        let _ = opening.recorder.0.meeting.set(meeting.of(at));
     }
     let survey = Survey::gather(members, config, &registry, &meeting)?;
-    let levels = &survey.levels;
     let kinds = component.probe(&config.kernels.table)?;
     check_alone(component.name(), kinds, all.len())?;
 
     let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
     let stuck = Stuck::default();
+    let step = Step { world, config, survey: &survey, kinds, bounds, stuck: &stuck };
     // Declared first, so that they are dropped last: the windows are their memory.
-    let mut users = Vec::new();
-    for ((shape, options), number) in shapes.iter().zip(all).zip(numbers) {
-        let headway = world.liveness().headway(number);
-        let watchdog = Watchdog::start(world, headway, bounds, members.membership().clone())?;
-        let of_rank_0 = kernel_shape(shape, levels.domains, options.in_flight, options.handles);
-        let kernel_shape = KernelShape { rank: world.rank(), ..of_rank_0 };
-        let kernels = component.open(&config.kernels.table, &kernel_shape)?;
-        users.push(WatchedKernels::new(kernels, watchdog, &stuck));
-    }
-    let mut asked = Vec::new();
-    for user in &users {
-        let mut kernels = user.kernels();
-        let needs = kernels.needs(&levels.limits())?;
-        check_masking(levels, &kernels, world.on_failure(), &needs)?;
-        check_device(kinds, &needs)?;
-        if levels.domains > 1 {
-            kernels.compose(world.rank(), world.on_failure() == OnFailure::Mask);
-        }
-        asked.push(needs);
-    }
-    let needs = SessionNeeds::sum(&asked, &levels.limits())?;
+    let mut users = step.open_kernels(members, component, &openings, &numbers)?;
+    let asked = step.ask_needs(&users)?;
+    let needs = SessionNeeds::sum(&asked, &survey.levels.limits())?;
     let mut memories: Vec<_> = users.iter_mut().map(|user| user as &mut dyn WindowMemory).collect();
     let with = ConnectWith { needs: &needs, deadline: bounds.deadline, stuck: &stuck };
     let (mut transports, windows) = survey.connect(members, &mut memories, &with)?;
-
-    let is_shared = users.len() > 1;
-    for (user, share) in users.iter_mut().zip(&needs.shares) {
-        let names = levels.link_names(&transports);
-        user.watchdog.name_links(WatchedLinks { names, domains: levels.domains });
-        let cap = bounds.cap(world.on_failure());
-        let with = PlanWith { transports: &transports, windows: &windows, share, is_shared, cap };
-        // SAFETY: `Session` owns transports and users together, and operations run only while a communicator, and
-        // so the session, lives.
-        unsafe { user.plan(&with)? };
-    }
-    let (mut proxies, mut views) = (Proxies::new(&stuck), Vec::new());
-    for ((user, shape), recorder) in users.iter().zip(&shapes).zip(&recorders) {
-        let with =
-            ServeWith { transports: &mut transports, windows: &windows, needs: &needs, levels };
-        // SAFETY: `Session` stops the threads before it drops transports and users, and so does an error here;
-        // where a thread is stuck, both are leaked.
-        let rings = unsafe { user.start_proxies(with, &mut proxies)? };
-        user.watchdog.report_to(&recorder.0);
-        views.push((user.kernels().counters(shape.ranks)?, rings));
-    }
+    let granted = Granted { needs: &needs, windows: &windows };
+    // SAFETY: `Session` owns transports and users together, and operations run only while a communicator, and
+    // so the session, lives.
+    unsafe { step.plan(&mut users, &transports, granted)? };
+    let mut proxies = Proxies::new(&stuck);
+    // SAFETY: `Session` stops the threads before it drops transports and users, and so does an error here;
+    // where a thread is stuck, both are leaked.
+    let rings = unsafe { step.serve_rings(&users, &mut transports, granted, &mut proxies)? };
+    let counters = counters(&users, &openings)?;
     // SAFETY: reports stop reading before `Components` drops session and kernel set, and no step fails before
     // `Components` is made.
     let links = unsafe { transports.links() };
@@ -247,28 +214,159 @@ fn bring_up(
     let session = Arc::new(Session::new(owners, transports, proxies, &stuck)?);
 
     let mut communicators = Vec::new();
-    let parts = users.into_iter().zip(views).zip(recorders).zip(shapes).zip(all).zip(&asked);
-    for (((((user, (counters, rings)), recorder), shape), options), needs) in parts {
+    let parts = users.into_iter().zip(counters).zip(rings).zip(openings).zip(&asked);
+    for ((((user, counters), rings), opening), needs) in parts {
         // SAFETY: as above.
         let counters = counters.map(|counters| unsafe { Counters::new(counters) });
         let live = Live { watched: user.watchdog.watched(), links, counters, rings };
         let components = Arc::new(Components {
-            looking: recorder.0.look_at(live),
+            looking: opening.recorder.0.look_at(live),
             session: Arc::clone(&session),
             user,
-            claims: Claims::new(options.handles),
+            claims: Claims::new(opening.options.handles),
             device: (needs.device >= 0).then_some(needs.device),
             forms: needs.capabilities,
         });
+        communicators.push(step.finish(opening, components, needs));
+    }
+    members.barrier("communicator ready")?;
+    communicators.iter().for_each(|communicator| communicator.recorder.0.track.opened());
+    Ok(communicators)
+}
+
+/// A communicator that is being opened.
+struct Opening {
+    options: CommunicatorOptions,
+    shape: Shape,
+    recorder: OpenRecorder,
+}
+
+impl Opening {
+    fn new(world: &Arc<World>, config: &Config, options: &CommunicatorOptions) -> Result<Self> {
+        let shape = options.shape(world.ranks())?;
+        let recorder = FlightRecorder::new(world, config, options.in_flight).map(OpenRecorder)?;
+        Ok(Self { options: *options, shape, recorder })
+    }
+}
+
+/// The resources that the session has for its users.
+#[derive(Clone, Copy)]
+struct Granted<'a> {
+    needs: &'a SessionNeeds,
+    windows: &'a [Window],
+}
+
+/// Facts that steps of a bring-up share, once places and levels are chosen.
+struct Step<'a> {
+    world: &'a Arc<World>,
+    config: &'a Config,
+    survey: &'a Survey<'a>,
+    /// Kinds of memory that the kernel set works on.
+    kinds: u32,
+    bounds: Bounds,
+    stuck: &'a Stuck,
+}
+
+impl Step<'_> {
+    /// Opens a kernel set with a watchdog for each communicator.
+    fn open_kernels(
+        &self,
+        members: &Members<'_>,
+        component: KernelsRef,
+        openings: &[Opening],
+        numbers: &[u64],
+    ) -> Result<Vec<WatchedKernels>> {
+        let mut users = Vec::new();
+        for (Opening { options, shape, .. }, number) in openings.iter().zip(numbers) {
+            let headway = self.world.liveness().headway(*number);
+            let lost = members.membership().clone();
+            let watchdog = Watchdog::start(self.world, headway, self.bounds, lost)?;
+            let domains = self.survey.levels.domains;
+            let of_rank_0 = kernel_shape(shape, domains, options.in_flight, options.handles);
+            let kernel_shape = KernelShape { rank: self.world.rank(), ..of_rank_0 };
+            let kernels = component.open(&self.config.kernels.table, &kernel_shape)?;
+            users.push(WatchedKernels::new(kernels, watchdog, self.stuck));
+        }
+        Ok(users)
+    }
+
+    /// Asks the kernel sets what they need, and checks that it fits config and levels.
+    fn ask_needs(&self, users: &[WatchedKernels]) -> Result<Vec<KernelNeeds>> {
+        let (levels, on_failure) = (&self.survey.levels, self.world.on_failure());
+        let mut asked = Vec::new();
+        for user in users {
+            let mut kernels = user.kernels();
+            let needs = kernels.needs(&levels.limits())?;
+            check_masking(levels, &kernels, on_failure, &needs)?;
+            check_device(self.kinds, &needs)?;
+            if levels.domains > 1 {
+                kernels.compose(self.world.rank(), on_failure == OnFailure::Mask);
+            }
+            asked.push(needs);
+        }
+        Ok(asked)
+    }
+
+    /// Fixes the plans of the kernel sets.
+    ///
+    /// # Safety
+    /// As [`WatchedKernels::plan`], for each.
+    unsafe fn plan(
+        &self,
+        users: &mut [WatchedKernels],
+        transports: &Transports,
+        granted: Granted<'_>,
+    ) -> Result<()> {
+        let (Granted { needs, windows }, levels) = (granted, &self.survey.levels);
+        let is_shared = users.len() > 1;
+        for (user, share) in users.iter_mut().zip(&needs.shares) {
+            let names = levels.link_names(transports);
+            user.watchdog.name_links(WatchedLinks { names, domains: levels.domains });
+            let cap = self.bounds.cap(self.world.on_failure());
+            let with = PlanWith { transports, windows, share, is_shared, cap };
+            // SAFETY: by this function's contract.
+            unsafe { user.plan(&with)? };
+        }
+        Ok(())
+    }
+
+    /// Finds threads for the rings of all kernel sets, and returns what the rings count.
+    ///
+    /// # Safety
+    /// As [`WatchedKernels::start_proxies`], for each.
+    unsafe fn serve_rings(
+        &self,
+        users: &[WatchedKernels],
+        transports: &mut Transports,
+        granted: Granted<'_>,
+        proxies: &mut Proxies,
+    ) -> Result<Vec<[Option<RingCounts>; 2]>> {
+        let (Granted { needs, windows }, levels) = (granted, &self.survey.levels);
+        let mut rings = Vec::new();
+        for user in users {
+            let with = ServeWith { transports: &mut *transports, windows, needs, levels };
+            // SAFETY: by this function's contract.
+            rings.push(unsafe { user.start_proxies(with, proxies)? });
+        }
+        Ok(rings)
+    }
+
+    fn finish(
+        &self,
+        opening: Opening,
+        components: Arc<Components>,
+        needs: &KernelNeeds,
+    ) -> Communicator {
+        let Opening { options, shape, recorder } = opening;
         let name = components.kernels().name();
-        communicators.push(Communicator {
-            report: report(&survey, name, kinds, needs),
+        Communicator {
+            report: report(self.survey, name, self.kinds, needs),
             recorder,
             components,
-            world: Arc::clone(world),
-            config: config.clone(),
+            world: Arc::clone(self.world),
+            config: self.config.clone(),
             shape,
-            options: *options,
+            options,
             scratch: TopkScratch::new(&shape),
             late_weights: Vec::new(),
             next_operation: 0,
@@ -276,11 +374,21 @@ fn bring_up(
             took_back: false,
             abandoned: Arc::default(),
             closed: None,
-        });
+        }
     }
-    members.barrier("communicator ready")?;
-    communicators.iter().for_each(|communicator| communicator.recorder.0.track.opened());
-    Ok(communicators)
+}
+
+/// Lets the watchdogs report to the recorders, and returns the counters of the kernel sets.
+fn counters(
+    users: &[WatchedKernels],
+    openings: &[Opening],
+) -> Result<Vec<Option<abi::TyCounters>>> {
+    let mut all = Vec::new();
+    for (user, opening) in users.iter().zip(openings) {
+        user.watchdog.report_to(&opening.recorder.0);
+        all.push(user.kernels().counters(opening.shape.ranks)?);
+    }
+    Ok(all)
 }
 
 fn report(survey: &Survey<'_>, kernels: &str, kinds: u32, needs: &KernelNeeds) -> BringUpReport {

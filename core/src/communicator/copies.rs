@@ -2,9 +2,10 @@
 
 use super::Communicator;
 use super::output::Received;
+use crate::Result;
 use crate::abi;
+use crate::host::optional;
 use crate::kernels::Copies;
-use crate::{ErrorKind, Result};
 
 /// How the elements of an array are copied.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,10 +86,10 @@ impl Communicator {
         let mut counts = vec![0; self.shape.local_experts() as usize];
         if self.gives_counts(received.operation) {
             let given = self.components.kernels().expert_counts(received.operation, &mut counts);
-            match given {
-                Err(error) if error.kind() == ErrorKind::Unsupported => {}
+            match optional(given) {
+                Ok(None) => {}
+                Ok(Some(())) => return Ok(counts),
                 Err(error) => return Err(self.end_failed(received.operation, error)),
-                Ok(()) => return Ok(counts),
             }
         }
         let bytes = received.expert_counts().map_or(Ok(Vec::new()), |counts| counts.to_vec())?;

@@ -15,10 +15,12 @@ use std::ffi::c_void;
 
 use super::registry::KernelsRef;
 use super::transport::{check_window, missing_slot};
-use super::{attended, blank_error, check, config_as_ty, services};
+use super::{attended, blank_error, check, config_as_ty, optional, services};
 use crate::abi;
 use crate::config::ComponentTable;
-use crate::kernels::{Copies, KernelCall, KernelNeeds, KernelShape, Limits, Trace};
+use crate::kernels::{
+    Copies, KernelCall, KernelNeeds, KernelShape, Limits, NO_KERNEL_NEEDS, Trace,
+};
 use crate::transport::{MemoryNeeds, NO_WINDOW, Window};
 use crate::{Error, ErrorKind, Result};
 use blank::{NO_COUNTERS, NO_RING, no_output};
@@ -132,7 +134,7 @@ impl OpenKernels {
     /// # Errors
     /// Errors of the component, or needs beyond the limits.
     pub fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
-        let mut needs = needs::NONE;
+        let mut needs = NO_KERNEL_NEEDS;
         // SAFETY: as in `allocate`.
         self.cold("needs", |t, i, e| unsafe { t.needs.map(|f| f(i, limits, &mut needs, e)) })?;
         needs::check(self, limits, &needs)?;
@@ -367,13 +369,5 @@ impl Drop for OpenKernels {
     fn drop(&mut self) {
         // SAFETY: the instance is open and no code can use it after this.
         attended(KIND, self.name(), "close", || unsafe { (self.close)(self.instance) });
-    }
-}
-
-/// The end of a query that a set need not answer: it may find nothing.
-fn optional(end: Result<()>) -> Result<()> {
-    match end {
-        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
-        other => other,
     }
 }

@@ -112,6 +112,14 @@ pub(crate) fn check(
     Err(failed(operation, status, error))
 }
 
+/// The answer to a question that a component need not know: nothing where it says `TY_UNSUPPORTED`.
+pub(crate) fn optional<T>(answer: crate::Result<T>) -> crate::Result<Option<T>> {
+    match answer {
+        Err(error) if error.kind() == crate::ErrorKind::Unsupported => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
 #[cold]
 fn failed(operation: &'static str, status: i32, error: &abi::TyError) -> crate::Error {
     crate::export::read_error(operation, status, error)

@@ -1,7 +1,7 @@
 use std::ffi::c_void;
 
 use super::registry::TransportRef;
-use super::{Slot, as_ty, attended, blank_error, check, config_as_ty, inside, services};
+use super::{Slot, as_ty, attended, blank_error, check, config_as_ty, inside, optional, services};
 use crate::abi;
 use crate::config::ComponentTable;
 use crate::exchange::Given;
@@ -75,11 +75,9 @@ impl TransportRef {
         let mut error = blank_error();
         // SAFETY: a judged table; the structures are valid for the call.
         let status = unsafe { slot(&mut device_api, &mut error) };
-        match check("device_source", status, &error) {
-            Ok(()) => Ok(Some(device_api)),
-            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
-            Err(error) => Err(error.with_context("component", self.name())),
-        }
+        let answer = optional(check("device_source", status, &error))
+            .map_err(|error| error.with_context("component", self.name()))?;
+        Ok(answer.map(|()| device_api))
     }
 
     /// Probes, and opens an instance for a team.
@@ -361,11 +359,7 @@ impl OpenTransport {
         let served = self.cold(Slot::ServeRing, |t, e| unsafe {
             t.serve_ring.map(|f| f(self.instance, ring, e))
         });
-        match served {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(optional(served)?.is_some())
     }
 }
 

@@ -34,8 +34,8 @@ mod start;
 mod sync;
 mod thread;
 
-#[cfg(test)]
-mod tests;
+#[cfg(all(test, feature = "loom"))]
+mod model;
 
 pub use start::{Proxy, ProxyOptions};
 pub(crate) use thread::pin;

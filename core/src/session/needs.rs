@@ -126,6 +126,7 @@ fn beyond(users: usize, level: u64, what: &str, [wanted, limit]: [u32; 2]) -> Er
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::NO_KERNEL_NEEDS;
     use crate::transport::NO_CAPABILITIES;
 
     fn needs(windows: u32, queues: u32, signals: u32) -> KernelNeeds {
@@ -133,15 +134,12 @@ mod tests {
         let mut window_levels = [0; abi::TY_MAX_WINDOWS];
         window_levels[0] = 1 << abi::TY_LEVEL_SCALE_UP;
         KernelNeeds {
-            size: size_of::<KernelNeeds>(),
             windows,
-            capabilities: 0,
             scale_up: link,
             scale_out: LinkNeeds { signals: 2 * signals, ..link },
             window_bytes: [64; abi::TY_MAX_WINDOWS],
             window_levels,
-            device: -1,
-            reserved: 0,
+            ..NO_KERNEL_NEEDS
         }
     }
 

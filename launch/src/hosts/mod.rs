@@ -136,7 +136,7 @@ impl Hosts {
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
-    pub fn mend(&self, host: usize, nets: &[Net]) -> Result<()> {
+    pub fn restore(&self, host: usize, nets: &[Net]) -> Result<()> {
         let spaces = self.spaces(host)?;
         network::set_ports(&self.switch, host, nets, Ports::Forward)?;
         network::await_links(spaces, nets)

@@ -19,7 +19,7 @@ MOST = 2**31 - 1
 
 @dataclass
 class DispatchCall:
-    """The arguments of a dispatch, as they were given."""
+    """The arguments of a dispatch: as they were given, and as they were read."""
 
     x: Tensor | tuple[Tensor, Tensor]
     topk_idx: Tensor | None = None
@@ -31,6 +31,8 @@ class DispatchCall:
     num_worst_tokens: int = 0
     # Multiprocessors that the caller has asked for, on GPUs.
     sms: int | None = None
+    # Of `x`, where the tensors were read and checked; before, they come with it.
+    scales: Any = None
 
     @property
     def reference(self) -> Tensor:

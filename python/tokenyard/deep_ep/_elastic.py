@@ -1,6 +1,6 @@
 """Dispatch and combine of V2: flat rows, or expanded ones, a row per (token, local expert)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -8,9 +8,8 @@ import numpy as np
 import tokenyard
 
 from . import _routing
-from ._arguments import NUMPY, expect_integer, read_bias
+from ._arguments import NUMPY, expect_integer, read_bias, read_rows
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
-from ._normal import Rows, read_rows
 from ._pool import Opened, Pool, Way, way_of
 from ._sizes import Sizes, align
 from .buffers.handle import EPHandle
@@ -18,7 +17,7 @@ from .buffers.handle import EPHandle
 
 @dataclass
 class DispatchCall:
-    """The arguments of a dispatch, as they were given, with defaults filled in."""
+    """The arguments of a dispatch: as they were given, with defaults filled in, and as they were read."""
 
     x: Tensor | tuple[Tensor, Tensor]
     topk_idx: Tensor | None
@@ -37,6 +36,8 @@ class DispatchCall:
     has_cpu_sync: bool
     is_expanded: bool
     is_column_major: bool
+    # Of `x`, where the tensors were read and checked; before, they come with it.
+    scales: Any = None
 
     @property
     def reference(self) -> Tensor:
@@ -59,15 +60,6 @@ class Shaped(Protocol):
     alignment: int
     tokens: int
     is_expanded: bool
-
-
-@dataclass
-class Routed:
-    """The arguments of a dispatch, read and checked."""
-
-    rows: Rows
-    ids: Array
-    weights: Array | None
 
 
 @dataclass
@@ -113,15 +105,16 @@ def dispatch(pool: Pool, call: DispatchCall) -> Result:
     """A dispatch, or one by the routing of a handle."""
     if call.handle is not None:
         return _replay(pool, call, call.handle)
-    kept: list[Routed] = []
+    kept: list[DispatchCall] = []
 
-    def send(opened: Opened, routed: Routed) -> tokenyard.PendingDispatch:
-        kept[:] = [routed]
+    def send(opened: Opened, checked: DispatchCall) -> tokenyard.PendingDispatch:
+        kept[:] = [checked]
+        ids: Any = checked.topk_idx
         return opened.communicator.dispatch_send(
-            routed.rows.x,
-            routed.ids,
-            routed.weights,
-            scales=routed.rows.scales,
+            checked.reference,
+            ids,
+            checked.topk_weights,
+            scales=checked.scales,
             layout=call.layout,
             alignment=(call.alignment or 1) if call.is_expanded else 1,
             zero_padding=call.is_expanded,
@@ -147,12 +140,12 @@ def dispatch(pool: Pool, call: DispatchCall) -> Result:
         stats = read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (None,))
         stats += np.asarray(received.expert_counts)
     handle = _make_handle(pool, call, record, received)
-    return (*_give(call, record, received, kept[0].rows), handle)
+    return (*_give(call, kept[0], record, received), handle)
 
 
-def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
-    rows = read_rows(call.x, None, None)
-    tokens, hidden = rows.x.shape
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
+    x, scales = read_rows(NUMPY, call.x, None, None)
+    tokens, hidden = x.shape
     if call.topk_idx is None or call.experts is None:
         raise Refusal(
             "topk_idx, num_experts: found None without a handle; expected both, or a handle"
@@ -174,7 +167,8 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
         read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (local,))
     most = max(call.tokens, call.most_tokens)
     sizes = Sizes(call.experts, ids.shape[1], hidden, most, call.tokens)
-    return sizes, Routed(rows, np.ascontiguousarray(ids), weights)
+    ids = np.ascontiguousarray(ids)
+    return sizes, replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
 
 
 def _replay(pool: Pool, call: DispatchCall, handle: EPHandle) -> Result:
@@ -184,16 +178,17 @@ def _replay(pool: Pool, call: DispatchCall, handle: EPHandle) -> Result:
         opened, layout = record.opened, record.native.layout
         expect_equal(call, record)
         tokens, topk = record.native.tokens, opened.sizes.topk
-        rows = read_rows(call.x, tokens, opened.sizes.hidden)
+        x, scales = read_rows(NUMPY, call.x, tokens, opened.sizes.hidden)
         weights = None
         if call.topk_weights is not None:
             weights = read("topk_weights", call.topk_weights, (np.float32,), (tokens, topk))
             weights = np.ascontiguousarray(weights)
     except Exception as error:
         pool.refuse(opened, "replay", error, layout)
-    received = opened.communicator.replay(record.native, rows.x, weights, scales=rows.scales)
+    received = opened.communicator.replay(record.native, x, weights, scales=scales)
     pool.gaps.add_sources(received.lost)
-    return (*_give(call, record, received, rows), handle)
+    checked = replace(call, x=x, scales=scales, topk_weights=weights)
+    return (*_give(call, checked, record, received), handle)
 
 
 def expect_equal(call: DispatchCall, record: Shaped) -> None:
@@ -224,7 +219,7 @@ def record_of(pool: Pool, handle: object) -> Record:
 
 
 def _give(
-    call: DispatchCall, record: Record, received: tokenyard.Received, rows: Rows
+    call: DispatchCall, checked: DispatchCall, record: Record, received: tokenyard.Received
 ) -> tuple[Any, Tensor | None, Tensor | None]:
     """The received rows, ids and weights, copied out of the arena. Behind those that arrived are zeros."""
     reference, given, filled = call.reference, record.given, record.filled
@@ -239,9 +234,9 @@ def _give(
         out[:filled] = array
         return out
 
-    x: Any = like(reference, take(received.x, rows.x.dtype))
-    if rows.scales is not None:
-        scales = take(received.scales, rows.scales.dtype, call.is_column_major)
+    x: Any = like(reference, take(received.x, checked.reference.dtype))
+    if checked.scales is not None:
+        scales = take(received.scales, checked.scales.dtype, call.is_column_major)
         x = (x, like(reference, scales))
     ids, weights = None, None
     if not record.is_expanded:

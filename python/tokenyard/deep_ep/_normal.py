@@ -1,6 +1,6 @@
 """The normal calls of V1: flat rows, one per token and rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,30 +9,10 @@ import tokenyard
 from tokenyard import errors
 
 from . import _arguments, _handles, _routing
-from ._arguments import NUMPY, DispatchCall, first_tokens
+from ._arguments import NUMPY, DispatchCall, first_tokens, read_rows
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read, to_numpy
 from ._pool import Opened, Pool, way_of
 from ._sizes import Sizes
-
-
-@dataclass
-class Rows:
-    """Rows and their scales."""
-
-    x: Array
-    scales: Array | None
-
-
-@dataclass
-class Routed:
-    """The arguments of a dispatch, read and checked."""
-
-    rows: Rows
-    ids: Array
-    weights: Array | None
-    has_topk: bool
-    # [E]: tokens of this rank per expert; E of the model, where the routing has one expert per rank.
-    expert_counts: Array
 
 
 @dataclass
@@ -44,11 +24,6 @@ class Record:
     # Rows that arrived, and rows that the caller was given.
     rows: int
     given_rows: int
-
-
-def read_rows(x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int | None) -> Rows:
-    """Rows that travel as they are."""
-    return Rows(*_arguments.read_rows(NUMPY, x, tokens, hidden))
 
 
 def layout(
@@ -76,9 +51,9 @@ def layout(
     )
 
 
-def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
-    rows = read_rows(call.x, None, None)
-    tokens, hidden = rows.x.shape
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
+    x, scales = read_rows(NUMPY, call.x, None, None)
+    tokens, hidden = x.shape
     routing = _arguments.read_routing(NUMPY, call, tokens, pool.ranks)
     sums = routing.is_in.sum(axis=0)
     per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (np.int32,), (pool.ranks,))
@@ -88,35 +63,37 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
             f"{sums.tolist()}"
         )
     most = first_tokens(tokens)
+    checked = replace(call, x=x, scales=scales, num_tokens_per_expert=routing.expert_counts)
     if routing.ids is None:
         ids = _routing.ids_of_map(routing.is_in, pool.ranks)
         sizes = Sizes(pool.ranks, pool.ranks, hidden, most)
-        return sizes, Routed(rows, ids, None, False, routing.expert_counts)
+        return sizes, replace(checked, topk_idx=ids)
     ids, experts = routing.ids, routing.experts
     _, _, routes = _routing.counts_of(ids, experts, pool.ranks)
     if not np.array_equal(routing.is_in, routes):
         raise Refusal("is_token_in_rank: found another routing than that of topk_idx")
-    routed = Routed(rows, ids, routing.weights, True, routing.expert_counts)
-    return Sizes(experts, ids.shape[1], hidden, most), routed
+    checked = replace(checked, topk_idx=ids, topk_weights=routing.weights)
+    return Sizes(experts, ids.shape[1], hidden, most), checked
 
 
 def dispatch(
     pool: Pool, call: DispatchCall
 ) -> tuple[Any, Tensor | None, Tensor | None, list[int], tuple[Any, ...]]:
     """A dispatch without a handle."""
-    kept: list[Routed] = []
+    kept: list[DispatchCall] = []
 
-    def send(opened: Opened, routed: Routed) -> tokenyard.PendingDispatch:
-        kept[:] = [routed]
+    def send(opened: Opened, checked: DispatchCall) -> tokenyard.PendingDispatch:
+        kept[:] = [checked]
+        ids: Any = checked.topk_idx
         return opened.communicator.dispatch_send(
-            routed.rows.x, routed.ids, routed.weights, scales=routed.rows.scales
+            checked.reference, ids, checked.topk_weights, scales=checked.scales
         )
 
     opened, (received, native) = pool.dispatch(
         lambda: _read_dispatch(pool, call), send, way_of("flat")
     )
     pool.gaps.add_sources(received.lost)
-    routed = kept[0]
+    checked = kept[0]
     found, worst = received.tokens, call.num_worst_tokens
     if worst and found > worst:
         # Each rank's own tokens were below it, so ranks gave different numbers.
@@ -129,16 +106,17 @@ def dispatch(
     given = worst or found
     record = Record(opened, native, found, given)
     ids, weights = None, None
-    if routed.has_topk:
+    if call.topk_idx is not None:
         counts = np.asarray(received.expert_counts)
         ids = np.full((given, opened.sizes.topk), -1, np.int64)
         weights = np.zeros(ids.shape, np.float32)
         opened.communicator.copy_out(received, ids=ids, weights=weights)
     else:
-        counts = pool.sum_over_sources(routed.expert_counts.reshape(pool.ranks, -1))
+        own_counts: Any = checked.num_tokens_per_expert
+        counts = pool.sum_over_sources(own_counts.reshape(pool.ranks, -1))
     alignment = call.expert_alignment
     per_expert = [] if worst else [-(-int(count) // alignment) * alignment for count in counts]
-    rows = give_rows(call, received, routed.rows, given)
+    rows = give_rows(call, checked, received, given)
     handle = make_handle(pool, call, received, record)
     reference = call.reference
     return (
@@ -151,7 +129,7 @@ def dispatch(
 
 
 def give_rows(
-    call: DispatchCall, received: tokenyard.Received, rows: Rows, given: int
+    call: DispatchCall, checked: DispatchCall, received: tokenyard.Received, given: int
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The received rows, copied out of the arena; behind them up to `given` is nothing."""
     reference = call.reference
@@ -164,8 +142,10 @@ def give_rows(
         out[: len(array)] = array
         return like(reference, out)
 
-    x = take(received.x, rows.x.dtype)
-    return x if rows.scales is None else (x, take(received.scales, rows.scales.dtype))
+    x = take(received.x, checked.reference.dtype)
+    if checked.scales is None:
+        return x
+    return x, take(received.scales, checked.scales.dtype)
 
 
 def make_handle(
@@ -219,12 +199,13 @@ def replay(pool: Pool, call: DispatchCall, handle: Any) -> Any:
         for name in ("topk_idx", "topk_weights"):
             if getattr(call, name) is not None:
                 raise Refusal(f"{name}: found some with a handle; expected None")
-        rows = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
+        x, scales = read_rows(NUMPY, call.x, record.native.tokens, opened.sizes.hidden)
     except Exception as error:
         pool.refuse(opened, "replay", error)
-    received = opened.communicator.replay(record.native, rows.x, scales=rows.scales)
+    received = opened.communicator.replay(record.native, x, scales=scales)
     pool.gaps.add_sources(received.lost)
-    return give_rows(call, received, rows, record.given_rows)
+    checked = replace(call, x=x, scales=scales)
+    return give_rows(call, checked, received, record.given_rows)
 
 
 def read_combine_rows(x: Tensor, record: Record) -> Array:

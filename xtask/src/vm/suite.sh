@@ -24,10 +24,10 @@ part sh xtask/src/vm/check.sh
 part "$target/debug/tokenyard" conformance "$target/conformance/verbs.toml" \
     --save "$target/conformance/results/verbs.json" --slow 10 \
     --filter 'l0/*,l1/routing/*,l1/worlds/*,l2/dispatches_in_flight/*' \
-    --filter 'l3/killed/dispatch_receive,l3/stopped/combine_receive'
+    --filter 'l3/killed/dispatch_receive'
 [ -z "$all" ] || part "$target/debug/tokenyard" conformance "$target/conformance/verbs.toml" --slow 10 \
     --filter '*ed/bootstrap,*ed/connect,*ed/between_operations,*ed/dispatch_send' \
-    --filter 'l3/stopped/dispatch_receive,*ed/combine_send,l3/killed/combine_receive'
+    --filter 'l3/stopped/dispatch_receive,*ed/combine_send,*ed/combine_receive'
 
 # The reason for the variable: backends/libfabric/docs.md.
 part env FI_UNIVERSE_SIZE=16 "$target/debug/tokenyard" conformance \

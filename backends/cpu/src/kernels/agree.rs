@@ -8,12 +8,12 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::control::{Header, Signal, Verdict};
-use super::engine::Engine;
 use super::entry::{Enter, Entry, Heard, NO_ENTRY, Terms};
 use super::losses::Losses;
 use super::order::{SlotOrder, Wait};
 use super::record::{Record, bad_record, checked, verdict_of};
 use super::routing::RoutingTable;
+use super::runner::Runner;
 use super::sending::send_record;
 
 /// The terms that a peer gets about the rows of a group: `(group, peer)`.
@@ -40,64 +40,64 @@ fn mismatch(peer: u32, header: &Header, rank: u32, enter: &Enter<'_>) -> Error {
 
 /// Announces to every peer how this rank enters, for each group of its rows; or that the group's source is lost.
 pub(super) fn announce(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     enter: &Enter<'_>,
     to_peer: &ToPeer<'_>,
 ) -> Result<()> {
-    for group in engine.exchange.domains.all() {
-        let is_gone = engine.routing.is_source_gone(group) && enter.refusal.is_none();
-        for peer in engine.exchange.domains.peers() {
-            let terms = || to_peer(&engine.routing, group, peer);
+    for group in runner.exchange.domains.all() {
+        let is_gone = runner.routing.is_source_gone(group) && enter.refusal.is_none();
+        for peer in runner.exchange.domains.peers() {
+            let terms = || to_peer(&runner.routing, group, peer);
             let record = if is_gone {
                 terms().record(enter.operation, Verdict::Gone, Signature::default(), 0)
             } else {
                 enter.record(terms)
             };
-            let place = engine.exchange.domains.place(group, peer);
-            send_record(engine, Signal::Entry, slot, place, record)?;
+            let place = runner.exchange.domains.place(group, peer);
+            send_record(runner, Signal::Entry, slot, place, record)?;
         }
     }
     Ok(())
 }
 
 /// Announces to every peer that this rank refuses.
-pub(super) fn post_refusal(engine: &Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
-    announce(engine, slot, enter, &|_, _, _| Terms::rows(0))
+pub(super) fn post_refusal(runner: &Runner, slot: usize, enter: &Enter<'_>) -> Result<()> {
+    announce(runner, slot, enter, &|_, _, _| Terms::rows(0))
 }
 
 /// Receives every source's entry, or reads it again, and returns the first refusal. All are received,
 /// whatever they say, so that the counts stay right. The own domain comes first: its entries depend on
 /// no other, so ranks that are out of step find out.
 pub(super) fn poll_entries(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     enter: &Enter<'_>,
 ) -> Result<Option<Heard>> {
     let mut refused = None;
-    for source in engine.exchange.domains.places() {
+    for source in runner.exchange.domains.places() {
         let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
-        let wait = Wait { operation, add: 1, phase, rank: engine.exchange.source(source) };
-        let came = match engine.routing.agreed[slot] {
-            Some(_) => !engine.order.losses().is_given_up(engine.exchange.forwarder(source)),
-            None => engine.order.wait(Signal::Entry, slot, source, wait)?,
+        let wait = Wait { operation, add: 1, phase, rank: runner.exchange.source(source) };
+        let came = match runner.routing.agreed[slot] {
+            Some(_) => !runner.order.losses().is_given_up(runner.exchange.forwarder(source)),
+            None => runner.order.wait(Signal::Entry, slot, source, wait)?,
         };
         if !came {
-            engine.routing.forget_entry(source);
+            runner.routing.forget_entry(source);
             continue;
         }
-        let record = engine.places.record_from(Signal::Entry, slot, source);
-        let rank = engine.exchange.source(source);
+        let record = runner.places.record_from(Signal::Entry, slot, source);
+        let rank = runner.exchange.source(source);
         let header = checked(record, rank, operation)?;
-        let is_own = engine.exchange.domains.domain_of(source) == engine.exchange.domains.mine;
-        let may_be_gone = !is_own && engine.order.losses().are_masked();
+        let is_own = runner.exchange.domains.domain_of(source) == runner.exchange.domains.mine;
+        let may_be_gone = !is_own && runner.order.losses().are_masked();
         if may_be_gone && header.verdict() == Some(Verdict::Gone) {
-            note_gone(&mut engine.routing, &engine.order, source, &header);
+            note_gone(&mut runner.routing, &runner.order, source, &header);
             continue;
         }
         let is_new = |losses: &Losses| losses.is_handed_on(source, operation);
         let verdict = verdict_of(&header, rank)?;
-        if engine.exchange.has_groups() && verdict == Verdict::Go && !is_new(engine.order.losses())
+        if runner.exchange.has_groups() && verdict == Verdict::Go && !is_new(runner.order.losses())
         {
             return Err(bad_record(
                 rank,
@@ -111,13 +111,13 @@ pub(super) fn poll_entries(
             theirs.sort() == enter.signature.sort()
         };
         if !equal {
-            return Err(mismatch(rank, &header, engine.exchange.rank, enter));
+            return Err(mismatch(rank, &header, runner.exchange.rank, enter));
         }
         if verdict == Verdict::Go {
-            accept_entry(&mut engine.routing, source, &header, record)?;
+            accept_entry(&mut runner.routing, source, &header, record)?;
         } else {
-            engine.routing.forget_entry(source);
-            let ranks = engine.order.ranks();
+            runner.routing.forget_entry(source);
+            let ranks = runner.order.ranks();
             refused = Heard::first(refused, Heard::of(record, rank, ranks)?);
         }
     }

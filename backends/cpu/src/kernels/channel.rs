@@ -1,4 +1,4 @@
-//! One link as the engine uses it: its signals, and the ranks behind its peer numbers.
+//! One link as the runner uses it: its signals, and the ranks behind its peer numbers.
 
 use std::cell::Cell;
 

@@ -9,7 +9,6 @@ use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::agree::{announce, post_refusal};
-use super::engine::Engine;
 use super::entry::{Enter, Terms, missing_refusal};
 use super::merger::{Merger, Staged, make_partials, merger};
 use super::operation::{CombineOp, End, Exposed, Offsets, Operation, RowType};
@@ -18,6 +17,7 @@ use super::pieces::push;
 use super::places::Places;
 use super::record::Body;
 use super::routing::RoutingTable;
+use super::runner::Runner;
 use super::slots::leave_if_refused;
 use super::source::float_type;
 use super::verdicts::gather_entries;
@@ -49,9 +49,9 @@ pub(super) fn combine_input(
 
 /// # Safety
 /// The call's tensors are valid until the operation is received.
-pub(super) unsafe fn combine_send(engine: &mut Engine, call: &CombineCall<'_>) -> Result<()> {
+pub(super) unsafe fn combine_send(runner: &mut Runner, call: &CombineCall<'_>) -> Result<()> {
     // SAFETY: by this function's contract.
-    unsafe { send_sums(engine, call, None) }
+    unsafe { send_sums(runner, call, None) }
 }
 
 /// A combine whose rows are sums that this rank holds until they are received.
@@ -59,21 +59,21 @@ pub(super) unsafe fn combine_send(engine: &mut Engine, call: &CombineCall<'_>) -
 /// # Safety
 /// As `combine_send`.
 pub(super) unsafe fn send_sums(
-    engine: &mut Engine,
+    runner: &mut Runner,
     call: &CombineCall<'_>,
     sums: Option<Region>,
 ) -> Result<()> {
-    let slot = engine.order.open_slot(call.operation)?;
+    let slot = runner.order.open_slot(call.operation)?;
     // SAFETY: by this function's contract.
-    let sent = unsafe { post_combine(engine, call, slot, |_| Ok(())) };
+    let sent = unsafe { post_combine(runner, call, slot, |_| Ok(())) };
     let sent = sent.map(|op| {
         let op = CombineOp { sums, ..op };
-        engine.order.operations[slot] = Operation::Combine(op);
+        runner.order.operations[slot] = Operation::Combine(op);
     });
     if let (Err(_), Some(sums)) = (&sent, sums) {
-        engine.places.arena().release(sums.id);
+        runner.places.arena().release(sums.id);
     }
-    leave_if_refused(&engine.places, &mut engine.order, slot, call.operation, sent)
+    leave_if_refused(&runner.places, &mut runner.order, slot, call.operation, sent)
 }
 
 /// Enters a combine, and runs all steps that need no rows of other ranks. `make_room` allocates the rest of
@@ -82,58 +82,58 @@ pub(super) unsafe fn send_sums(
 /// # Safety
 /// As `combine_send`.
 pub(super) unsafe fn post_combine(
-    engine: &mut Engine,
+    runner: &mut Runner,
     call: &CombineCall<'_>,
     slot: usize,
     make_room: impl FnOnce(&CombineOp) -> Result<()>,
 ) -> Result<CombineOp> {
-    engine.routing.open_handle(call.handle);
+    runner.routing.open_handle(call.handle);
     let enter = Enter {
         operation: call.operation,
         signature: call.signature,
-        origin: engine.routing.origin(call.handle as usize, call.refusal.is_some()),
+        origin: runner.routing.origin(call.handle as usize, call.refusal.is_some()),
         refusal: call.refusal,
     };
     if enter.refusal.is_some() {
-        post_refusal(engine, slot, &enter)?;
-        gather_entries(engine, slot, &enter)?;
+        post_refusal(runner, slot, &enter)?;
+        gather_entries(runner, slot, &enter)?;
         return Err(missing_refusal());
     }
-    let mut op = new_combine(engine, call)?;
-    let merger = merger(&engine.routing, call, &op)?;
-    let staged = stage(&engine.routing, &engine.places, call, &op, merger);
+    let mut op = new_combine(runner, call)?;
+    let merger = merger(&runner.routing, call, &op)?;
+    let staged = stage(&runner.routing, &runner.places, call, &op, merger);
     let room = staged.and_then(|staged| match make_room(&op) {
         Ok(()) => Ok(staged),
         Err(error) => {
-            staged.region.iter().for_each(|region| engine.places.arena().release(region.id));
+            staged.region.iter().for_each(|region| runner.places.arena().release(region.id));
             Err(error)
         }
     });
     let staged = match room {
         Ok(staged) => staged,
         Err(error) => {
-            let (text, rank) = (error.detail(), engine.exchange.rank);
+            let (text, rank) = (error.detail(), runner.exchange.rank);
             let refusal = Some(CallRefusal { rank, is_full: true, why: &text });
             let enter = Enter { refusal, ..enter };
-            post_refusal(engine, slot, &enter)?;
-            gather_entries(engine, slot, &enter)?;
+            post_refusal(runner, slot, &enter)?;
+            gather_entries(runner, slot, &enter)?;
             return Err(error);
         }
     };
     (op.staging, op.partials, op.landing) = (staged.region, staged.partials, staged.landing);
     // SAFETY: by this function's contract.
-    if let Err(error) = unsafe { post_combine_entry(engine, slot, &op, &enter, &staged) } {
-        engine.order.exposed = Some(Exposed { region: op.staging });
+    if let Err(error) = unsafe { post_combine_entry(runner, slot, &op, &enter, &staged) } {
+        runner.order.exposed = Some(Exposed { region: op.staging });
         return Err(error);
     }
     Ok(op)
 }
 
-fn new_combine(engine: &Engine, call: &CombineCall<'_>) -> Result<CombineOp> {
+fn new_combine(runner: &Runner, call: &CombineCall<'_>) -> Result<CombineOp> {
     let float = float_type(call.x.dtype).ok_or_else(|| {
         Error::new(ErrorKind::Internal, "combine", format!("row type {}", call.x.dtype))
     })?;
-    let hidden = engine.exchange.shape.hidden as usize;
+    let hidden = runner.exchange.shape.hidden as usize;
     let row = |float: FloatType| RowType { float, bytes: hidden * float.bytes(), is_coded: false };
     let partial = match call.compression {
         Compression::LogFmt10 => {
@@ -152,7 +152,7 @@ fn new_combine(engine: &Engine, call: &CombineCall<'_>) -> Result<CombineOp> {
         staging: None,
         partials: Offsets::default(),
         landing: Offsets::default(),
-        says_left_out: engine.exchange.is_rail() && engine.order.losses().are_masked(),
+        says_left_out: runner.exchange.is_rail() && runner.order.losses().are_masked(),
         sums: None,
         out: call.out,
         out_weights: call.out_weights,
@@ -166,52 +166,52 @@ fn new_combine(engine: &Engine, call: &CombineCall<'_>) -> Result<CombineOp> {
 /// # Safety
 /// As `combine_send`.
 unsafe fn post_combine_entry(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     op: &CombineOp,
     enter: &Enter<'_>,
     staged: &Staged,
 ) -> Result<()> {
-    if engine.places.stores() {
-        let all = 0..engine.routing.handles[op.handle].tokens as usize;
+    if runner.places.stores() {
+        let all = 0..runner.routing.handles[op.handle].tokens as usize;
         // SAFETY: by this function's contract.
-        unsafe { make_partials(&engine.places, &engine.launcher, staged, all)? };
+        unsafe { make_partials(&runner.places, &runner.launcher, staged, all)? };
     }
-    send_entries(engine, slot, op, enter, staged)?;
-    let has_groups = engine.exchange.has_groups();
-    if has_groups || !engine.places.stores() {
-        gather_entries(engine, slot, enter)?;
+    send_entries(runner, slot, op, enter, staged)?;
+    let has_groups = runner.exchange.has_groups();
+    if has_groups || !runner.places.stores() {
+        gather_entries(runner, slot, enter)?;
     }
     if has_groups {
-        find_partials(engine, op)?;
+        find_partials(runner, op)?;
     }
-    if engine.places.stores() {
+    if runner.places.stores() {
         return Ok(());
     }
     // SAFETY: by this function's contract.
-    unsafe { push(engine, slot, op, staged) }
+    unsafe { push(runner, slot, op, staged) }
 }
 
 /// Returns the memory of a combine that is over.
-pub(super) fn unstage(engine: &Engine, op: &CombineOp) {
-    op.sums.iter().for_each(|sums| engine.places.arena().release(sums.id));
+pub(super) fn unstage(runner: &Runner, op: &CombineOp) {
+    op.sums.iter().for_each(|sums| runner.places.arena().release(sums.id));
     let Some(region) = op.staging else { return };
-    if is_still_written(engine, op) {
-        engine.places.arena().quarantine(region.id);
+    if is_still_written(runner, op) {
+        runner.places.arena().quarantine(region.id);
     } else {
-        engine.places.arena().release(region.id);
+        runner.places.arena().release(region.id);
     }
 }
 
 /// Owners put partial rows into the region of a combine. An owner that was given up may still do so later
 /// (INV-8).
-fn is_still_written(engine: &Engine, op: &CombineOp) -> bool {
-    let state = &engine.routing.handles[op.handle];
+fn is_still_written(runner: &Runner, op: &CombineOp) -> bool {
+    let state = &runner.routing.handles[op.handle];
     let from_owner = |peer: u32| {
         let owes = state.legs.iter().any(|leg| leg.send.rank_counts()[peer as usize] > 0);
-        owes && engine.order.losses().may_write(engine.exchange.rank_of(peer), op.operation)
+        owes && runner.order.losses().may_write(runner.exchange.rank_of(peer), op.operation)
     };
-    !engine.places.stores() && engine.exchange.domains.peers().any(from_owner)
+    !runner.places.stores() && runner.exchange.domains.peers().any(from_owner)
 }
 
 /// Decides what must be copied, and takes the room for it in one region.
@@ -271,20 +271,20 @@ pub(super) fn stage(
 
 /// Announces to each peer where its rows are (to be read) or where this rank's rows go (to be put).
 fn send_entries(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     op: &CombineOp,
     enter: &Enter<'_>,
     staged: &Staged,
 ) -> Result<()> {
-    let (handle, widths) = (op.handle, engine.routing.widths(op));
+    let (handle, widths) = (op.handle, runner.routing.widths(op));
     let (partials, landing) = (staged.partials, staged.landing);
     let terms = |rows: u32, first: u64, area: Offsets| {
         let Offsets { x: base_x, weights: base_weights } = area.row(first, widths);
         Terms { rows: rows.into(), base_x, base_weights, body: Body::Nothing }
     };
-    let stores = engine.places.stores();
-    announce(engine, slot, enter, &|routing, group, peer| {
+    let stores = runner.places.stores();
+    announce(runner, slot, enter, &|routing, group, peer| {
         let state = &routing.handles[handle];
         if stores {
             let source = routing.exchange.domains.place(group, peer);
@@ -298,12 +298,12 @@ fn send_entries(
     })
 }
 
-pub(super) fn combine_recv(engine: &mut Engine, operation: u64) -> Result<()> {
-    let slot = engine.order.slot(operation);
-    let op = match std::mem::replace(&mut engine.order.operations[slot], Operation::None) {
+pub(super) fn combine_recv(runner: &mut Runner, operation: u64) -> Result<()> {
+    let slot = runner.order.slot(operation);
+    let op = match std::mem::replace(&mut runner.order.operations[slot], Operation::None) {
         Operation::Combine(op) if op.operation == operation => op,
         other => {
-            engine.order.operations[slot] = other;
+            runner.order.operations[slot] = other;
             return Err(Error::new(
                 ErrorKind::Internal,
                 "receive combine",
@@ -311,28 +311,28 @@ pub(super) fn combine_recv(engine: &mut Engine, operation: u64) -> Result<()> {
             ));
         }
     };
-    let result = finish_combine(engine, slot, &op);
+    let result = finish_combine(runner, slot, &op);
     match result {
-        Ok(()) => unstage(engine, &op),
-        Err(_) => engine.order.exposed = Some(Exposed { region: op.staging }),
+        Ok(()) => unstage(runner, &op),
+        Err(_) => runner.order.exposed = Some(Exposed { region: op.staging }),
     }
-    leave_if_refused(&engine.places, &mut engine.order, slot, operation, result)
+    leave_if_refused(&runner.places, &mut runner.order, slot, operation, result)
 }
 
 /// Sums the partial rows, and raises `Done` at their owners.
-fn finish_combine(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
-    sum_ranks(engine, slot, op)?;
-    end_combine(engine, slot, op)
+fn finish_combine(runner: &mut Runner, slot: usize, op: &CombineOp) -> Result<()> {
+    sum_ranks(runner, slot, op)?;
+    end_combine(runner, slot, op)
 }
 
 /// Raises `Done` at the owners of partial rows, and waits until no peer reads those of this rank.
-pub(super) fn end_combine(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
+pub(super) fn end_combine(runner: &mut Runner, slot: usize, op: &CombineOp) -> Result<()> {
     // The puts of this rank must have ended before its region is freed.
-    engine.order.wait_posted(slot, op.operation)?;
-    engine.order.leave(slot, op.operation, End::Done)?;
-    if engine.places.stores() {
+    runner.order.wait_posted(slot, op.operation)?;
+    runner.order.leave(slot, op.operation, End::Done)?;
+    if runner.places.stores() {
         // The caller may change its rows after this, so no peer may still be reading them.
-        engine.order.wait_done(slot, op.operation, abi::TY_PHASE_DONE)?;
+        runner.order.wait_done(slot, op.operation, abi::TY_PHASE_DONE)?;
     }
     Ok(())
 }

@@ -11,17 +11,17 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::agree::{announce, poll_entries, post_refusal};
 use super::control::{Header, Signal, Verdict};
-use super::engine::Engine;
 use super::entry::{Enter, Terms, missing_refusal};
 use super::expert_major::{clear_padding, spread_copies};
 use super::handle::Arrangement;
-use super::mend::{lacks, mend};
+use super::lost_rows::{complete_output, lacks};
 use super::operation::{DispatchOp, End, Exposed, Operation, Output};
 use super::order::SlotOrder;
 use super::output::{allocate_output, clear_ids, describe, keep_copies, write_counts};
 use super::packed::{packed_recv, packed_send};
 use super::record::{Body, NewRecord, bad_record, refusal_record};
 use super::routing::RoutingTable;
+use super::runner::Runner;
 use super::sending::send_record;
 use super::slots::leave_if_refused;
 use super::source::i64_slice;
@@ -31,45 +31,45 @@ use super::verdicts::{conclude, gather_entries, gather_grants};
 /// # Safety
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn dispatch_send(
-    engine: &mut Engine,
+    runner: &mut Runner,
     call: &DispatchCall<'_>,
     upstream: Option<&Upstream<'_>>,
 ) -> Result<()> {
-    let slot = engine.order.open_slot(call.operation)?;
-    let op = open_dispatch(engine, call, upstream)?;
+    let slot = runner.order.open_slot(call.operation)?;
+    let op = open_dispatch(runner, call, upstream)?;
     let enter = Enter {
         operation: call.operation,
         signature: call.signature,
-        origin: engine.routing.origin(op.handle, call.refusal.is_some()),
+        origin: runner.routing.origin(op.handle, call.refusal.is_some()),
         refusal: call.refusal,
     };
     let rows = Rows { call, upstream };
     if op.packed {
         // SAFETY: by this function's contract.
-        return unsafe { packed_send(engine, &rows, slot, op, &enter) };
+        return unsafe { packed_send(runner, &rows, slot, op, &enter) };
     }
     // SAFETY: by this function's contract.
-    let sent = unsafe { dispatch_in_slot(engine, &rows, slot, &op, &enter) };
-    leave_if_refused(&engine.places, &mut engine.order, slot, call.operation, sent)
+    let sent = unsafe { dispatch_in_slot(runner, &rows, slot, &op, &enter) };
+    leave_if_refused(&runner.places, &mut runner.order, slot, call.operation, sent)
 }
 
 /// Takes the routing of a fresh dispatch, and finds the groups of which no rows came.
 fn open_dispatch(
-    engine: &mut Engine,
+    runner: &mut Runner,
     call: &DispatchCall<'_>,
     upstream: Option<&Upstream<'_>>,
 ) -> Result<DispatchOp> {
     let handle = call.handle as usize;
-    engine.routing.open_handle(call.handle);
-    for group in engine.exchange.domains.all() {
+    runner.routing.open_handle(call.handle);
+    for group in runner.exchange.domains.all() {
         let is_gone = upstream.is_some_and(|upstream| upstream.is_gone(group));
-        engine.routing.gone[group as usize] = is_gone;
+        runner.routing.gone[group as usize] = is_gone;
     }
     if call.refusal.is_none() {
         match (call.is_replay, upstream) {
             (true, None) => {}
-            (true, Some(upstream)) => check_upstream(engine, handle, upstream)?,
-            (false, upstream) => route(engine, call, upstream)?,
+            (true, Some(upstream)) => check_upstream(runner, handle, upstream)?,
+            (false, upstream) => route(runner, call, upstream)?,
         }
     }
     Ok(DispatchOp {
@@ -83,11 +83,11 @@ fn open_dispatch(
 }
 
 fn route(
-    engine: &mut Engine,
+    runner: &mut Runner,
     call: &DispatchCall<'_>,
     upstream: Option<&Upstream<'_>>,
 ) -> Result<()> {
-    let RoutingTable { handles, topk, check, exchange, .. } = &mut engine.routing;
+    let RoutingTable { handles, topk, check, exchange, .. } = &mut runner.routing;
     let state = &mut handles[call.handle as usize];
     let arrangement = Arrangement { layout: call.layout, worst_case: call.worst_case };
     state.begin(call.operation, arrangement, call.max_tokens);
@@ -109,11 +109,11 @@ fn route(
 }
 
 /// A replay forwards as many rows as its dispatch did.
-fn check_upstream(engine: &Engine, handle: usize, upstream: &Upstream<'_>) -> Result<()> {
-    for (leg, group) in engine.routing.handles[handle].legs.iter().zip(0..) {
+fn check_upstream(runner: &Runner, handle: usize, upstream: &Upstream<'_>) -> Result<()> {
+    for (leg, group) in runner.routing.handles[handle].legs.iter().zip(0..) {
         let (rows, expected) = (upstream.rows(group), leg.send.num_tokens());
         if !upstream.is_gone(group) && rows != expected {
-            let source = engine.exchange.domains.place(group, engine.exchange.domains.index);
+            let source = runner.exchange.domains.place(group, runner.exchange.domains.index);
             let text = format!("{rows} rows in a replay of {expected}");
             return Err(bad_record(source, text));
         }
@@ -124,79 +124,79 @@ fn check_upstream(engine: &Engine, handle: usize, upstream: &Upstream<'_>) -> Re
 /// # Safety
 /// As `dispatch_send`.
 unsafe fn dispatch_in_slot(
-    engine: &mut Engine,
+    runner: &mut Runner,
     rows: &Rows<'_>,
     slot: usize,
     op: &DispatchOp,
     enter: &Enter<'_>,
 ) -> Result<()> {
     if enter.refusal.is_some() {
-        post_refusal(engine, slot, enter)?;
-        gather_entries(engine, slot, enter)?;
+        post_refusal(runner, slot, enter)?;
+        gather_entries(runner, slot, enter)?;
         return Err(missing_refusal());
     }
     let output = if rows.call.is_replay {
-        post_replay_entry(engine, slot, op, enter)?
+        post_replay_entry(runner, slot, op, enter)?
     } else {
-        post_counting_entry(engine, slot, op, enter)?
+        post_counting_entry(runner, slot, op, enter)?
     };
-    engine.order.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..*op });
+    runner.order.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..*op });
     // SAFETY: by this function's contract.
-    unsafe { rows.move_all(engine, slot, op) }
+    unsafe { rows.move_all(runner, slot, op) }
 }
 
 /// Sends counts, receives counts, and turns them into places on both sides.
 fn post_counting_entry(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     op: &DispatchOp,
     enter: &Enter<'_>,
 ) -> Result<Output> {
     let handle = op.handle;
-    announce(engine, slot, enter, &|routing, group, peer| {
+    announce(runner, slot, enter, &|routing, group, peer| {
         let send = &routing.handles[handle].legs[group as usize].send;
         let local = routing.exchange.regions.local_experts() as usize;
         let counts = &send.expert_counts()[peer as usize * local..][..local];
         Terms { body: Body::Counts(counts), ..Terms::rows(send.rank_counts()[peer as usize]) }
     })?;
-    let refused = poll_entries(engine, slot, enter)?;
+    let refused = poll_entries(runner, slot, enter)?;
     if refused.is_some() {
-        conclude(engine, slot, enter, refused)?;
+        conclude(runner, slot, enter, refused)?;
     }
-    let state = &mut engine.routing.handles[op.handle];
+    let state = &mut runner.routing.handles[op.handle];
     let alignment = state.arrangement.layout.alignment();
     let built =
-        state.recv.build(alignment, &engine.routing.gathered.rows, &engine.routing.gathered.counts);
+        state.recv.build(alignment, &runner.routing.gathered.rows, &runner.routing.gathered.counts);
     state.tokens = state.recv.num_rows().into();
     state.rows = state.recv.num_expert_rows().into();
-    let output = built.and_then(|()| allocate_output(&engine.routing, &engine.places, op));
-    send_grants(engine, slot, op, &output)?;
-    let heard = gather_grants(engine, slot, op.operation, op.handle);
+    let output = built.and_then(|()| allocate_output(&runner.routing, &runner.places, op));
+    send_grants(runner, slot, op, &output)?;
+    let heard = gather_grants(runner, slot, op.operation, op.handle);
     let output = match (heard, output) {
         (Ok(()), Ok(output)) => output,
         (Err(error), Ok(output)) => {
-            engine.order.exposed = Some(Exposed { region: Some(output.region) });
+            runner.order.exposed = Some(Exposed { region: Some(output.region) });
             return Err(error);
         }
         // A peer whose counts contradict each other is out of step. It is not short of room.
         (_, Err(own)) if own.kind() == ErrorKind::Protocol => return Err(own),
         (Err(error), Err(_)) | (Ok(()), Err(error)) => return Err(error),
     };
-    engine.routing.remember_output(op.handle, &output);
+    runner.routing.remember_output(op.handle, &output);
     Ok(output)
 }
 
 /// Announces the places of each source's rows to the rank that moves them, or the reason why there
 /// is no room.
 fn send_grants(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     op: &DispatchOp,
     output: &Result<Output>,
 ) -> Result<()> {
-    let recv = &engine.routing.handles[op.handle].recv;
+    let recv = &runner.routing.handles[op.handle].recv;
     let text = output.as_ref().err().map(|error| error.detail());
-    for source in engine.exchange.domains.places() {
+    for source in runner.exchange.domains.places() {
         let record = match (output, &text) {
             (Ok(o), _) => NewRecord {
                 header: Header([
@@ -213,44 +213,44 @@ fn send_grants(
             },
             (Err(_), text) => {
                 let why = text.as_deref().unwrap_or("");
-                let rank = engine.exchange.rank;
+                let rank = runner.exchange.rank;
                 refusal_record(op.operation, &CallRefusal { rank, is_full: true, why })
             }
         };
-        send_record(engine, Signal::Grant, slot, source, record)?;
+        send_record(runner, Signal::Grant, slot, source, record)?;
     }
     Ok(())
 }
 
 /// Enters with the place of this rank's region; the counts are those of the handle.
 fn post_replay_entry(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     op: &DispatchOp,
     enter: &Enter<'_>,
 ) -> Result<Output> {
-    let output = match allocate_output(&engine.routing, &engine.places, op) {
+    let output = match allocate_output(&runner.routing, &runner.places, op) {
         Ok(output) => output,
         Err(error) => {
             let text = error.detail();
             let refusal =
-                Some(CallRefusal { rank: engine.exchange.rank, is_full: true, why: &text });
+                Some(CallRefusal { rank: runner.exchange.rank, is_full: true, why: &text });
             let enter = Enter { refusal, ..*enter };
-            post_refusal(engine, slot, &enter)?;
-            gather_entries(engine, slot, &enter)?;
+            post_refusal(runner, slot, &enter)?;
+            gather_entries(runner, slot, &enter)?;
             return Err(error);
         }
     };
     let (handle, base_x) = (op.handle, output.region.offset);
-    announce(engine, slot, enter, &|routing, group, peer| {
+    announce(runner, slot, enter, &|routing, group, peer| {
         let send = &routing.handles[handle].legs[group as usize].send;
         Terms { base_x, ..Terms::rows(send.rank_counts()[peer as usize]) }
     })?;
-    if let Err(error) = gather_entries(engine, slot, enter) {
-        engine.order.exposed = Some(Exposed { region: Some(output.region) });
+    if let Err(error) = gather_entries(runner, slot, enter) {
+        runner.order.exposed = Some(Exposed { region: Some(output.region) });
         return Err(error);
     }
-    check_replay(&mut engine.routing, &engine.order, op.handle)?;
+    check_replay(&mut runner.routing, &runner.order, op.handle)?;
     Ok(output)
 }
 
@@ -275,13 +275,13 @@ fn check_replay(routing: &mut RoutingTable, order: &SlotOrder, handle: usize) ->
 /// The place of the output of a dispatch that was sent. If ranks may be left out, the output may still
 /// move.
 pub(super) fn dispatch_output(
-    engine: &mut Engine,
+    runner: &mut Runner,
     operation: u64,
 ) -> Result<Option<abi::TyReceived>> {
-    match &engine.order.operations[engine.order.slot(operation)] {
+    match &runner.order.operations[runner.order.slot(operation)] {
         Operation::Dispatch(op) if op.operation == operation => {
-            let output = op.output.filter(|_| !engine.order.losses().are_masked());
-            Ok(output.map(|output| describe(engine, op, &output)))
+            let output = op.output.filter(|_| !runner.order.losses().are_masked());
+            Ok(output.map(|output| describe(runner, op, &output)))
         }
         _ => Err(not_sent(operation)),
     }
@@ -292,43 +292,43 @@ fn not_sent(operation: u64) -> Error {
     Error::new(ErrorKind::Internal, "receive dispatch", message)
 }
 
-pub(super) fn dispatch_recv(engine: &mut Engine, operation: u64) -> Result<abi::TyReceived> {
-    let slot = engine.order.slot(operation);
-    let op = match std::mem::replace(&mut engine.order.operations[slot], Operation::None) {
+pub(super) fn dispatch_recv(runner: &mut Runner, operation: u64) -> Result<abi::TyReceived> {
+    let slot = runner.order.slot(operation);
+    let op = match std::mem::replace(&mut runner.order.operations[slot], Operation::None) {
         Operation::Dispatch(op) if op.operation == operation => op,
         other => {
-            engine.order.operations[slot] = other;
+            runner.order.operations[slot] = other;
             return Err(not_sent(operation));
         }
     };
     if op.packed {
-        return packed_recv(engine, slot, &op);
+        return packed_recv(runner, slot, &op);
     }
     let Some(output) = op.output else {
         return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));
     };
-    for source in engine.exchange.domains.places() {
-        let rows = u64::from(engine.routing.handles[op.handle].recv.rows_from(source));
+    for source in runner.exchange.domains.places() {
+        let rows = u64::from(runner.routing.handles[op.handle].recv.rows_from(source));
         let is_handed_on =
-            !engine.exchange.has_groups() || engine.order.losses().is_handed_on(source, operation);
+            !runner.exchange.has_groups() || runner.order.losses().is_handed_on(source, operation);
         if is_handed_on {
-            engine.order.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
+            runner.order.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
         }
     }
-    let torn = (0..engine.exchange.regions.ranks)
-        .any(|source| lacks(&engine.routing, &engine.order, &op, source));
-    let output = if torn { mend(engine, &op, output)? } else { output };
-    engine.order.leave(slot, operation, End::Done)?;
-    write_counts(&engine.routing, &engine.places, &op, &output);
-    clear_ids(&engine.routing, &engine.places, &op, &output);
+    let torn = (0..runner.exchange.regions.ranks)
+        .any(|source| lacks(&runner.routing, &runner.order, &op, source));
+    let output = if torn { complete_output(runner, &op, output)? } else { output };
+    runner.order.leave(slot, operation, End::Done)?;
+    write_counts(&runner.routing, &runner.places, &op, &output);
+    clear_ids(&runner.routing, &runner.places, &op, &output);
     if let Layout::ExpertMajor { zero_padding, .. } =
-        engine.routing.handles[op.handle].arrangement.layout
+        runner.routing.handles[op.handle].arrangement.layout
     {
-        spread_copies(&engine.routing, &engine.places, &op, &output)?;
+        spread_copies(&runner.routing, &runner.places, &op, &output)?;
         if zero_padding {
-            clear_padding(&engine.routing, &engine.places, &op, &output);
+            clear_padding(&runner.routing, &runner.places, &op, &output);
         }
-        keep_copies(&mut engine.routing, &engine.places, &op, &output);
+        keep_copies(&mut runner.routing, &runner.places, &op, &output);
     }
-    Ok(describe(engine, &op, &output))
+    Ok(describe(runner, &op, &output))
 }

@@ -9,10 +9,10 @@ use tokenyard_core::moe::{Holder, REGION_ALIGN};
 use tokenyard_core::{Result, abi};
 
 use super::combine::{end_combine, post_combine, send_sums, unstage};
-use super::engine::{Engine, Rail};
 use super::left_out::write_left_out;
 use super::operation::{CombineOp, Exposed, Offsets, Sums};
 use super::partials::{forget_lost_partials, wait_partials};
+use super::runner::{Rail, Runner};
 use super::slots::leave_if_refused;
 use super::sums::Sum;
 
@@ -21,22 +21,22 @@ use super::sums::Sum;
 /// # Safety
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn combine_inside(
-    owners: &mut Engine,
+    owners: &mut Runner,
     rail: &mut Rail,
     call: &CombineCall<'_>,
 ) -> Result<()> {
     let slot = owners.order.open_slot(call.operation)?;
     for group in owners.exchange.domains.all() {
-        let source = rail.engine.exchange.rank_of(group);
+        let source = rail.runner.exchange.rank_of(group);
         owners.routing.gone[group as usize] = owners.order.losses().is_given_up(source);
     }
     let mut sums = None;
-    let room = |op: &CombineOp| make_room(&rail.engine, op).map(|room| sums = Some(room));
+    let room = |op: &CombineOp| make_room(&rail.runner, op).map(|room| sums = Some(room));
     // SAFETY: by this function's contract.
     let entered = unsafe { post_combine(owners, call, slot, room) };
     let summed = entered.and_then(|op| {
         let at = sums.map_or(Offsets::default(), |sums: Sums| sums.at);
-        let summed = sum_all(owners, &rail.engine, slot, &op, at)
+        let summed = sum_all(owners, &rail.runner, slot, &op, at)
             .and_then(|()| end_combine(owners, slot, &op));
         match summed {
             Ok(()) => unstage(owners, &op),
@@ -54,7 +54,7 @@ pub(super) unsafe fn combine_inside(
 
 /// Allocates memory for the sums. It also ensures that there is memory for the rows that return over the rail,
 /// because ranks of other rails would not learn of a rank without memory.
-fn make_room(rail: &Engine, op: &CombineOp) -> Result<Sums> {
+fn make_room(rail: &Runner, op: &CombineOp) -> Result<Sums> {
     let widths = rail.routing.widths(op);
     let bytes = |rows: u64| {
         let weights = if op.has_weights { rows * widths.weights } else { 0 };
@@ -79,8 +79,8 @@ fn make_room(rail: &Engine, op: &CombineOp) -> Result<Sums> {
 }
 
 fn sum_all(
-    owners: &mut Engine,
-    rail: &Engine,
+    owners: &mut Runner,
+    rail: &Runner,
     slot: usize,
     op: &CombineOp,
     at: Offsets,
@@ -105,7 +105,7 @@ fn sum_all(
     Ok(())
 }
 
-fn sum_group(owners: &Engine, op: &CombineOp, group: u32, here: Offsets) -> Result<()> {
+fn sum_group(owners: &Runner, op: &CombineOp, group: u32, here: Offsets) -> Result<()> {
     let leg = &owners.routing.handles[op.handle].legs[group as usize];
     let first = owners.exchange.domains.place(group, 0) as usize;
     let weights = if op.has_weights {
@@ -138,19 +138,19 @@ fn sum_group(owners: &Engine, op: &CombineOp, group: u32, here: Offsets) -> Resu
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn combine_on_rail(rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
     let sums = rail.sums.take();
-    let engine = &mut rail.engine;
+    let runner = &mut rail.runner;
     if call.refusal.is_some() {
         let region = sums.and_then(|sums| sums.region);
         // SAFETY: by this function's contract.
-        return unsafe { send_sums(engine, call, region) };
+        return unsafe { send_sums(runner, call, region) };
     }
-    engine.routing.open_handle(call.handle);
-    let rows = engine.routing.handles[call.handle as usize].tokens;
+    runner.routing.open_handle(call.handle);
+    let rows = runner.routing.handles[call.handle as usize].tokens;
     let at = sums.map_or(Offsets::default(), |sums| sums.at);
     let tensor = |offset: u64, tensor: abi::TyTensor| match tensor.data.is_null() {
         true => tensor,
         false => abi::TyTensor {
-            data: engine.places.arena_area.at(offset),
+            data: runner.places.arena_area.at(offset),
             shape: [rows, tensor.shape[1]],
             ..tensor
         },
@@ -163,5 +163,5 @@ pub(super) unsafe fn combine_on_rail(rail: &mut Rail, call: &CombineCall<'_>) ->
         ..*call
     };
     // SAFETY: as above; the sums are held until the operation is received.
-    unsafe { send_sums(engine, &call, sums.and_then(|sums| sums.region)) }
+    unsafe { send_sums(runner, &call, sums.and_then(|sums| sums.region)) }
 }

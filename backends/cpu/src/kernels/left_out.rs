@@ -7,22 +7,22 @@ use tokenyard_core::Result;
 
 use super::commands::Block;
 use super::control::Signal;
-use super::engine::Engine;
+use super::runner::Runner;
 use super::windows::CONTROL;
 
 /// Ranks of a domain.
-fn size(rail: &Engine) -> u64 {
+fn size(rail: &Runner) -> u64 {
     u64::from(rail.order.ranks() / rail.exchange.shape.ranks)
 }
 
 /// The memory where this rank notes which ranks of its domain are left out of the sums of a group's
 /// rows.
-fn left_out_here(rail: &Engine, slot: usize, group: u32) -> u64 {
+fn left_out_here(rail: &Runner, slot: usize, group: u32) -> u64 {
     rail.places.slots.stage(slot, 0) + u64::from(group) * size(rail)
 }
 
 /// Notes which ranks of this domain are left out of the sums of a group's rows. The sums are made.
-pub(super) fn write_left_out(owners: &Engine, rail: &Engine, slot: usize, group: u32) {
+pub(super) fn write_left_out(owners: &Runner, rail: &Runner, slot: usize, group: u32) {
     let first = owners.exchange.domains.place(group, 0) as usize;
     let size = size(rail) as usize;
     let partials = &owners.routing.partials[first..][..size];
@@ -34,7 +34,7 @@ pub(super) fn write_left_out(owners: &Engine, rail: &Engine, slot: usize, group:
 }
 
 /// Announces to the source of a group which ranks of this domain are left out of its rows.
-pub(super) fn put_left_out(rail: &Engine, slot: usize, operation: u64, group: u32) -> Result<()> {
+pub(super) fn put_left_out(rail: &Runner, slot: usize, operation: u64, group: u32) -> Result<()> {
     let mine = rail.exchange.domains.index;
     let block = Block {
         operation,
@@ -49,7 +49,7 @@ pub(super) fn put_left_out(rail: &Engine, slot: usize, operation: u64, group: u3
 }
 
 /// Notes which ranks are left out of the rows of a domain. The rows have arrived.
-pub(super) fn take_left_out(rail: &mut Engine, slot: usize, domain: u32) {
+pub(super) fn take_left_out(rail: &mut Runner, slot: usize, domain: u32) {
     let size = size(rail) as usize;
     let from = match domain == rail.exchange.domains.index {
         true => left_out_here(rail, slot, domain),

@@ -47,7 +47,7 @@ enum MayKnow {
 
 impl Losses {
     /// # Safety
-    /// The plan's table outlives the engine.
+    /// The plan's table outlives the runner.
     pub(super) unsafe fn new(shape: &KernelShape, plan: &abi::TyPlan) -> Self {
         let lost = (!plan.lost.is_null()).then(|| {
             // SAFETY: R bytes that are only accessed atomically, by this function's contract.

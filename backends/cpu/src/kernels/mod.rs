@@ -19,7 +19,6 @@ mod config;
 mod control;
 mod counters;
 mod dispatch;
-mod engine;
 mod entry;
 mod exchange;
 mod expert_major;
@@ -28,8 +27,8 @@ mod handle;
 mod launch;
 mod left_out;
 mod losses;
+mod lost_rows;
 mod memory;
-mod mend;
 mod merger;
 mod moves;
 mod operation;
@@ -44,6 +43,7 @@ mod rail;
 mod record;
 mod routing;
 mod rows;
+mod runner;
 mod sending;
 mod slots;
 mod source;
@@ -62,7 +62,7 @@ pub use windows::{Spread, WindowSizes};
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
 use tokenyard_core::kernels::{
-    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_LINK_NEEDS,
+    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_KERNEL_NEEDS, NO_LINK_NEEDS,
 };
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
@@ -71,8 +71,8 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::pool::Pool;
 use channel::queue_depth;
 use control::Ids;
-use engine::Engines;
 use memory::Memory;
+use runner::Runners;
 use upstream::Upstream;
 
 /// The kernel set. See the [module](self).
@@ -83,7 +83,7 @@ pub struct CpuKernels {
     /// Set by `needs`.
     sizes: Option<WindowSizes>,
     /// Set by `plan`. Dropped before the memory it points to.
-    engines: Option<Engines>,
+    runners: Option<Runners>,
     memory: Vec<Memory>,
 }
 
@@ -98,8 +98,8 @@ fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
 }
 
 impl CpuKernels {
-    fn engines(&mut self) -> Result<&mut Engines> {
-        self.engines.as_mut().ok_or_else(|| {
+    fn runners(&mut self) -> Result<&mut Runners> {
+        self.runners.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
         })
     }
@@ -117,7 +117,7 @@ impl KernelSet for CpuKernels {
 
     fn open(config: CpuConfig, shape: &KernelShape) -> Result<Self> {
         config.check()?;
-        Ok(Self { config, shape: *shape, sizes: None, engines: None, memory: Vec::new() })
+        Ok(Self { config, shape: *shape, sizes: None, runners: None, memory: Vec::new() })
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
@@ -139,7 +139,6 @@ impl KernelSet for CpuKernels {
             (false, false) => (NO_LINK_NEEDS, link),
         };
         Ok(KernelNeeds {
-            size: size_of::<KernelNeeds>(),
             windows: 2,
             capabilities: abi::TY_KERNELS_CAP_MASKING
                 | abi::TY_KERNELS_CAP_CALL_TOKENS
@@ -152,9 +151,7 @@ impl KernelSet for CpuKernels {
             scale_up,
             scale_out,
             window_bytes,
-            window_levels: [0; abi::TY_MAX_WINDOWS],
-            device: -1,
-            reserved: 0,
+            ..NO_KERNEL_NEEDS
         })
     }
 
@@ -170,21 +167,21 @@ impl KernelSet for CpuKernels {
             Error::new(ErrorKind::Internal, "plan kernels", "`plan` came before `needs`")
         })?;
         let pool = Pool::new(self.config.threads as usize)?;
-        // SAFETY: links stay valid while there are operations, and the board until the engine is
-        // dropped, by this function's contract; the engine uses links in operations only.
-        self.engines = Some(unsafe { Engines::new(&self.shape, sizes, plan, pool)? });
+        // SAFETY: links stay valid while there are operations, and the board until the runner is
+        // dropped, by this function's contract; the runner uses links in operations only.
+        self.runners = Some(unsafe { Runners::new(&self.shape, sizes, plan, pool)? });
         Ok(())
     }
 
     unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
-        let Engines { owners, rail } = self.engines()?;
+        let Runners { owners, rail } = self.runners()?;
         // SAFETY: by this function's contract.
         unsafe {
             match (dispatch.exchange, rail) {
-                (ExchangeKind::Rail, Some(rail)) => rail::cross(&mut rail.engine, dispatch),
+                (ExchangeKind::Rail, Some(rail)) => rail::cross(&mut rail.runner, dispatch),
                 (ExchangeKind::Owners, Some(rail)) => {
-                    let slot = rail.engine.order.slot(dispatch.operation);
-                    let upstream = Upstream { engine: &rail.engine, slot, format: dispatch.format };
+                    let slot = rail.runner.order.slot(dispatch.operation);
+                    let upstream = Upstream { runner: &rail.runner, slot, format: dispatch.format };
                     let upstream = dispatch.refusal.is_none().then_some(&upstream);
                     dispatch::dispatch_send(owners, dispatch, upstream)
                 }
@@ -195,20 +192,20 @@ impl KernelSet for CpuKernels {
     }
 
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        dispatch::dispatch_recv(&mut self.engines()?.owners, operation)
+        dispatch::dispatch_recv(&mut self.runners()?.owners, operation)
     }
 
     fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
-        dispatch::dispatch_output(&mut self.engines()?.owners, operation)
+        dispatch::dispatch_output(&mut self.runners()?.owners, operation)
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        let owners = &self.engines()?.owners;
+        let owners = &self.runners()?.owners;
         combine::combine_input(&owners.routing, &owners.places, handle, dtype)
     }
 
     unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
-        let Engines { owners, rail } = self.engines()?;
+        let Runners { owners, rail } = self.runners()?;
         // SAFETY: by this function's contract.
         unsafe {
             match (combine.exchange, rail) {
@@ -223,33 +220,33 @@ impl KernelSet for CpuKernels {
     }
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        let Engines { owners, rail } = self.engines()?;
-        let engine = rail.as_mut().map_or(owners, |rail| &mut rail.engine);
-        combine::combine_recv(engine, operation)
+        let Runners { owners, rail } = self.runners()?;
+        let runner = rail.as_mut().map_or(owners, |rail| &mut rail.runner);
+        combine::combine_recv(runner, operation)
     }
 
     fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
-        let Engines { owners, rail } = self.engines()?;
+        let Runners { owners, rail } = self.runners()?;
         match (call.exchange, rail) {
-            (ExchangeKind::Rail, Some(rail)) => rail::agree(&mut rail.engine, call),
+            (ExchangeKind::Rail, Some(rail)) => rail::agree(&mut rail.runner, call),
             (ExchangeKind::Owners, Some(_)) => verdicts::agree_inside(owners, call),
             (_, None) => Err(no_rail()),
         }
     }
 
     fn flush(&mut self) -> Result<()> {
-        let Engines { owners, rail } = self.engines()?;
+        let Runners { owners, rail } = self.runners()?;
         owners.order.flush()?;
-        rail.as_ref().map_or(Ok(()), |rail| rail.engine.order.flush())
+        rail.as_ref().map_or(Ok(()), |rail| rail.runner.order.flush())
     }
 
     fn counters(&mut self) -> Option<abi::TyCounters> {
-        self.engines.as_ref().map(|engines| engines.owners.order.counters().as_abi())
+        self.runners.as_ref().map(|runners| runners.owners.order.counters().as_abi())
     }
 
     fn release(&mut self, region: u64) {
-        if let Some(engines) = &mut self.engines {
-            engines.owners.places.arena().release(region);
+        if let Some(runners) = &mut self.runners {
+            runners.owners.places.arena().release(region);
         }
     }
 }

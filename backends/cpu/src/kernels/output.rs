@@ -4,11 +4,11 @@ use tokenyard_core::arena_output::ArenaOutput;
 use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionSpec, Span};
 use tokenyard_core::{Result, abi};
 
-use super::engine::Engine;
 use super::operation::{DispatchOp, Output};
 use super::order::SlotOrder;
 use super::places::Places;
 use super::routing::RoutingTable;
+use super::runner::Runner;
 
 /// # Safety
 /// `target` has room for the values.
@@ -125,21 +125,21 @@ fn write_lost(places: &Places, order: &SlotOrder, output: &Output) {
 }
 
 /// The output as the caller sees it.
-pub(super) fn describe(engine: &Engine, op: &DispatchOp, output: &Output) -> abi::TyReceived {
-    write_lost(&engine.places, &engine.order, output);
-    let state = &engine.routing.handles[op.handle];
-    let shape = &engine.exchange.regions;
+pub(super) fn describe(runner: &Runner, op: &DispatchOp, output: &Output) -> abi::TyReceived {
+    write_lost(&runner.places, &runner.order, output);
+    let state = &runner.routing.handles[op.handle];
+    let shape = &runner.exchange.regions;
     let packed_exact = op.packed && !state.arrangement.worst_case;
     ArenaOutput {
         region: output.region.id,
-        address: engine.places.arena_area.at(output.region.offset),
+        address: runner.places.arena_area.at(output.region.offset),
         layout: &output.layout,
         arrangement: state.arrangement.layout,
         tokens: if packed_exact { state.tokens } else { output.rows.tokens },
         rows: state.rows_of_output(shape, &output.rows),
         format: &op.format,
         shape,
-        lost: engine.places.array(output, output.layout.lost),
+        lost: runner.places.array(output, output.layout.lost),
     }
     .describe()
 }

@@ -7,14 +7,14 @@ use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Result, abi};
 
 use super::agree::{announce, poll_entries};
-use super::engine::Engine;
 use super::entry::{Agreed, Enter, missing_refusal};
-use super::mend::unpack_lost;
+use super::lost_rows::unpack_lost;
 use super::operation::{DispatchOp, End, Operation, Output};
 use super::output::{allocate_output, clear_ids, describe, keep_copies};
 use super::places::Places;
 use super::record::bad_record;
 use super::routing::RoutingTable;
+use super::runner::Runner;
 use super::slots::was_refused;
 use super::upstream::Rows;
 use super::verdicts::share;
@@ -32,7 +32,7 @@ struct Landed<'a> {
 /// # Safety
 /// The call's tensors are valid until the operation is received.
 pub(super) unsafe fn packed_send(
-    engine: &mut Engine,
+    runner: &mut Runner,
     rows: &Rows<'_>,
     slot: usize,
     mut op: DispatchOp,
@@ -41,87 +41,87 @@ pub(super) unsafe fn packed_send(
     let mut enter = *enter;
     let mut text = String::new();
     if enter.refusal.is_none() {
-        match allocate_output(&engine.routing, &engine.places, &op) {
+        match allocate_output(&runner.routing, &runner.places, &op) {
             Ok(output) => op.output = Some(output),
             Err(error) => text = error.detail(),
         }
     }
     if !text.is_empty() {
-        let rank = engine.exchange.rank;
+        let rank = runner.exchange.rank;
         enter.refusal = Some(CallRefusal { rank, is_full: true, why: &text });
     }
-    engine.order.operations[slot] = Operation::Dispatch(op);
+    runner.order.operations[slot] = Operation::Dispatch(op);
     if enter.refusal.is_none() {
         // SAFETY: by this function's contract.
-        unsafe { rows.move_all(engine, slot, &op)? };
+        unsafe { rows.move_all(runner, slot, &op)? };
     }
     let handle = op.handle;
-    announce(engine, slot, &enter, &|routing, group, peer| {
+    announce(runner, slot, &enter, &|routing, group, peer| {
         routing.rows_of_leg(handle, group, peer)
     })?;
-    if !engine.exchange.has_groups() {
+    if !runner.exchange.has_groups() {
         return Ok(());
     }
     // Other domains wait for the report whether this one goes on.
-    let refused = poll_entries(engine, slot, &enter)?;
-    let refused = share(engine, slot, &enter, refused)?;
-    engine.routing.agreed[slot] = Some(Agreed(refused));
+    let refused = poll_entries(runner, slot, &enter)?;
+    let refused = share(runner, slot, &enter, refused)?;
+    runner.routing.agreed[slot] = Some(Agreed(refused));
     if refused.is_none() {
         return Ok(());
     }
-    engine.order.operations[slot] = Operation::None;
-    packed_recv(engine, slot, &op).map(drop)
+    runner.order.operations[slot] = Operation::None;
+    packed_recv(runner, slot, &op).map(drop)
 }
 
 pub(super) fn packed_recv(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     op: &DispatchOp,
 ) -> Result<abi::TyReceived> {
     let operation = op.operation;
-    let heard = poll_entries(engine, slot, &engine.routing.packed_enter(op))?;
-    let refused = engine.routing.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
+    let heard = poll_entries(runner, slot, &runner.routing.packed_enter(op))?;
+    let refused = runner.routing.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
     // Ranks that took part have sent their rows even if another rank refuses. The rows are counted,
     // so that the totals stay right, and then dropped.
-    for source in engine.exchange.domains.places() {
-        let entry = engine.routing.gathered.entries[source as usize];
-        engine.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
+    for source in runner.exchange.domains.places() {
+        let entry = runner.routing.gathered.entries[source as usize];
+        runner.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
     }
-    for source in 0..engine.exchange.regions.ranks {
-        if engine.order.is_gone(source) {
-            engine.routing.forget_entry(source);
+    for source in 0..runner.exchange.regions.ranks {
+        if runner.order.is_gone(source) {
+            runner.routing.forget_entry(source);
         }
     }
     let result = match (verdict, op.output) {
         (Ok(()), Some(output)) => {
-            unpack(engine, slot, op, &output).map(|()| describe(engine, op, &output))
+            unpack(runner, slot, op, &output).map(|()| describe(runner, op, &output))
         }
         (verdict, output) => {
             if let Some(output) = output {
-                engine.places.arena().release(output.region.id);
+                runner.places.arena().release(output.region.id);
             }
             verdict.and_then(|()| Err(missing_refusal()))
         }
     };
     let refused = result.as_ref().is_err_and(was_refused);
-    engine.order.leave(slot, operation, if refused { End::Refused } else { End::Done })?;
+    runner.order.leave(slot, operation, if refused { End::Refused } else { End::Done })?;
     if let (Ok(_), Some(output)) = (&result, op.output)
         && op.signature.is_fresh()
     {
-        engine.routing.remember_output(op.handle, &output);
+        runner.routing.remember_output(op.handle, &output);
     }
     result
 }
 
 /// Spreads landed rows over the experts, by source rank, then source token.
-fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) -> Result<()> {
-    let landing = engine.places.landing_layout(&op.format)?;
-    let shape = engine.exchange.regions;
+fn unpack(runner: &mut Runner, slot: usize, op: &DispatchOp, output: &Output) -> Result<()> {
+    let landing = runner.places.landing_layout(&op.format)?;
+    let shape = runner.exchange.regions;
     let local = shape.local_experts() as usize;
-    let room = (shape.ranks * engine.routing.handles[op.handle].max_tokens) as usize;
-    let counts = engine.places.array(output, output.layout.expert_counts).cast::<i32>();
-    let ranges = engine.places.array(output, output.layout.ranges).cast::<i64>();
+    let room = (shape.ranks * runner.routing.handles[op.handle].max_tokens) as usize;
+    let counts = runner.places.array(output, output.layout.expert_counts).cast::<i32>();
+    let ranges = runner.places.array(output, output.layout.ranges).cast::<i64>();
     // SAFETY: the region is this rank's; no other thread writes these arrays.
     unsafe { counts.write_bytes(0, local) };
     let mut tokens = 0;
@@ -133,16 +133,16 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
             // SAFETY: as above. The count is added once the rows are placed.
             unsafe { range.write(i64::from(begin(e)) << 32) };
         }
-        let rows = engine.routing.gathered.entries[source as usize].rows as usize;
-        if engine.order.is_gone(source) && !op.signature.is_fresh() {
-            engine.routing.gathered.rows[source as usize] =
-                unpack_lost(&engine.routing, &engine.places, op, output, source);
-            tokens += engine.routing.gathered.rows[source as usize] as usize;
+        let rows = runner.routing.gathered.entries[source as usize].rows as usize;
+        if runner.order.is_gone(source) && !op.signature.is_fresh() {
+            runner.routing.gathered.rows[source as usize] =
+                unpack_lost(&runner.routing, &runner.places, op, output, source);
+            tokens += runner.routing.gathered.rows[source as usize] as usize;
         }
-        let base = engine.places.slots.landing(slot, source);
+        let base = runner.places.slots.landing(slot, source);
         for row in 0..rows {
             let from = Landed { base, layout: &landing, row, source, room };
-            unpack_row(&engine.places, op, output, &from, tokens)?;
+            unpack_row(&runner.places, op, output, &from, tokens)?;
             tokens += 1;
         }
         for e in 0..local {
@@ -155,7 +155,7 @@ fn unpack(engine: &mut Engine, slot: usize, op: &DispatchOp, output: &Output) ->
         }
     }
     debug_assert!(room * local >= tokens);
-    finish_packed(&mut engine.routing, &engine.places, op, output, tokens)
+    finish_packed(&mut runner.routing, &runner.places, op, output, tokens)
 }
 
 fn unpack_row(

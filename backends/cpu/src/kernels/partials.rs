@@ -4,7 +4,6 @@
 use tokenyard_core::{Result, abi};
 
 use super::control::Signal;
-use super::engine::Engine;
 use super::entry::{Enter, Entry};
 use super::launch::Launcher;
 use super::left_out::take_left_out;
@@ -14,22 +13,23 @@ use super::order::{SlotOrder, Wait};
 use super::places::Places;
 use super::record::bad_record;
 use super::routing::RoutingTable;
+use super::runner::Runner;
 use super::sums::{Partial, Sum};
 use super::verdicts::gather_entries;
 use super::windows::ARENA;
 
 /// The place of `rows` rows in the arena of `rank`, as an entry states it.
 pub(super) fn check_rows(
-    engine: &Engine,
+    runner: &Runner,
     op: &CombineOp,
     rank: u32,
     entry: &Entry,
     rows: u64,
 ) -> Result<Offsets> {
     let (found, at) = (entry.rows, Offsets { x: entry.base_x, weights: entry.base_weights });
-    let widths = engine.routing.widths(op);
+    let widths = runner.routing.widths(op);
     let fits = |base: u64, width: u64| {
-        base.checked_add(rows * width).is_some_and(|end| end <= engine.places.arena_area.bytes())
+        base.checked_add(rows * width).is_some_and(|end| end <= runner.places.arena_area.bytes())
     };
     let good = found == rows
         && (rows == 0 || fits(at.x, widths.x))
@@ -42,39 +42,39 @@ pub(super) fn check_rows(
 }
 
 /// The terms of the entry in a place about `rows` rows in the arena of its peer.
-pub(super) fn entry_at(engine: &Engine, op: &CombineOp, place: u32, rows: u64) -> Result<Offsets> {
-    let entry = &engine.routing.gathered.entries[place as usize];
-    check_rows(engine, op, engine.exchange.forwarder(place), entry, rows)
+pub(super) fn entry_at(runner: &Runner, op: &CombineOp, place: u32, rows: u64) -> Result<Offsets> {
+    let entry = &runner.routing.gathered.entries[place as usize];
+    check_rows(runner, op, runner.exchange.forwarder(place), entry, rows)
 }
 
 /// The sums of this rank's own tokens: biases, then one partial per peer.
-pub(super) fn sum_ranks(engine: &mut Engine, slot: usize, op: &CombineOp) -> Result<()> {
-    if engine.places.stores() {
-        let (operation, origin) = (op.operation, engine.routing.origin(op.handle, false));
+pub(super) fn sum_ranks(runner: &mut Runner, slot: usize, op: &CombineOp) -> Result<()> {
+    if runner.places.stores() {
+        let (operation, origin) = (op.operation, runner.routing.origin(op.handle, false));
         let enter = Enter { operation, signature: op.signature, origin, refusal: None };
-        gather_entries(engine, slot, &enter)?;
+        gather_entries(runner, slot, &enter)?;
     }
-    find_partials(engine, op)?;
-    wait_partials(engine, slot, op, 0)?;
+    find_partials(runner, op)?;
+    wait_partials(runner, slot, op, 0)?;
     if op.says_left_out {
-        take_all_left_out(engine, slot, op);
+        take_all_left_out(runner, slot, op);
     }
     // SAFETY: the partials were checked against their arena and are complete: their entry, or their
     // signals, were seen.
-    unsafe { sum(&engine.routing, &engine.launcher, op)? };
-    while forget_lost_partials(engine, 0) {
+    unsafe { sum(&runner.routing, &runner.launcher, op)? };
+    while forget_lost_partials(runner, 0) {
         // SAFETY: as above.
-        unsafe { sum(&engine.routing, &engine.launcher, op)? };
+        unsafe { sum(&runner.routing, &runner.launcher, op)? };
     }
     Ok(())
 }
 
 /// Notes which ranks are left out of the rows that came from other domains.
-fn take_all_left_out(engine: &mut Engine, slot: usize, op: &CombineOp) {
-    for peer in engine.exchange.domains.peers() {
-        let rows = engine.routing.handles[op.handle].legs[0].send.rank_counts()[peer as usize];
-        if rows > 0 && !engine.routing.partials[peer as usize].x.is_null() {
-            take_left_out(engine, slot, peer);
+fn take_all_left_out(runner: &mut Runner, slot: usize, op: &CombineOp) {
+    for peer in runner.exchange.domains.peers() {
+        let rows = runner.routing.handles[op.handle].legs[0].send.rank_counts()[peer as usize];
+        if rows > 0 && !runner.routing.partials[peer as usize].x.is_null() {
+            take_left_out(runner, slot, peer);
         }
     }
 }
@@ -82,17 +82,17 @@ fn take_all_left_out(engine: &mut Engine, slot: usize, op: &CombineOp) {
 /// Leaves out partial rows that were read in the memory of a rank that may have changed them
 /// meanwhile. That rank preserves them only until it learns that it was given up, and for a while
 /// after that (INV-8). Returns whether there are such rows.
-pub(super) fn forget_lost_partials(engine: &mut Engine, group: u32) -> bool {
-    if !engine.places.stores() {
+pub(super) fn forget_lost_partials(runner: &mut Runner, group: u32) -> bool {
+    if !runner.places.stores() {
         return false;
     }
     let mut found = false;
-    for peer in engine.exchange.domains.peers() {
-        let place = engine.exchange.domains.place(group, peer) as usize;
-        if !engine.routing.partials[place].x.is_null()
-            && is_unread(&engine.places, &engine.order, peer)
+    for peer in runner.exchange.domains.peers() {
+        let place = runner.exchange.domains.place(group, peer) as usize;
+        if !runner.routing.partials[place].x.is_null()
+            && is_unread(&runner.places, &runner.order, peer)
         {
-            engine.routing.partials[place] = Partial::default();
+            runner.routing.partials[place] = Partial::default();
             found = true;
         }
     }
@@ -119,63 +119,63 @@ fn is_unread(places: &Places, order: &SlotOrder, peer: u32) -> bool {
 }
 
 /// Notes the place of the partial rows for each place of the exchange.
-pub(super) fn find_partials(engine: &mut Engine, op: &CombineOp) -> Result<()> {
-    let widths = engine.routing.widths(op);
-    for place in engine.exchange.domains.places() {
-        let domains = &engine.exchange.domains;
+pub(super) fn find_partials(runner: &mut Runner, op: &CombineOp) -> Result<()> {
+    let widths = runner.routing.widths(op);
+    for place in runner.exchange.domains.places() {
+        let domains = &runner.exchange.domains;
         let (domain, peer) = (domains.domain_of(place), domains.peer_of(place));
-        let send = &engine.routing.handles[op.handle].legs[domain as usize].send;
-        if is_unread(&engine.places, &engine.order, peer) || engine.routing.is_source_gone(domain) {
-            engine.routing.partials[place as usize] = Partial::default();
+        let send = &runner.routing.handles[op.handle].legs[domain as usize].send;
+        if is_unread(&runner.places, &runner.order, peer) || runner.routing.is_source_gone(domain) {
+            runner.routing.partials[place as usize] = Partial::default();
             continue;
         }
-        let area = if engine.places.stores() {
+        let area = if runner.places.stores() {
             let rows = send.rank_counts()[peer as usize].into();
-            let at = entry_at(engine, op, place, rows)?;
+            let at = entry_at(runner, op, place, rows)?;
             // Nothing is read where there are no rows; the offset was not checked.
             if rows == 0 {
                 continue;
             }
-            let area = &engine.places.peers[peer as usize][usize::from(ARENA)];
+            let area = &runner.places.peers[peer as usize][usize::from(ARENA)];
             (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
         } else {
-            let at = if peer == engine.exchange.domains.index {
-                op.partials.row(engine.routing.partials_of(op, place).start as u64, widths)
+            let at = if peer == runner.exchange.domains.index {
+                op.partials.row(runner.routing.partials_of(op, place).start as u64, widths)
             } else {
                 let first = u64::from(send.rank_offsets()[peer as usize]);
-                op.landing.row(first + engine.routing.landed_before(op.handle, domain), widths)
+                op.landing.row(first + runner.routing.landed_before(op.handle, domain), widths)
             };
             let weights = if op.has_weights { at.weights } else { 0 };
-            (engine.places.arena_area.at(at.x), engine.places.arena_area.at(weights))
+            (runner.places.arena_area.at(at.x), runner.places.arena_area.at(weights))
         };
-        engine.routing.partials[place as usize] = Partial { x: area.0, weights: area.1.cast() };
+        runner.routing.partials[place as usize] = Partial { x: area.0, weights: area.1.cast() };
     }
     Ok(())
 }
 
 /// Waits for the partials of a group's rows, where owners put them.
 pub(super) fn wait_partials(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     op: &CombineOp,
     group: u32,
 ) -> Result<()> {
-    if engine.places.stores() {
+    if runner.places.stores() {
         return Ok(());
     }
-    for peer in engine.exchange.domains.peers() {
-        let send = &engine.routing.handles[op.handle].legs[group as usize].send;
+    for peer in runner.exchange.domains.peers() {
+        let send = &runner.routing.handles[op.handle].legs[group as usize].send;
         let rows = u64::from(send.rank_counts()[peer as usize]);
-        if rows == 0 || peer == engine.exchange.domains.index {
+        if rows == 0 || peer == runner.exchange.domains.index {
             continue;
         }
-        let rank = engine.exchange.rank_of(peer);
+        let rank = runner.exchange.rank_of(peer);
         let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
         let add = rows * op.arrays() + u64::from(op.says_left_out);
         let wait = Wait { operation, add, phase, rank };
-        let place = engine.exchange.domains.place(group, peer);
-        if !engine.order.wait(Signal::Rows, slot, place, wait)? {
-            engine.routing.partials[place as usize] = Partial::default();
+        let place = runner.exchange.domains.place(group, peer);
+        if !runner.order.wait(Signal::Rows, slot, place, wait)? {
+            runner.routing.partials[place as usize] = Partial::default();
         }
     }
     Ok(())

@@ -11,7 +11,6 @@ use tokenyard_core::moe::{Layout, REGION_ALIGN, logfmt};
 
 use super::commands::Block;
 use super::control::Signal;
-use super::engine::Engine;
 use super::launch::Launcher;
 use super::left_out::put_left_out;
 use super::merger::{Staged, make_partials};
@@ -21,6 +20,7 @@ use super::partials::entry_at;
 use super::places::Places;
 use super::routing::RoutingTable;
 use super::rows::{report_stored, write_rows};
+use super::runner::Runner;
 use super::windows::{ARENA, CONTROL};
 use super::writer::{RowSource, first_local};
 
@@ -36,30 +36,30 @@ fn pieces(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>>
 /// # Safety
 /// `source` is valid until this operation is received.
 pub(super) unsafe fn put_in_pieces(
-    engine: &Engine,
+    runner: &Runner,
     m: &Move,
     source: &RowSource,
     stage: &Spot,
 ) -> Result<()> {
-    let me = engine.exchange.domains.index;
-    let own = engine.routing.rows_for(m, me);
+    let me = runner.exchange.domains.index;
+    let own = runner.routing.rows_for(m, me);
     let others =
-        || engine.exchange.domains.peers().skip(1).filter(|p| !engine.order.is_left_out(*p));
-    let leaving: usize = others().map(|peer| engine.routing.rows_for(m, peer).len()).sum();
-    let most = engine.launcher.piece_rows(m.format.row.x_bytes.into());
+        || runner.exchange.domains.peers().skip(1).filter(|p| !runner.order.is_left_out(*p));
+    let leaving: usize = others().map(|peer| runner.routing.rows_for(m, peer).len()).sum();
+    let most = runner.launcher.piece_rows(m.format.row.x_bytes.into());
     let (mut left, mut stored) = (0, 0);
     for peer in others() {
-        for piece in pieces(engine.routing.rows_for(m, peer), most) {
+        for piece in pieces(runner.routing.rows_for(m, peer), most) {
             // SAFETY: by this function's contract.
-            unsafe { write_rows(&engine.routing, &engine.launcher, m, source, piece.clone())? };
-            put_rows_of(engine, m, stage, peer, piece.clone())?;
+            unsafe { write_rows(&runner.routing, &runner.launcher, m, source, piece.clone())? };
+            put_rows_of(runner, m, stage, peer, piece.clone())?;
             left += piece.len();
             let until = own.len() * left / leaving;
             // SAFETY: by this function's contract.
             unsafe {
                 write_rows(
-                    &engine.routing,
-                    &engine.launcher,
+                    &runner.routing,
+                    &runner.launcher,
                     m,
                     source,
                     own.start + stored..own.start + until,
@@ -69,16 +69,16 @@ pub(super) unsafe fn put_in_pieces(
             if piece.len() == most && left < leaving {
                 // Many links move only when a thread drives them. Short moves end soon, so they do
                 // not drive the link.
-                engine.order.progress()?;
+                runner.order.progress()?;
             }
         }
-        put_sides(engine, m, stage, peer)?;
+        put_sides(runner, m, stage, peer)?;
     }
     // SAFETY: by this function's contract.
     unsafe {
-        write_rows(&engine.routing, &engine.launcher, m, source, own.start + stored..own.end)?
+        write_rows(&runner.routing, &runner.launcher, m, source, own.start + stored..own.end)?
     };
-    if own.is_empty() { Ok(()) } else { report_stored(&engine.routing, &engine.order, m, me) }
+    if own.is_empty() { Ok(()) } else { report_stored(&runner.routing, &runner.order, m, me) }
 }
 
 /// Offsets of the arrays of all rows that leave, in the stage of the slot.
@@ -103,40 +103,40 @@ pub(super) fn stage_offsets(routing: &RoutingTable, places: &Places, m: &Move) -
 
 /// Puts a piece of a peer's staged rows, without their side arrays.
 fn put_rows_of(
-    engine: &Engine,
+    runner: &Runner,
     m: &Move,
     stage: &Spot,
     peer: u32,
     piece: Range<usize>,
 ) -> Result<()> {
-    let spot = &engine.launcher.scratch.spots[peer as usize];
+    let spot = &runner.launcher.scratch.spots[peer as usize];
     let width = u64::from(m.format.row.x_bytes);
     let from = |row: usize| stage.x + row as u64 * width;
-    let layout = engine.routing.handles[m.handle].arrangement.layout;
+    let layout = runner.routing.handles[m.handle].arrangement.layout;
     if matches!(layout, Layout::ExpertMajor { .. }) {
-        let tokens = &engine.routing.plan(m).send.tokens()[piece.clone()];
+        let tokens = &runner.routing.plan(m).send.tokens()[piece.clone()];
         return piece.zip(tokens).try_for_each(|(row, token)| {
             let slot =
-                u64::from(first_copy(&engine.routing, &engine.launcher, m, peer, *token as usize));
+                u64::from(first_copy(&runner.routing, &runner.launcher, m, peer, *token as usize));
             let to = spot.x + slot * width;
-            put_array(engine, m, peer, &StagedArray { from: from(row), to, rows: 1, width })
+            put_array(runner, m, peer, &StagedArray { from: from(row), to, rows: 1, width })
         });
     }
     let first =
-        piece.start as u64 - u64::from(engine.routing.plan(m).send.rank_offsets()[peer as usize]);
+        piece.start as u64 - u64::from(runner.routing.plan(m).send.rank_offsets()[peer as usize]);
     let to = spot.x + first * width;
     let (from, rows) = (from(piece.start), piece.len() as u64);
-    put_array(engine, m, peer, &StagedArray { from, to, rows, width })
+    put_array(runner, m, peer, &StagedArray { from, to, rows, width })
 }
 
 /// Puts the side arrays of all of a peer's staged rows: they are small.
-fn put_sides(engine: &Engine, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
-    let send = engine.routing.plan(m).send;
-    let spot = &engine.launcher.scratch.spots[peer as usize];
+fn put_sides(runner: &Runner, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
+    let send = runner.routing.plan(m).send;
+    let spot = &runner.launcher.scratch.spots[peer as usize];
     let first = u64::from(send.rank_offsets()[peer as usize]);
     let rows = u64::from(send.rank_counts()[peer as usize]);
     let row = m.format.row;
-    let k4 = 4 * u64::from(engine.exchange.regions.topk);
+    let k4 = 4 * u64::from(runner.exchange.regions.topk);
     let sides = [
         (u64::from(row.scale_bytes), stage.scales, spot.scales),
         (k4, stage.ids, spot.ids),
@@ -145,7 +145,7 @@ fn put_sides(engine: &Engine, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
     ];
     sides.into_iter().filter(|(width, ..)| *width > 0).try_for_each(|(width, from, to)| {
         let from = from + first * width;
-        put_array(engine, m, peer, &StagedArray { from, to, rows, width })
+        put_array(runner, m, peer, &StagedArray { from, to, rows, width })
     })
 }
 
@@ -157,12 +157,12 @@ struct StagedArray {
     width: u64,
 }
 
-fn put_array(engine: &Engine, m: &Move, peer: u32, array: &StagedArray) -> Result<()> {
+fn put_array(runner: &Runner, m: &Move, peer: u32, array: &StagedArray) -> Result<()> {
     let StagedArray { from, to, rows, width } = *array;
-    let signal = engine.order.signal_of(m);
-    let (src, dst) = ((CONTROL, from), (engine.launcher.scratch.spots[peer as usize].window, to));
+    let signal = runner.order.signal_of(m);
+    let (src, dst) = ((CONTROL, from), (runner.launcher.scratch.spots[peer as usize].window, to));
     let block = Block { operation: m.operation, peer, signal, rows, width, src, dst };
-    engine.order.put_rows(m.slot, &block)
+    runner.order.put_rows(m.slot, &block)
 }
 
 /// Expert-major row of a token's first selected expert on `peer`. The row crosses to that place.
@@ -185,26 +185,26 @@ fn first_copy(
 /// # Safety
 /// As `combine_send`.
 pub(super) unsafe fn push(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     op: &CombineOp,
     staged: &Staged,
 ) -> Result<()> {
-    let own = engine.exchange.domains.index;
-    let is_own = |place: &u32| engine.exchange.domains.peer_of(*place) == own;
-    for place in engine.exchange.domains.places().filter(|place| !is_own(place)) {
-        let forwarder_is_lost = engine.order.losses().is_given_up(engine.exchange.forwarder(place));
+    let own = runner.exchange.domains.index;
+    let is_own = |place: &u32| runner.exchange.domains.peer_of(*place) == own;
+    for place in runner.exchange.domains.places().filter(|place| !is_own(place)) {
+        let forwarder_is_lost = runner.order.losses().is_given_up(runner.exchange.forwarder(place));
         // The forwarder needs no partials of rows whose source is lost.
-        if forwarder_is_lost || engine.routing.gathered.entries[place as usize].gone {
+        if forwarder_is_lost || runner.routing.gathered.entries[place as usize].gone {
             continue;
         }
         // SAFETY: by this function's contract.
-        unsafe { push_to(engine, slot, op, staged, place)? };
+        unsafe { push_to(runner, slot, op, staged, place)? };
     }
-    for domain in engine.exchange.domains.all() {
-        let rows = engine.routing.partials_of(op, engine.exchange.domains.place(domain, own));
+    for domain in runner.exchange.domains.all() {
+        let rows = runner.routing.partials_of(op, runner.exchange.domains.place(domain, own));
         // SAFETY: by this function's contract.
-        unsafe { make_partials(&engine.places, &engine.launcher, staged, rows)? };
+        unsafe { make_partials(&runner.places, &runner.launcher, staged, rows)? };
     }
     Ok(())
 }
@@ -212,34 +212,34 @@ pub(super) unsafe fn push(
 /// # Safety
 /// As `push`.
 unsafe fn push_to(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     op: &CombineOp,
     staged: &Staged,
     place: u32,
 ) -> Result<()> {
-    let (operation, widths) = (op.operation, engine.routing.widths(op));
-    let domains = &engine.exchange.domains;
+    let (operation, widths) = (op.operation, runner.routing.widths(op));
+    let domains = &runner.exchange.domains;
     let peer = domains.peer_of(place);
-    let rows = engine.routing.partials_of(op, place);
-    let there = entry_at(engine, op, place, rows.len() as u64)?;
+    let rows = runner.routing.partials_of(op, place);
+    let there = entry_at(runner, op, place, rows.len() as u64)?;
     let here = domains.place(domains.domain_of(place), domains.index);
-    let signal = engine.order.channel.ids.id(Signal::Rows, slot, here);
+    let signal = runner.order.channel.ids.id(Signal::Rows, slot, here);
     let put = |rows: usize, width: u64, from: u64, to: u64| {
         let (rows, src, dst) = (rows as u64, (ARENA, from), (ARENA, to));
         let block = Block { operation, peer, signal, rows, width, src, dst };
-        engine.order.put_rows(slot, &block)
+        runner.order.put_rows(slot, &block)
     };
     let at = |area: Offsets, row: usize| area.row(row as u64, widths);
     let most =
-        if staged.copies_x { engine.launcher.piece_rows(widths.x) } else { rows.len().max(1) };
+        if staged.copies_x { runner.launcher.piece_rows(widths.x) } else { rows.len().max(1) };
     for piece in pieces(rows.clone(), most) {
         if piece.start > rows.start {
             // As in a dispatch: many links move only when a thread drives them.
-            engine.order.progress()?;
+            runner.order.progress()?;
         }
         // SAFETY: by this function's contract.
-        unsafe { make_partials(&engine.places, &engine.launcher, staged, piece.clone())? };
+        unsafe { make_partials(&runner.places, &runner.launcher, staged, piece.clone())? };
         let (from, to) = (at(staged.partials, piece.start), at(there, piece.start - rows.start));
         if !op.partial.is_coded {
             put(piece.len(), widths.x, from.x, to.x)?;
@@ -248,10 +248,10 @@ unsafe fn push_to(
         // Each row is as long as its words say: the rest of its room stays here.
         for row in 0..piece.len() as u64 {
             let (from, to) = (from.row(row, widths).x, to.row(row, widths).x);
-            let row = engine.places.arena_area.at(from);
+            let row = runner.places.arena_area.at(from);
             // SAFETY: `make_partials` has made the row in its room, and no thread writes it.
             let row = unsafe { std::slice::from_raw_parts(row, op.partial.bytes) };
-            let bytes = logfmt::row_bytes(engine.exchange.shape.hidden as usize, row);
+            let bytes = logfmt::row_bytes(runner.exchange.shape.hidden as usize, row);
             put(1, bytes as u64, from, to)?;
         }
     }
@@ -260,7 +260,7 @@ unsafe fn push_to(
         put(rows.len(), widths.weights, from, there.weights)?;
     }
     if op.says_left_out && !rows.is_empty() {
-        put_left_out(engine, slot, op.operation, peer)?;
+        put_left_out(runner, slot, op.operation, peer)?;
     }
     Ok(())
 }

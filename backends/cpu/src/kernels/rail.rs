@@ -9,12 +9,12 @@ use tokenyard_core::call::{AgreeCall, DispatchCall};
 use tokenyard_core::moe::Layout;
 
 use super::agree::{announce, poll_entries, post_refusal};
-use super::engine::Engine;
 use super::entry::Enter;
 use super::handle::Arrangement;
 use super::moves::Move;
 use super::operation::End;
 use super::record::bad_record;
+use super::runner::Runner;
 use super::slots::was_refused;
 use super::source::i64_slice;
 use super::transfer::move_to_landing;
@@ -27,12 +27,12 @@ const FLAT: Arrangement = Arrangement { layout: Layout::Flat, worst_case: false 
 ///
 /// # Safety
 /// The call's tensors are valid until the operation is received.
-pub(super) unsafe fn cross(engine: &mut Engine, call: &DispatchCall<'_>) -> Result<()> {
+pub(super) unsafe fn cross(runner: &mut Runner, call: &DispatchCall<'_>) -> Result<()> {
     let (operation, handle) = (call.operation, call.handle as usize);
-    let slot = engine.order.open_slot(operation)?;
-    engine.routing.open_handle(call.handle);
+    let slot = runner.order.open_slot(operation)?;
+    runner.routing.open_handle(call.handle);
     if !call.is_replay && call.refusal.is_none() {
-        let state = &mut engine.routing.handles[handle];
+        let state = &mut runner.routing.handles[handle];
         state.begin(operation, FLAT, call.max_tokens);
         // SAFETY: `[T, K]` i64, contiguous and validated by the host.
         state.legs[0].route(unsafe { i64_slice(&call.topk_idx) });
@@ -40,57 +40,57 @@ pub(super) unsafe fn cross(engine: &mut Engine, call: &DispatchCall<'_>) -> Resu
     let enter = Enter {
         operation,
         signature: call.signature,
-        origin: engine.routing.origin(handle, call.refusal.is_some()),
+        origin: runner.routing.origin(handle, call.refusal.is_some()),
         refusal: call.refusal,
     };
     if enter.refusal.is_some() {
-        post_refusal(engine, slot, &enter)?;
+        post_refusal(runner, slot, &enter)?;
     } else {
         let (format, arrays) = (call.format, call.signature.arrays());
         let m = Move { operation, slot, handle, group: 0, format, arrays };
         // SAFETY: by this function's contract.
         unsafe {
-            let source = engine.launcher.row_source(call, &format)?;
-            move_to_landing(engine, &m, &source)?;
+            let source = runner.launcher.row_source(call, &format)?;
+            move_to_landing(runner, &m, &source)?;
         }
-        announce(engine, slot, &enter, &|routing, group, peer| {
+        announce(runner, slot, &enter, &|routing, group, peer| {
             routing.rows_of_leg(handle, group, peer)
         })?;
     }
-    let refused = poll_entries(engine, slot, &enter)?;
-    wait_landed(engine, slot, operation)?;
+    let refused = poll_entries(runner, slot, &enter)?;
+    wait_landed(runner, slot, operation)?;
     if let Some(refusal) = refused {
         return Err(refusal.error());
     }
     match call.is_replay {
-        true => check_rows(engine, handle),
-        false => learn(engine, slot, call),
+        true => check_rows(runner, handle),
+        false => learn(runner, slot, call),
     }
 }
 
 /// Waits for the rows that were announced. They are counted even where some rank refused, so that the totals
 /// stay right.
-fn wait_landed(engine: &mut Engine, slot: usize, operation: u64) -> Result<()> {
-    for source in engine.exchange.domains.places() {
-        let entry = engine.routing.gathered.entries[source as usize];
-        let came = engine.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
-        if !came || engine.order.is_gone(source) {
-            engine.routing.forget_entry(source);
-            engine.routing.gathered.entries[source as usize].gone = true;
+fn wait_landed(runner: &mut Runner, slot: usize, operation: u64) -> Result<()> {
+    for source in runner.exchange.domains.places() {
+        let entry = runner.routing.gathered.entries[source as usize];
+        let came = runner.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
+        if !came || runner.order.is_gone(source) {
+            runner.routing.forget_entry(source);
+            runner.routing.gathered.entries[source as usize].gone = true;
         }
     }
     Ok(())
 }
 
 /// A replay has as many rows as its dispatch had.
-fn check_rows(engine: &Engine, handle: usize) -> Result<()> {
-    let recv = &engine.routing.handles[handle].recv;
-    for source in engine.exchange.domains.places() {
-        let entry = &engine.routing.gathered.entries[source as usize];
+fn check_rows(runner: &Runner, handle: usize) -> Result<()> {
+    let recv = &runner.routing.handles[handle].recv;
+    for source in runner.exchange.domains.places() {
+        let entry = &runner.routing.gathered.entries[source as usize];
         let expected = u64::from(recv.rows_from(source));
         if !entry.gone && entry.rows != expected {
             let text = format!("{} rows in a replay of {expected}", entry.rows);
-            return Err(bad_record(engine.exchange.source(source), text));
+            return Err(bad_record(runner.exchange.source(source), text));
         }
     }
     Ok(())
@@ -98,17 +98,17 @@ fn check_rows(engine: &Engine, handle: usize) -> Result<()> {
 
 /// Reads how many rows came from each source: a combine returns one for each. The owners' exchange checks the
 /// experts that the rows name.
-fn learn(engine: &mut Engine, slot: usize, call: &DispatchCall<'_>) -> Result<()> {
-    let local = engine.exchange.regions.local_experts() as usize;
-    for source in engine.exchange.domains.places() {
-        let ids = landed_ids(engine, slot, &call.format, source)?;
-        let counts = &mut engine.routing.gathered.counts[source as usize * local..][..local];
+fn learn(runner: &mut Runner, slot: usize, call: &DispatchCall<'_>) -> Result<()> {
+    let local = runner.exchange.regions.local_experts() as usize;
+    for source in runner.exchange.domains.places() {
+        let ids = landed_ids(runner, slot, &call.format, source)?;
+        let counts = &mut runner.routing.gathered.counts[source as usize * local..][..local];
         counts.fill(0);
         for id in ids.iter().filter_map(|id| usize::try_from(*id).ok()) {
             counts.get_mut(id).into_iter().for_each(|count| *count += 1);
         }
     }
-    let routing = &mut engine.routing;
+    let routing = &mut runner.routing;
     let state = &mut routing.handles[call.handle as usize];
     state.recv.build(1, &routing.gathered.rows, &routing.gathered.counts)?;
     (state.tokens, state.is_made) = (state.recv.num_rows().into(), true);
@@ -117,17 +117,17 @@ fn learn(engine: &mut Engine, slot: usize, call: &DispatchCall<'_>) -> Result<()
 }
 
 /// A round without rows: the last of a dispatch, or the first of a combine.
-pub(super) fn agree(engine: &mut Engine, call: &AgreeCall<'_>) -> Result<()> {
+pub(super) fn agree(runner: &mut Runner, call: &AgreeCall<'_>) -> Result<()> {
     if call.is_combine {
-        let slot = engine.order.open_slot(call.operation)?;
-        return agree_on_rail(engine, slot, call);
+        let slot = runner.order.open_slot(call.operation)?;
+        return agree_on_rail(runner, slot, call);
     }
-    let slot = engine.order.slot(call.operation);
-    let agreed = agree_on_rail(engine, slot, call);
+    let slot = runner.order.slot(call.operation);
+    let agreed = agree_on_rail(runner, slot, call);
     match &agreed {
-        Ok(()) => engine.order.leave(slot, call.operation, End::Done)?,
+        Ok(()) => runner.order.leave(slot, call.operation, End::Done)?,
         Err(error) if was_refused(error) => {
-            engine.order.leave(slot, call.operation, End::Refused)?;
+            runner.order.leave(slot, call.operation, End::Refused)?;
         }
         Err(_) => {}
     }

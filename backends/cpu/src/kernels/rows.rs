@@ -6,12 +6,12 @@ use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec};
 
 use super::commands::Raise;
-use super::engine::Engine;
 use super::launch::{CHUNK, Launcher, Shared, pool_failed};
 use super::moves::{Carried, Move, Spot};
 use super::order::SlotOrder;
 use super::record::bad_record;
 use super::routing::RoutingTable;
+use super::runner::Runner;
 use super::windows::ARENA;
 use super::writer::{RowSource, RowWriter, Target};
 
@@ -31,26 +31,26 @@ pub(super) fn place_copies(routing: &RoutingTable, launcher: &mut Launcher, m: &
 }
 
 /// The places of a move's rows in an owner's granted region.
-pub(super) fn spot_in_region(engine: &Engine, m: &Move, peer: u32) -> Result<Spot> {
-    let state = &engine.routing.handles[m.handle];
+pub(super) fn spot_in_region(runner: &Runner, m: &Move, peer: u32) -> Result<Spot> {
+    let state = &runner.routing.handles[m.handle];
     let leg = &state.legs[m.group as usize];
     let place = leg.places[peer as usize];
-    let owner = engine.exchange.rank_of(peer);
-    if engine.order.losses().is_given_up(owner) {
+    let owner = runner.exchange.rank_of(peer);
+    if runner.order.losses().is_given_up(owner) {
         return Ok(Spot::default());
     }
     let layout = state.arrangement.layout;
-    let spec = RegionSpec { shape: engine.exchange.regions, layout, row: m.format.row };
+    let spec = RegionSpec { shape: runner.exchange.regions, layout, row: m.format.row };
     let base =
-        engine.routing.gathered.regions[engine.exchange.domains.place(m.group, peer) as usize];
+        runner.routing.gathered.regions[runner.exchange.domains.place(m.group, peer) as usize];
     let rows = RegionRows { tokens: place.tokens, experts: place.rows };
     let region =
         RegionLayout::new(&spec, rows).map_err(|error| bad_record(owner, error.detail()))?;
     let inside = base.is_multiple_of(REGION_ALIGN)
         && base
             .checked_add(region.bytes)
-            .is_some_and(|end| end <= engine.places.arena_area.bytes());
-    let local = engine.exchange.regions.local_experts() as usize;
+            .is_some_and(|end| end <= runner.places.arena_area.bytes());
+    let local = runner.exchange.regions.local_experts() as usize;
     let experts = peer as usize * local..(peer as usize + 1) * local;
     let bases = &leg.expert_bases[experts.clone()];
     let sent = u64::from(leg.send.rank_counts()[peer as usize]);
@@ -63,7 +63,7 @@ pub(super) fn spot_in_region(engine: &Engine, m: &Move, peer: u32) -> Result<Spo
         return Err(bad_record(owner, found));
     }
     let width = m.format.row;
-    let k4 = 4 * u64::from(engine.exchange.regions.topk);
+    let k4 = 4 * u64::from(runner.exchange.regions.topk);
     let first = place.first;
     let expert_major = layout != Layout::Flat;
     let (ids, scales, weights) = if expert_major {
@@ -97,15 +97,15 @@ pub(super) fn report_stored(
 
 /// Turns spots into addresses: in peers' memory where this rank can store there, otherwise in the
 /// stage.
-pub(super) fn aim(engine: &mut Engine, m: &Move, stage: &Spot) {
-    let k4 = 4 * u64::from(engine.exchange.regions.topk);
+pub(super) fn aim(runner: &mut Runner, m: &Move, stage: &Spot) {
+    let k4 = 4 * u64::from(runner.exchange.regions.topk);
     let row = m.format.row;
-    for peer in 0..engine.exchange.shape.ranks {
-        let target = match engine.places.reachable(peer) {
+    for peer in 0..runner.exchange.shape.ranks {
+        let target = match runner.places.reachable(peer) {
             // No place: nothing is written.
-            Some(_) if engine.order.is_left_out(peer) => Target::default(),
+            Some(_) if runner.order.is_left_out(peer) => Target::default(),
             Some(areas) => {
-                let spot = engine.launcher.scratch.spots[peer as usize];
+                let spot = runner.launcher.scratch.spots[peer as usize];
                 let area = areas[spot.window as usize];
                 Target {
                     x: area.at(spot.x),
@@ -117,8 +117,8 @@ pub(super) fn aim(engine: &mut Engine, m: &Move, stage: &Spot) {
                 }
             }
             None => {
-                let first = u64::from(engine.routing.plan(m).send.rank_offsets()[peer as usize]);
-                let at = |start: u64, width: u64| engine.places.control.at(start + first * width);
+                let first = u64::from(runner.routing.plan(m).send.rank_offsets()[peer as usize]);
+                let at = |start: u64, width: u64| runner.places.control.at(start + first * width);
                 Target {
                     x: at(stage.x, row.x_bytes.into()),
                     scales: at(stage.scales, row.scale_bytes.into()),
@@ -129,7 +129,7 @@ pub(super) fn aim(engine: &mut Engine, m: &Move, stage: &Spot) {
                 }
             }
         };
-        engine.launcher.scratch.targets[peer as usize] = target;
+        runner.launcher.scratch.targets[peer as usize] = target;
     }
 }
 

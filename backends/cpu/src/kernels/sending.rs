@@ -5,8 +5,8 @@ use tokenyard_core::transport::{Command, NO_COMMAND};
 use tokenyard_core::{Result, abi};
 
 use super::control::{Header, Signal};
-use super::engine::Engine;
 use super::record::{Body, NewRecord, as_bytes, span_of};
+use super::runner::Runner;
 use super::windows::CONTROL;
 
 /// A record on its way: from where to where in the control windows, and the signal that says so.
@@ -19,35 +19,35 @@ struct Sending {
 
 /// Sends a record to the peer of a place, into this rank's place for the same group there.
 pub(super) fn send_record(
-    engine: &Engine,
+    runner: &Runner,
     signal: Signal,
     slot: usize,
     place: u32,
     record: NewRecord<'_>,
 ) -> Result<()> {
-    let slots = &engine.places.slots;
-    let domains = &engine.exchange.domains;
+    let slots = &runner.places.slots;
+    let domains = &runner.exchange.domains;
     let here = domains.place(domains.domain_of(place), domains.index);
     let at = |start: u64, place: u32| {
         start + span_of(&slots.records, signal) + slots.records.pitch * u64::from(place)
     };
     let sending = Sending {
         peer: domains.peer_of(place),
-        signal: engine.order.channel.ids.id(signal, slot, here),
+        signal: runner.order.channel.ids.id(signal, slot, here),
         from: at(slots.records_out(slot), place),
         to: at(slots.records_in(slot), here),
     };
-    put_record(engine, slot, &sending, record)
+    put_record(runner, slot, &sending, record)
 }
 
 fn put_record(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     sending: &Sending,
     record: NewRecord<'_>,
 ) -> Result<()> {
     let NewRecord { mut header, body } = record;
-    let target = engine.places.control.at(sending.from);
+    let target = runner.places.control.at(sending.from);
     let mut bytes = RECORD_HEADER;
     let mut add = |data: &[u8]| {
         // SAFETY: the record lies in this rank's own control window, in a part that only this rank writes and
@@ -82,5 +82,5 @@ fn put_record(
         bytes,
         ..NO_COMMAND
     };
-    engine.order.post(slot, &command, header.operation())
+    runner.order.post(slot, &command, header.operation())
 }

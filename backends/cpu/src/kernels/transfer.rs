@@ -3,10 +3,10 @@
 use tokenyard_core::Result;
 use tokenyard_core::moe::Layout;
 
-use super::engine::Engine;
 use super::moves::{Move, Spot};
 use super::pieces::{put_in_pieces, stage_offsets};
 use super::rows::{aim, place_copies, report_stored, spot_in_region, write_rows};
+use super::runner::Runner;
 use super::windows::CONTROL;
 use super::writer::RowSource;
 
@@ -15,18 +15,18 @@ use super::writer::RowSource;
 /// # Safety
 /// As `move_rows`.
 pub(super) unsafe fn move_to_regions(
-    engine: &mut Engine,
+    runner: &mut Runner,
     m: &Move,
     source: &RowSource,
 ) -> Result<()> {
-    for peer in 0..engine.exchange.shape.ranks {
-        engine.launcher.scratch.spots[peer as usize] = spot_in_region(engine, m, peer)?;
+    for peer in 0..runner.exchange.shape.ranks {
+        runner.launcher.scratch.spots[peer as usize] = spot_in_region(runner, m, peer)?;
     }
-    if engine.routing.handles[m.handle].arrangement.layout != Layout::Flat {
-        place_copies(&engine.routing, &mut engine.launcher, m);
+    if runner.routing.handles[m.handle].arrangement.layout != Layout::Flat {
+        place_copies(&runner.routing, &mut runner.launcher, m);
     }
     // SAFETY: by this function's contract.
-    unsafe { move_rows(engine, m, source) }
+    unsafe { move_rows(runner, m, source) }
 }
 
 /// Moves rows to the landing places that are fixed for their source: those of the packed layout,
@@ -35,13 +35,13 @@ pub(super) unsafe fn move_to_regions(
 /// # Safety
 /// As `move_rows`.
 pub(super) unsafe fn move_to_landing(
-    engine: &mut Engine,
+    runner: &mut Runner,
     m: &Move,
     source: &RowSource,
 ) -> Result<()> {
-    let region = engine.places.landing_layout(&m.format)?;
-    let here = engine.exchange.domains.place(m.group, engine.exchange.domains.index);
-    let base = engine.places.slots.landing(m.slot, here);
+    let region = runner.places.landing_layout(&m.format)?;
+    let here = runner.exchange.domains.place(m.group, runner.exchange.domains.index);
+    let base = runner.places.slots.landing(m.slot, here);
     let spot = Spot {
         window: CONTROL,
         x: base + region.x.offset,
@@ -50,24 +50,24 @@ pub(super) unsafe fn move_to_landing(
         weights: base + region.weights.offset,
         source: base + region.source.offset,
     };
-    engine.launcher.scratch.spots.fill(spot);
+    runner.launcher.scratch.spots.fill(spot);
     // SAFETY: by this function's contract.
-    unsafe { move_rows(engine, m, source) }
+    unsafe { move_rows(runner, m, source) }
 }
 
 /// Moves every row to its spot, and announces this to the peers.
 ///
 /// # Safety
 /// `source` is valid until this operation is received.
-unsafe fn move_rows(engine: &mut Engine, m: &Move, source: &RowSource) -> Result<()> {
-    let stage = stage_offsets(&engine.routing, &engine.places, m);
-    aim(engine, m, &stage);
+unsafe fn move_rows(runner: &mut Runner, m: &Move, source: &RowSource) -> Result<()> {
+    let stage = stage_offsets(&runner.routing, &runner.places, m);
+    aim(runner, m, &stage);
     // SAFETY: by this function's contract.
     unsafe {
-        if engine.places.stores() {
-            store_rows(engine, m, source)
+        if runner.places.stores() {
+            store_rows(runner, m, source)
         } else {
-            put_in_pieces(engine, m, source, &stage)
+            put_in_pieces(runner, m, source, &stage)
         }
     }
 }
@@ -76,12 +76,12 @@ unsafe fn move_rows(engine: &mut Engine, m: &Move, source: &RowSource) -> Result
 ///
 /// # Safety
 /// As `move_rows`.
-unsafe fn store_rows(engine: &Engine, m: &Move, source: &RowSource) -> Result<()> {
-    let rows = 0..engine.routing.plan(m).send.tokens().len();
+unsafe fn store_rows(runner: &Runner, m: &Move, source: &RowSource) -> Result<()> {
+    let rows = 0..runner.routing.plan(m).send.tokens().len();
     // SAFETY: by this function's contract.
-    unsafe { write_rows(&engine.routing, &engine.launcher, m, source, rows)? };
-    let peers = engine.exchange.domains.peers();
+    unsafe { write_rows(&runner.routing, &runner.launcher, m, source, rows)? };
+    let peers = runner.exchange.domains.peers();
     peers
-        .filter(|peer| !engine.order.is_left_out(*peer))
-        .try_for_each(|peer| report_stored(&engine.routing, &engine.order, m, peer))
+        .filter(|peer| !runner.order.is_left_out(*peer))
+        .try_for_each(|peer| report_stored(&runner.routing, &runner.order, m, peer))
 }

@@ -3,32 +3,32 @@
 use tokenyard_core::Result;
 use tokenyard_core::call::{DispatchCall, WireFormat};
 
-use super::engine::Engine;
 use super::launch::Launcher;
 use super::moves::Move;
 use super::operation::DispatchOp;
+use super::runner::Runner;
 use super::transfer::{move_to_landing, move_to_regions};
 use super::writer::RowSource;
 
 /// The local experts of the rows that landed from a source: `[rows, K]`.
 pub(super) fn landed_ids<'a>(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     format: &WireFormat,
     source: u32,
 ) -> Result<&'a [i32]> {
-    let layout = engine.places.landing_layout(format)?;
-    let rows = engine.routing.gathered.rows[source as usize] as usize;
-    let at = engine.places.slots.landing(slot, source) + layout.ids.offset;
-    let count = rows * engine.exchange.shape.topk as usize;
+    let layout = runner.places.landing_layout(format)?;
+    let rows = runner.routing.gathered.rows[source as usize] as usize;
+    let at = runner.places.slots.landing(slot, source) + layout.ids.offset;
+    let count = rows * runner.exchange.shape.topk as usize;
     // SAFETY: there is room for M rows of K ids; they are complete, and stay as they are until
     // this rank has left the operation.
-    Ok(unsafe { std::slice::from_raw_parts(engine.places.control.at(at).cast(), count) })
+    Ok(unsafe { std::slice::from_raw_parts(runner.places.control.at(at).cast(), count) })
 }
 
 /// The rows that came over the rail in an operation, by group, which is the domain of their source.
 pub(super) struct Upstream<'a> {
-    pub(super) engine: &'a Engine,
+    pub(super) runner: &'a Runner,
     pub(super) slot: usize,
     pub(super) format: WireFormat,
 }
@@ -36,21 +36,21 @@ pub(super) struct Upstream<'a> {
 impl Upstream<'_> {
     /// Whether nothing came of a group, because its source is lost.
     pub(super) fn is_gone(&self, group: u32) -> bool {
-        self.engine.routing.gathered.entries[group as usize].gone
+        self.runner.routing.gathered.entries[group as usize].gone
     }
 
     pub(super) fn rows(&self, group: u32) -> u32 {
-        self.engine.routing.gathered.rows[group as usize]
+        self.runner.routing.gathered.rows[group as usize]
     }
 
     /// `[rows, K]` experts of this domain, counted from its first, or -1, as their source wrote them.
     pub(super) fn ids(&self, group: u32) -> Result<&[i32]> {
-        landed_ids(self.engine, self.slot, &self.format, group)
+        landed_ids(self.runner, self.slot, &self.format, group)
     }
 
     /// The rows, where they landed.
     pub(super) fn source(&self, group: u32) -> Result<RowSource> {
-        let places = &self.engine.places;
+        let places = &self.runner.places;
         let layout = places.landing_layout(&self.format)?;
         let base = places.slots.landing(self.slot, group);
         let at = |offset: u64| places.control.at(base + offset).cast_const();
@@ -88,22 +88,22 @@ impl Rows<'_> {
     /// As [`of`](Self::of).
     pub(super) unsafe fn move_all(
         &self,
-        engine: &mut Engine,
+        runner: &mut Runner,
         slot: usize,
         op: &DispatchOp,
     ) -> Result<()> {
-        for group in engine.exchange.domains.all() {
-            if engine.routing.is_source_gone(group) {
+        for group in runner.exchange.domains.all() {
+            if runner.routing.is_source_gone(group) {
                 continue;
             }
             let m = Move { group, ..op.carry(slot) };
             // SAFETY: by this function's contract; landing places stay as they are until this rank has left
             // the operation on the rail.
             unsafe {
-                let source = self.of(&mut engine.launcher, group)?;
+                let source = self.of(&mut runner.launcher, group)?;
                 match op.packed {
-                    true => move_to_landing(engine, &m, &source)?,
-                    false => move_to_regions(engine, &m, &source)?,
+                    true => move_to_landing(runner, &m, &source)?,
+                    false => move_to_regions(runner, &m, &source)?,
                 }
             }
         }

@@ -13,10 +13,10 @@ use super::agree::poll_entries;
 use super::commands::Raise;
 use super::control::{Header, Signal, Verdict};
 use super::counters::LevelPeer;
-use super::engine::Engine;
 use super::entry::{Enter, Heard};
 use super::order::{QUEUE, SlotOrder, Wait};
 use super::record::{Body, NewRecord, Record, bad_record, checked, refusal_record, verdict_of};
+use super::runner::Runner;
 use super::sending::send_record;
 
 /// The rise of a signal for each step of a verdict's number. A peer that has left the round may enter the next
@@ -41,76 +41,76 @@ fn decode(code: u64) -> Option<Heard> {
 }
 
 /// Receives every source's entry, and agrees with the others on whether some rank refuses.
-pub(super) fn gather_entries(engine: &mut Engine, slot: usize, enter: &Enter<'_>) -> Result<()> {
-    let refused = poll_entries(engine, slot, enter)?;
-    conclude(engine, slot, enter, refused)
+pub(super) fn gather_entries(runner: &mut Runner, slot: usize, enter: &Enter<'_>) -> Result<()> {
+    let refused = poll_entries(runner, slot, enter)?;
+    conclude(runner, slot, enter, refused)
 }
 
 /// The first refusal, in order of ranks, is the answer of all ranks. Where losses are masked among
 /// domains, some ranks may not have received it. Those grant places, and learn of the refusal from a rank
 /// that grants none.
 pub(super) fn conclude(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     enter: &Enter<'_>,
     refused: Option<Heard>,
 ) -> Result<()> {
-    let refused = share(engine, slot, enter, refused)?;
+    let refused = share(runner, slot, enter, refused)?;
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
 
 /// The first refusal that some rank of the team has received.
 pub(super) fn share(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     enter: &Enter<'_>,
     refused: Option<Heard>,
 ) -> Result<Option<Heard>> {
-    if !engine.order.masks_domains() {
+    if !runner.order.masks_domains() {
         return Ok(refused);
     }
     let operation = enter.operation;
     if !enter.signature.carries_counts() {
         let known = refused.as_ref().map(Heard::refusal);
-        let heard = share_verdict(&engine.order, slot, operation, Signal::Grant, known.as_ref())?;
+        let heard = share_verdict(&runner.order, slot, operation, Signal::Grant, known.as_ref())?;
         return Ok(heard.map_or(refused, |heard| Heard::first(refused, heard)));
     }
     // The grants that follow carry the refusal too.
     let Some(refusal) = refused else { return Ok(None) };
-    refuse_grants(engine, slot, operation, &refusal.refusal())?;
-    let heard = poll_grants(engine, slot, operation, None)?;
+    refuse_grants(runner, slot, operation, &refusal.refusal())?;
+    let heard = poll_grants(runner, slot, operation, None)?;
     Ok(heard.map_or(refused, |heard| Heard::first(refused, heard)))
 }
 
 /// Receives every peer's grants, for the rows of every group.
 pub(super) fn gather_grants(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     operation: u64,
     handle: usize,
 ) -> Result<()> {
-    let refused = poll_grants(engine, slot, operation, Some(handle))?;
+    let refused = poll_grants(runner, slot, operation, Some(handle))?;
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
 
 /// Receives the grants of the team, and stores the places in a handle; returns the first refusal.
 fn poll_grants(
-    engine: &mut Engine,
+    runner: &mut Runner,
     slot: usize,
     operation: u64,
     handle: Option<usize>,
 ) -> Result<Option<Heard>> {
     let mut refused = None;
-    for place in engine.exchange.domains.places() {
-        let rank = engine.exchange.forwarder(place);
+    for place in runner.exchange.domains.places() {
+        let rank = runner.exchange.forwarder(place);
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
-        if !engine.order.wait(Signal::Grant, slot, place, wait)? {
+        if !runner.order.wait(Signal::Grant, slot, place, wait)? {
             continue;
         }
-        let record = engine.places.record_from(Signal::Grant, slot, place);
-        match (refusal_in(&engine.order, record, rank, operation)?, handle) {
+        let record = runner.places.record_from(Signal::Grant, slot, place);
+        match (refusal_in(&runner.order, record, rank, operation)?, handle) {
             (Some(refusal), _) => refused = Heard::first(refused, refusal),
-            (None, Some(handle)) => engine.routing.accept_grant(place, record, handle),
+            (None, Some(handle)) => runner.routing.accept_grant(place, record, handle),
             (None, None) => {}
         }
     }
@@ -119,21 +119,21 @@ fn poll_grants(
 
 /// Grants nothing, because of a refusal that has arrived.
 fn refuse_grants(
-    engine: &Engine,
+    runner: &Runner,
     slot: usize,
     operation: u64,
     refusal: &CallRefusal<'_>,
 ) -> Result<()> {
-    for place in engine.exchange.domains.places() {
-        send_record(engine, Signal::Grant, slot, place, refusal_record(operation, refusal))?;
+    for place in runner.exchange.domains.places() {
+        send_record(runner, Signal::Grant, slot, place, refusal_record(operation, refusal))?;
     }
     Ok(())
 }
 
 /// A round without rows on the rail: refusals cross from domain to domain.
-pub(super) fn agree_on_rail(engine: &Engine, slot: usize, call: &AgreeCall<'_>) -> Result<()> {
+pub(super) fn agree_on_rail(runner: &Runner, slot: usize, call: &AgreeCall<'_>) -> Result<()> {
     let (operation, known) = (call.operation, call.refusal);
-    for peer in engine.exchange.domains.peers() {
+    for peer in runner.exchange.domains.peers() {
         let record = match &known {
             Some(refusal) => refusal_record(operation, refusal),
             None => {
@@ -141,18 +141,18 @@ pub(super) fn agree_on_rail(engine: &Engine, slot: usize, call: &AgreeCall<'_>) 
                 NewRecord { header, body: Body::Nothing }
             }
         };
-        send_record(engine, Signal::Grant, slot, peer, record)?;
+        send_record(runner, Signal::Grant, slot, peer, record)?;
     }
     let mut refused = None;
-    for peer in engine.exchange.domains.peers() {
-        let rank = engine.exchange.rank_of(peer);
+    for peer in runner.exchange.domains.peers() {
+        let rank = runner.exchange.rank_of(peer);
         // A rank may have to wait here for a rank that itself waits for a late rank of its domain.
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank };
-        if !engine.order.wait(Signal::Grant, slot, peer, wait)? {
+        if !runner.order.wait(Signal::Grant, slot, peer, wait)? {
             continue;
         }
-        let record = engine.places.record_from(Signal::Grant, slot, peer);
-        if let Some(refusal) = refusal_in(&engine.order, record, rank, operation)? {
+        let record = runner.places.record_from(Signal::Grant, slot, peer);
+        if let Some(refusal) = refusal_in(&runner.order, record, rank, operation)? {
             refused = Heard::first(refused, refusal);
         }
     }
@@ -160,11 +160,11 @@ pub(super) fn agree_on_rail(engine: &Engine, slot: usize, call: &AgreeCall<'_>) 
 }
 
 /// A round without rows inside a domain: what ranks have learned on their rails.
-pub(super) fn agree_inside(engine: &Engine, call: &AgreeCall<'_>) -> Result<()> {
-    let (slot, operation) = (engine.order.slot(call.operation), call.operation);
+pub(super) fn agree_inside(runner: &Runner, call: &AgreeCall<'_>) -> Result<()> {
+    let (slot, operation) = (runner.order.slot(call.operation), call.operation);
     // The first use of the signal is over: a rank that gets here has received all entries.
     let heard =
-        share_verdict(&engine.order, slot, operation, Signal::Entry, call.refusal.as_ref())?;
+        share_verdict(&runner.order, slot, operation, Signal::Entry, call.refusal.as_ref())?;
     let other = match (&call.refusal, heard) {
         // The text of this rank itself is more exact.
         (Some(known), Some(heard)) if heard.rank >= known.rank => return Err(known.error()),

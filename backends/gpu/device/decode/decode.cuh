@@ -302,7 +302,7 @@ __device__ TY_COLD void empty_inbox(const Common& c, const DecodeArgs& s, Up up)
   for (u64 i = threadIdx.x; i < pieces; i += blockDim.x) store_16_relaxed(rows + i, make_uint4(0, 0, 0, 0));
 }
 template <class Up>
-__device__ void mend_inbox(const Common& c, const DecodeArgs& s, const Up& up, const Guard& guard) {
+__device__ void empty_inbox_if_ended(const Common& c, const DecodeArgs& s, const Up& up, const Guard& guard) {
   if (sync_block_or(guard.ended())) empty_inbox(c, s, up);
 }
 
@@ -387,7 +387,7 @@ __device__ void end_refused(const Common& c, const DecodeArgs& s, const Up& up, 
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
   // The rows of ranks that are out of step are unknown; those ranks do not continue.
   if (d.code == kRefused) guard = drain<AnyFormat>(c, s, up, heard, part.receiving, guard);
-  mend_inbox(c, s, up, guard);
+  empty_inbox_if_ended(c, s, up, guard);
 }
 
 // This rank refuses. One block.
@@ -405,7 +405,7 @@ __device__ void refuse_decode(const DecodeRefusalArgs& a, const Up& up, u8* shar
   heads.open(a.c);
   heads.post(a.c, up, {a.c.verdict, 0}, nullptr, [](u32) { return 0; });
   Decision d{};
-  if (!poll_heads(a.c, a.decode, up, 0, heard, d, guard)) return mend_inbox(a.c, a.decode, up, guard);
+  if (!poll_heads(a.c, a.decode, up, 0, heard, d, guard)) return empty_inbox_if_ended(a.c, a.decode, up, guard);
   end_refused<true>(a.c, a.decode, up, heard, d, part, guard);
 }
 

@@ -63,7 +63,7 @@ struct OwedRow {
   __device__ void load(const DecodeCombineArgs& args, const SumRange& range, u32 i) {
     const Common& c = args.combine.c;
     u32 number = range.number(i);
-    if (i >= range.rows || number >= c.ranks * c.max_tokens) return;
+    if (i >= range.rows || (u64)number * c.local_experts() >= args.merge.rows) return;
     from = args.sources[number];
     slot = slot_of(args.merge.slots, number, args.merge.topk, args.merge.rows);
   }
@@ -331,7 +331,7 @@ __device__ TY_INLINED bool poll_all_heads(const DecodeCombineArgs& args, const U
   const Common& c = args.combine.c;
   Decision d{};
   if (!poll_heads(c, args.decode, up, seen, heard, d, guard)) {
-    mend_inbox(c, args.decode, up, guard);
+    empty_inbox_if_ended(c, args.decode, up, guard);
     return false;
   }
   if (d.code != kGo) {
@@ -374,7 +374,7 @@ __device__ TY_INLINED void receive_partials(const DecodeCombineArgs& args, const
     if (kMasks && args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
     mine = next;
   }
-  mend_inbox(c, args.decode, up, guard);
+  empty_inbox_if_ended(c, args.decode, up, guard);
 }
 
 // Posts heads and, where the call has weights of its own, sends them and waits for the heads of all. False if the
@@ -429,7 +429,7 @@ __device__ TY_INLINED void combine_decode(const DecodeCombineArgs& args, const U
   if (goes && part.receives)
     receive_partials<Type>(args, up, heard, part, mine, own, entered, guard);
   else if (goes && entered)
-    mend_inbox(a.c, args.decode, up, guard);
+    empty_inbox_if_ended(a.c, args.decode, up, guard);
   turn.leave(a.c);
   if (part.tells() && threadIdx.x == 0) trace.arrived = now_ns();
 }

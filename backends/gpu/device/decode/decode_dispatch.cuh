@@ -170,7 +170,7 @@ struct PackedOutput {
 
   __device__ PackedOutput(const DispatchArgs& a, u8* region)
       : base(region),
-        at(a.region_shape(), a.most_tokens(), (u64)a.c.local_experts() * a.most_tokens()) {}
+        at(a.region_shape(), a.most_tokens, (u64)a.c.local_experts() * a.most_tokens) {}
   template <class T>
   __device__ T* array(u64 offset) const { return reinterpret_cast<T*>(base + offset); }
   // The first word of the scales of row `row` of a block of `most` rows, the first of which is `block`.
@@ -217,7 +217,7 @@ __device__ void note_coming(const DecodeDispatchArgs& args, const Up& up, const 
   u64 heard = now_ns();
   if (!a.c.no_host_sync) {
     a.c.outcome->tokens = tokens;
-    a.c.outcome->rows = (u64)t.local * a.most_tokens();
+    a.c.outcome->rows = (u64)t.local * a.most_tokens;
   }
   tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
   a.c.trace->entered = heard;
@@ -234,7 +234,7 @@ template <u32 N>
 __device__ TY_INLINED void spread_row(const DecodeDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
                                       const ComingRow& from, const Entry& entry, const uint4 (&row)[N]) {
   const DispatchArgs& a = args.dispatch;
-  u32 lane = lane_id(), topk = a.c.topk, own = row_pieces(a), pieces = sent_pieces(a), most = (u32)a.most_tokens();
+  u32 lane = lane_id(), topk = a.c.topk, own = row_pieces(a), pieces = sent_pieces(a), most = (u32)a.most_tokens;
   u32 expert = entry.named >> 16;
   u32 at = expert < t.local ? t.base[from.source * t.local + expert] + (entry.named & 0xffff) : most;
   i32 slot = at < most ? (i32)(expert * most + at) : -1;
@@ -294,7 +294,7 @@ __device__ TY_COLD void miss_row(const DecodeDispatchArgs& args, u8* region, u32
 __device__ TY_COLD void clear_rows(const DecodeDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
                                    u32 source) {
   const DispatchArgs& a = args.dispatch;
-  u32 most = (u32)a.most_tokens(), topk = a.c.topk;
+  u32 most = (u32)a.most_tokens, topk = a.c.topk;
 #pragma unroll 1
   for (u32 i = t.first[source] * topk + threadIdx.x; i < t.first[source + 1] * topk; i += blockDim.x)
     out.array<i32>(out.at.slots)[i] = -1;
@@ -317,7 +317,7 @@ __device__ TY_COLD void clear_rows(const DecodeDispatchArgs& args, const ComingT
 
 // The last block looks for sources that have stopped midway; `tables` is the shared memory of the routing. The whole
 // block.
-__device__ TY_COLD void mend_output(const DecodeDispatchArgs& args, u8* tables, u8* region, u32 blocks) {
+__device__ TY_COLD void clear_stopped_sources(const DecodeDispatchArgs& args, u8* tables, u8* region, u32 blocks) {
   if (!last_to_receive(args.decode, blocks)) return;
   SentTables sent(args.dispatch, args.decode, tables);
   ComingTables t(sent, sent.end(args.dispatch));
@@ -409,12 +409,12 @@ __device__ TY_INLINED void receive_rows(const DecodeDispatchArgs& args, const Up
   else if (!poll_masked_heads(c, args.decode, up, t.heard))
     guard.end();
   there = sync_block_and(there && !guard.ended());
-  if (!there && sync_block_or(guard.ended())) return mend_inbox(c, args.decode, up, guard);
+  if (!there && sync_block_or(guard.ended())) return empty_inbox_if_ended(c, args.decode, up, guard);
   Decision d = decide_together(c, t.heard);
   if (d.code != kGo) return end_refused(c, args.decode, up, t.heard, d, part, guard);
   if (masks(args.decode)) {
     guard = poll_masked_reports(args, up, t, guard);
-    if (sync_block_or(guard.ended())) return mend_inbox(c, args.decode, up, guard);
+    if (sync_block_or(guard.ended())) return empty_inbox_if_ended(c, args.decode, up, guard);
   }
   ComingRows rows{t, c.rank, KeptTokens(part, c.tokens()).first, args.decode.ranks_factor};
   place_rows(t, rows);
@@ -434,8 +434,8 @@ __device__ TY_INLINED void receive_rows(const DecodeDispatchArgs& args, const Up
     for (u32 n = 0; n < kAtOnce; n++)
       if (i + n * step < all) coming[n].receive(args, up, t, out, guard);
   }
-  if (masks(args.decode)) mend_output(args, up.end(), out.base, part.receiving.step);
-  mend_inbox(c, args.decode, up, guard);
+  if (masks(args.decode)) clear_stopped_sources(args, up.end(), out.base, part.receiving.step);
+  empty_inbox_if_ended(c, args.decode, up, guard);
 }
 
 template <u32 N, bool kCast, class Up>

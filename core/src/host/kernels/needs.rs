@@ -2,22 +2,9 @@
 
 use super::OpenKernels;
 use crate::host::missing_slot;
-use crate::kernels::{KernelNeeds, Limits, LinkNeeds, NO_LINK_NEEDS, is_for_level};
+use crate::kernels::{KernelNeeds, Limits, LinkNeeds, is_for_level};
 use crate::transport::Capabilities;
 use crate::{Error, ErrorKind, Result, abi};
-
-/// Needs of nothing, to be filled.
-pub(super) const NONE: KernelNeeds = KernelNeeds {
-    size: size_of::<KernelNeeds>(),
-    windows: 0,
-    capabilities: 0,
-    scale_up: NO_LINK_NEEDS,
-    scale_out: NO_LINK_NEEDS,
-    window_bytes: [0; abi::TY_MAX_WINDOWS],
-    window_levels: [0; abi::TY_MAX_WINDOWS],
-    device: -1,
-    reserved: 0,
-};
 
 /// Checks what a kernel set asked for.
 ///

@@ -1,6 +1,6 @@
 """Dispatch and combine of V2 on tensors of torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenyard import errors
@@ -17,7 +17,6 @@ from ..utils.event import EventOverlap
 from .ordered import Ordered
 from .streams import CallStream, Timing
 from .tensors import (
-    Routed,
     expect_device,
     floats,
     library,
@@ -93,18 +92,19 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
             kind="invalid_input",
             operation="capture graph",
         )
-    kept: list[Routed] = []
+    kept: list[DispatchCall] = []
 
-    def send(opened: Opened, routed: Routed) -> Any:
-        kept[:] = [routed]
+    def send(opened: Opened, checked: DispatchCall) -> Any:
+        kept[:] = [checked]
+        ids: Any = checked.topk_idx
         name_stream(opened, stream)
         no_sync = not call.has_cpu_sync and opened.takes("without_sync")
         act = opened.communicator.dispatch_send if before_epilogue else opened.communicator.dispatch
         sent = act(
-            routed.x,
-            routed.ids,
-            routed.weights,
-            scales=routed.scales,
+            checked.reference,
+            ids,
+            checked.topk_weights,
+            scales=checked.scales,
             layout=call.layout,
             alignment=(call.alignment or 1) if call.is_expanded else 1,
             zero_padding=call.is_expanded,
@@ -120,7 +120,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
         opened, (received, native) = run(
             lambda: _read_dispatch(pool, call), send, call.way, lambda: _sizes(pool, call)
         )
-        routed = kept[0]
+        checked = kept[0]
         record = Record(
             opened,
             native,
@@ -130,16 +130,16 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
             is_exact=call.has_cpu_sync,
             is_expanded=call.is_expanded,
             flat_rows=received.tokens,
-            device=routed.x.device,
+            device=checked.reference.device,
         )
         places = Places(pool, record, received)
-        given = _give(call, record, received, routed, stream, places)
+        given = _give(checked, record, received, stream, places)
         handle = _make_handle(pool, call, record, received, places)
-    return _finish(call, routed, given, handle, stream)
+    return _finish(call, checked, given, handle, stream)
 
 
 def _finish(
-    call: DispatchCall, routed: Routed, given: Given, handle: EPHandle, stream: CallStream
+    call: DispatchCall, checked: DispatchCall, given: Given, handle: EPHandle, stream: CallStream
 ) -> Result:
     ids, weights = given.ids, given.weights
     x = given.x if given.scales is None else (given.x, given.scales)
@@ -147,14 +147,14 @@ def _finish(
         return x, ids, weights, handle, EventOverlap()
     rows = (given.x, given.scales)
     sent = call.x if isinstance(call.x, tuple) else (call.x,)
-    inputs = (*sent, call.topk_idx, call.topk_weights, routed.x, routed.scales, routed.ids)
-    inputs = (*inputs, routed.weights, call.stats)
+    inputs = (*sent, call.topk_idx, call.topk_weights, checked.x, checked.scales, checked.topk_idx)
+    inputs = (*inputs, checked.topk_weights, call.stats)
     # The ids of a handle may be a copy, made on the stream of the call.
     event = stream.finish(inputs, (*rows, ids, weights, handle.topk_idx, handle._places.memory))
     return x, ids, weights, handle, event
 
 
-def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
     x, scales = read_rows(library(), call.x, None, None)
     tokens = x.shape[0]
     if call.topk_idx is None or call.experts is None:
@@ -176,7 +176,8 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     stats = {"cumulative_local_expert_recv_stats": call.stats}
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
-    return _sizes(pool, call), Routed(x, scales, ids, weights)
+    checked = replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
+    return _sizes(pool, call), checked
 
 
 def _sizes(pool: Pool, call: DispatchCall) -> Sizes:
@@ -212,9 +213,9 @@ def _replay(
             record.native, x, weights, scales=scales, stream=stream.raw, without_sync=no_sync
         )
         received = Between(sent, before_epilogue, stream).recv() if before_epilogue else sent
-        routed = Routed(x, scales, None, weights)
-        given = _give(call, record, received, routed, stream)
-    return _finish(call, routed, given, handle, stream)
+        checked = replace(call, x=x, scales=scales, topk_weights=weights)
+        given = _give(checked, record, received, stream)
+    return _finish(call, checked, given, handle, stream)
 
 
 def record_of(pool: Pool, handle: object) -> Record:
@@ -226,24 +227,24 @@ def record_of(pool: Pool, handle: object) -> Record:
 
 
 def _give(
-    call: DispatchCall,
+    checked: DispatchCall,
     record: Record,
     received: Any,
-    routed: Routed,
     stream: CallStream,
     places: "Places | None" = None,
 ) -> Given:
     """The received rows, ids and weights. One call copies them, where they do not stay, and what `places` wants."""
     opened = record.opened
     stays = stays_in_arena(opened, stream)
-    given, wanted = _room(call, record, received, routed, stays)
+    given, wanted = _room(checked, record, received, stays)
     names = _ARRAYS[: 3 if given.scales is None else 2] if stays else ()
     copied = None
-    if places is not None and call.copies_handle:
-        places.ids = torch.empty_like(routed.ids)
-        copied = (routed.ids, places.ids)
+    if places is not None and checked.copies_handle:
+        ids: Any = checked.topk_idx
+        places.ids = torch.empty_like(ids)
+        copied = (ids, places.ids)
     if not wanted and places is None:
-        arrays = take_all(received, names, routed.x.dtype)
+        arrays = take_all(received, names, checked.reference.dtype)
     else:
         arrays, _, _ = opened.communicator._give(
             reader(),
@@ -251,44 +252,44 @@ def _give(
             None if places is None else places.memory,
             () if places is None else places.parts,
             names=names,
-            keeps_fp8=routed.x.dtype is torch.float8_e4m3fn,
+            keeps_fp8=checked.reference.dtype is torch.float8_e4m3fn,
             copied=copied,
             stream=stream.raw,
             **wanted,
         )
     for name, array in zip(names, arrays, strict=True):
         setattr(given, name, array)
-    given.x = typed(given.x, routed.x.dtype)
+    given.x = typed(given.x, checked.reference.dtype)
     if given.scales is not None:
-        given.scales = typed(given.scales, routed.scales.dtype)
+        given.scales = typed(given.scales, checked.scales.dtype)
     return given
 
 
 def _room(
-    call: DispatchCall, record: Record, received: Any, routed: Routed, stays: bool
+    checked: DispatchCall, record: Record, received: Any, stays: bool
 ) -> tuple[Given, dict[str, Any]]:
     """Memory of torch for what a caller gets that does not stay in the arena, and its names as copies."""
-    sizes, rows, device = record.opened.sizes, received.rows, routed.x.device
+    sizes, rows, device = record.opened.sizes, received.rows, checked.reference.device
     given, wanted = Given(), {}
     if not stays:
         shape: tuple[int, ...] = (rows, sizes.hidden)
-        given.x = wanted["x"] = torch.empty(shape, dtype=routed.x.dtype, device=device)
-        if routed.weights is not None:
-            shape = (rows,) if call.is_expanded else (rows, sizes.topk)
+        given.x = wanted["x"] = torch.empty(shape, dtype=checked.reference.dtype, device=device)
+        if checked.topk_weights is not None:
+            shape = (rows,) if checked.is_expanded else (rows, sizes.topk)
             given.weights = torch.empty(shape, dtype=torch.float32, device=device)
             wanted["weights"] = given.weights
-    if routed.scales is not None and call.is_column_major:
-        columns = routed.scales.shape[1]
+    if checked.scales is not None and checked.is_column_major:
+        columns = checked.scales.shape[1]
         # Columns start at multiples of 16 bytes.
         pitch = align(rows, 4)
-        memory = torch.empty((columns, pitch), dtype=routed.scales.dtype, device=device)
+        memory = torch.empty((columns, pitch), dtype=checked.scales.dtype, device=device)
         given.scales = memory.as_strided((rows, columns), (1, pitch))
         wanted["scale_columns"] = memory
-    elif routed.scales is not None and not stays:
-        shape = (rows, routed.scales.shape[1])
-        given.scales = torch.empty(shape, dtype=routed.scales.dtype, device=device)
+    elif checked.scales is not None and not stays:
+        shape = (rows, checked.scales.shape[1])
+        given.scales = torch.empty(shape, dtype=checked.scales.dtype, device=device)
         wanted["scales"] = given.scales
-    if not call.is_expanded:
+    if not checked.is_expanded:
         shape = (rows, sizes.topk)
         given.ids = torch.empty(shape, dtype=torch.int64, device=device)
         wanted["wide_ids"] = given.ids

@@ -1,6 +1,6 @@
 """The normal calls of V1 on tensors of torch: flat rows, one per token and rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenyard import errors
@@ -16,7 +16,6 @@ from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
-    Routed,
     adopted,
     dummy,
     expect_device,
@@ -104,7 +103,7 @@ def _count(pool: Pool, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
     return is_in.sum(0, dtype=torch.int32), per_domain, per_expert, is_in
 
 
-def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
+def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
     return _read_at_once(pool, call) or _read_each(pool, call)
 
 
@@ -117,7 +116,7 @@ def _looks(pool: Pool, call: DispatchCall) -> Sizes:
     return sizes_of(counts.shape[0], ids.shape[1], hidden, most, named, False, call.sms)
 
 
-def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed] | None:
+def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall] | None:
     """The arguments, where all are as most callers give them."""
     found = _routing(call, pool.ranks)
     if found is None or call.num_tokens_per_rank is None:
@@ -130,7 +129,7 @@ def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed] | None
         return None
     most, named = _room(pool, call, tokens)
     sizes = sizes_of(experts, topk, hidden, most, named, False, call.sms)
-    return sizes, Routed(call.x, None, call.topk_idx, call.topk_weights)
+    return sizes, call
 
 
 def _room(pool: Pool, call: DispatchCall, tokens: int) -> tuple[int, int | None]:
@@ -140,7 +139,7 @@ def _room(pool: Pool, call: DispatchCall, tokens: int) -> tuple[int, int | None]
     return named or first_tokens(tokens), named
 
 
-def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
+def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
     x, scales = read_rows(library(), call.x, None, None)
     tokens, hidden = x.shape
     routing = read_routing(library(), call, tokens, pool.ranks)
@@ -150,30 +149,31 @@ def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, Routed]:
         ids = torch.where(routing.is_in, ranks, -1)
         sizes = sizes_of(pool.ranks, pool.ranks, hidden, most, None, False, call.sms)
         expect_device(x, scales=scales, is_token_in_rank=routing.is_in)
-        return sizes, Routed(x, scales, ids, None)
+        return sizes, replace(call, x=x, scales=scales, topk_idx=ids)
     ids, weights = routing.ids, routing.weights
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
     sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, False, call.sms)
-    return sizes, Routed(x, scales, ids, weights)
+    return sizes, replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
 
 
 def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
     stream = stream_of(call, timing)
 
-    def send(opened: Opened, routed: Routed) -> tuple[Routed, bool, Any]:
+    def send(opened: Opened, checked: DispatchCall) -> tuple[DispatchCall, bool, Any]:
         no_sync = bool(call.num_worst_tokens) and opened.takes("without_sync")
+        ids: Any = checked.topk_idx
         name_stream(opened, stream)
         sent = opened.communicator.dispatch(
-            routed.x,
-            routed.ids,
-            routed.weights,
-            scales=routed.scales,
+            checked.reference,
+            ids,
+            checked.topk_weights,
+            scales=checked.scales,
             worst_case=no_sync,
             stream=stream.raw,
             without_sync=no_sync,
         )
-        return routed, not no_sync, sent
+        return checked, not no_sync, sent
 
     if not call.num_worst_tokens and stream.is_captured:
         raise errors.InvalidInputError(
@@ -182,7 +182,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
             operation="capture graph",
         )
     with stream.inside():
-        opened, (routed, has_sync, (received, native)) = pool.dispatch_sent(
+        opened, (checked, has_sync, (received, native)) = pool.dispatch_sent(
             lambda: _read_dispatch(pool, call),
             send,
             way_of("flat", not call.num_worst_tokens),
@@ -190,7 +190,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         )
         given = call.num_worst_tokens or received.tokens
         record = Record(opened, native, given, has_sync)
-        outputs = _give(pool, call, Arrival(record, received, routed, stream))
+        outputs = _give(pool, call, Arrival(record, received, checked, stream))
         handle = _make_handle(pool, call, record, outputs)
         per_expert = _counts_list(pool, call, outputs, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
@@ -198,7 +198,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     if stream.is_async:
         given_rows = rows if isinstance(rows, tuple) else (rows,)
         event = stream.finish(
-            (*_tensors(call), routed.x, routed.scales, routed.ids, routed.weights),
+            (*_tensors(call), checked.x, checked.scales, checked.topk_idx, checked.topk_weights),
             # The allocator does not know the handle's tensors over `block`.
             (*given_rows, ids, weights, outputs.block, *handle),
         )
@@ -230,21 +230,21 @@ class Arrival:
 
     record: Record
     received: Any
-    routed: Routed
+    checked: DispatchCall
     stream: CallStream
 
 
 def _give(pool: Pool, call: DispatchCall, arrival: Arrival) -> Outputs:
     """The outputs. One call copies all that do not stay where they arrived."""
     record, received = arrival.record, arrival.received
-    routed, stream = arrival.routed, arrival.stream
+    checked, stream = arrival.checked, arrival.stream
     opened, given = record.opened, record.given
     # Room for all places that the output has.
-    room, x = max(given, received.rows), routed.x
+    room, x = max(given, received.rows), checked.reference
     stays, is_routed = stays_in_arena(opened, stream), call.topk_idx is not None
     # Copies: a handle may live for long, and holds no rows.
     block = torch.empty(room + pool.ranks, dtype=torch.int32, device=x.device)
-    rows, wanted = ((), {}) if stays else _own_rows(routed, room)
+    rows, wanted = ((), {}) if stays else _own_rows(checked, room)
     ids, weights = None, None
     if is_routed:
         ids = wanted["ids"] = block.new_empty((room, opened.sizes.topk), dtype=torch.int64)
@@ -266,7 +266,7 @@ def _give(pool: Pool, call: DispatchCall, arrival: Arrival) -> Outputs:
     )
     if stays:
         arrived, scales, its_weights = arrays
-        rows = _arrived_rows(typed(arrived, x.dtype), scales, routed, room)
+        rows = _arrived_rows(typed(arrived, x.dtype), scales, checked, room)
         weights = its_weights if weights is None and is_routed else weights
     if room != given:
         rows = tuple(fit(one, given) for one in rows)
@@ -276,16 +276,16 @@ def _give(pool: Pool, call: DispatchCall, arrival: Arrival) -> Outputs:
     return Outputs(rows if len(rows) > 1 else rows[0], ids, weights, tokens, ends, block, counts)
 
 
-def _arrived_rows(x: Any, scales: Any, routed: Routed, room: int) -> tuple[Any, ...]:
+def _arrived_rows(x: Any, scales: Any, checked: DispatchCall, room: int) -> tuple[Any, ...]:
     """The rows where they arrived, and their scales."""
     if scales is None:
         return (fit(x, room),)
-    return fit(x, room), fit(typed(scales, routed.scales.dtype), room)
+    return fit(x, room), fit(typed(scales, checked.scales.dtype), room)
 
 
-def _own_rows(routed: Routed, room: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _own_rows(checked: DispatchCall, room: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Room for rows and their scales, and their names as copies. A subclass of the caller's stays out of it."""
-    x, scales = routed.x, routed.scales
+    x, scales = checked.reference, checked.scales
     own = torch.empty((room, x.shape[1]), dtype=x.dtype, device=x.device)
     if scales is None:
         return (own,), {"x": own}
@@ -365,14 +365,14 @@ def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple
         received = opened.communicator.replay(
             record.native, x, scales=scales, stream=stream.raw, without_sync=no_sync
         )
-        routed = Routed(x, scales, None, None)
+        checked = replace(call, x=x, scales=scales)
         stays = stays_in_arena(opened, stream)
         room = max(record.given, received.rows)
         if stays:
             arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)
-            given = _arrived_rows(arrived, its_scales, routed, room)
+            given = _arrived_rows(arrived, its_scales, checked, room)
         else:
-            given, wanted = _own_rows(routed, room)
+            given, wanted = _own_rows(checked, room)
             opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
     rows = given if len(given) > 1 else given[0]

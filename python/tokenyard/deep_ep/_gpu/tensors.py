@@ -1,7 +1,7 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
 import contextlib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import tokenyard
@@ -12,16 +12,6 @@ from .._arrays import Refusal
 from .._pool import Opened
 from .._torch import torch
 from .streams import CallStream, Timing
-
-
-@dataclass
-class Routed:
-    """The arguments of a dispatch, checked."""
-
-    x: Any
-    scales: Any
-    ids: Any
-    weights: Any
 
 
 def floats() -> tuple[Any, ...]:

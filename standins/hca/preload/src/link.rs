@@ -1,6 +1,6 @@
 //! The wire between processes of a world: a socket per device, named by its local id.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd as _;
@@ -13,6 +13,8 @@ use tokenyard_hca::Packet;
 const MOST: u16 = 1024;
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 16;
+/// With more bytes waiting, a wire loses packets: their sender repeats them, also to a process that is stopped.
+const FULL: usize = 1 << 26;
 
 /// A device's ends of the wires.
 #[derive(Debug)]
@@ -27,7 +29,7 @@ pub(crate) struct Wires {
 #[derive(Debug)]
 struct Outgoing {
     stream: UnixStream,
-    waiting: Vec<u8>,
+    waiting: VecDeque<u8>,
 }
 
 #[derive(Debug)]
@@ -59,8 +61,8 @@ impl Wires {
         self.lid
     }
 
-    /// Sends a packet to another device. A packet to a missing device is lost: the sender repeats it, and then
-    /// gives up.
+    /// Sends a packet to another device. A packet to a missing device, or on a full wire, is lost: the sender repeats
+    /// it, and then gives up.
     pub(crate) fn send(&mut self, packet: &Packet) {
         let lid = packet.to.lid;
         if !self.outgoing.contains_key(&lid) {
@@ -68,9 +70,9 @@ impl Wires {
             if stream.set_nonblocking(true).is_err() {
                 return;
             }
-            self.outgoing.insert(lid, Outgoing { stream, waiting: Vec::new() });
+            self.outgoing.insert(lid, Outgoing { stream, waiting: VecDeque::new() });
         }
-        if let Some(outgoing) = self.outgoing.get_mut(&lid) {
+        if let Some(outgoing) = self.outgoing.get_mut(&lid).filter(|to| to.waiting.len() <= FULL) {
             let bytes = packet.to_bytes();
             outgoing.waiting.extend((bytes.len() as u64).to_le_bytes());
             outgoing.waiting.extend(bytes);
@@ -95,7 +97,7 @@ impl Outgoing {
     /// Writes as many bytes as fit; false if the peer is gone.
     fn flush(&mut self) -> bool {
         while !self.waiting.is_empty() {
-            match self.stream.write(&self.waiting) {
+            match self.stream.write(self.waiting.as_slices().0) {
                 Ok(0) => return false,
                 Ok(count) => drop(self.waiting.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
@@ -119,12 +121,15 @@ impl Incoming {
                 Err(error) => break error.kind() == ErrorKind::WouldBlock,
             }
         };
-        while let Some((length, rest)) = self.bytes.split_first_chunk() {
+        let mut bytes = self.bytes.as_slice();
+        while let Some((length, rest)) = bytes.split_first_chunk() {
             let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-            let Some(packet) = rest.get(..length) else { break };
+            let Some((packet, rest)) = rest.split_at_checked(length) else { break };
             packets.extend(Packet::from_bytes(packet));
-            self.bytes.drain(..8 + length);
+            bytes = rest;
         }
+        let taken = self.bytes.len() - bytes.len();
+        self.bytes.drain(..taken);
         is_there
     }
 }

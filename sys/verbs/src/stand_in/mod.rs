@@ -99,7 +99,7 @@ impl Nic {
     }
 
     /// Sets the port up again.
-    pub fn mend(self) {
+    pub fn restore(self) {
         World::enter().nics[self.index].is_cut = false;
     }
 

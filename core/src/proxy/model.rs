@@ -1,13 +1,14 @@
-//! Model checks of all schedules of a poster and a proxy thread.
+//! Model checks of all schedules of a poster and a proxy thread. With the feature `loom`:
+//! `cargo test -p tokenyard-core --features loom --lib proxy::`.
 
 use std::time::Duration;
 
 use loom::thread;
 
-use super::super::bell::Bell;
-use super::super::queue::{Queue, Server, queue};
-use super::super::ring::ring;
-use super::super::sync::Arc;
+use super::bell::Bell;
+use super::queue::{Queue, Server, queue};
+use super::ring::ring;
+use super::sync::Arc;
 use crate::abi;
 use crate::transport::{Command, NO_COMMAND, NO_EVENT};
 

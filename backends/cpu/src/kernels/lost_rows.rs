@@ -3,28 +3,32 @@
 use tokenyard_core::moe::{Holder, Layout, Span};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use super::engine::Engine;
 use super::operation::{DispatchOp, Output};
 use super::order::SlotOrder;
 use super::places::Places;
 use super::routing::RoutingTable;
+use super::runner::Runner;
 
 /// Makes an output whole that lacks rows of sources that are gone: their places hold zeros.
 /// If a rank that was given up may still write there, the caller gets another region, and that one stays out
 /// of use (INV-8).
 #[cold]
-pub(super) fn mend(engine: &mut Engine, op: &DispatchOp, output: Output) -> Result<Output> {
-    let sources = 0..engine.exchange.regions.ranks;
+pub(super) fn complete_output(
+    runner: &mut Runner,
+    op: &DispatchOp,
+    output: Output,
+) -> Result<Output> {
+    let sources = 0..runner.exchange.regions.ranks;
     let still_written = sources
         .clone()
-        .filter(|source| lacks(&engine.routing, &engine.order, op, *source))
+        .filter(|source| lacks(&runner.routing, &runner.order, op, *source))
         .any(|source| {
-            engine.order.losses().may_write(engine.exchange.forwarder(source), op.operation)
+            runner.order.losses().may_write(runner.exchange.forwarder(source), op.operation)
         });
-    let whole = if still_written { move_away(&engine.places, op, &output)? } else { output };
+    let whole = if still_written { move_away(&runner.places, op, &output)? } else { output };
     for source in sources {
-        if lacks(&engine.routing, &engine.order, op, source) {
-            clear_rows(&engine.routing, &engine.places, op, &whole, source);
+        if lacks(&runner.routing, &runner.order, op, source) {
+            clear_rows(&runner.routing, &runner.places, op, &whole, source);
         }
     }
     Ok(whole)

@@ -15,9 +15,9 @@ use super::routing::RoutingTable;
 use super::windows::WindowSizes;
 use crate::pool::Pool;
 
-/// The state that the operations of one exchange work with.
+/// Runs the operations of one exchange: the state that they work with.
 #[derive(Debug)]
-pub(super) struct Engine {
+pub(super) struct Runner {
     pub(super) exchange: Exchange,
     pub(super) routing: RoutingTable,
     pub(super) places: Places,
@@ -28,25 +28,25 @@ pub(super) struct Engine {
 /// The exchange on the rail, with what passes between it and that with the owners.
 #[derive(Debug)]
 pub(super) struct Rail {
-    pub(super) engine: Engine,
+    pub(super) runner: Runner,
     /// The sums of the combine that is being sent.
     pub(super) sums: Option<Sums>,
 }
 
 /// The exchanges of a communicator. They share windows, arena, worker threads, and what is known of their links.
 #[derive(Debug)]
-pub(super) struct Engines {
-    pub(super) owners: Engine,
+pub(super) struct Runners {
+    pub(super) owners: Runner,
     pub(super) rail: Option<Rail>,
 }
 
 // SAFETY: the areas are mappings that live as long as the communicator. No other value shares the state that
-// engines share, so it moves with them. One thread at a time uses them (thread rule of the kernel set ABI).
-unsafe impl Send for Engines {}
+// runners share, so it moves with them. One thread at a time uses them (thread rule of the kernel set ABI).
+unsafe impl Send for Runners {}
 
-impl Engines {
+impl Runners {
     /// # Safety
-    /// Everything that the plan points to (but for the list of windows) outlives the engines.
+    /// Everything that the plan points to (but for the list of windows) outlives the runners.
     pub(super) unsafe fn new(
         shape: &KernelShape,
         sizes: WindowSizes,
@@ -68,10 +68,10 @@ impl Engines {
         };
         let (traffic, pool) = (Rc::new(traffic), Arc::new(pool));
         let windows = Windows::new(windows, &sizes)?;
-        let engine = |exchange: Exchange, number: usize| -> Result<Engine> {
+        let runner = |exchange: Exchange, number: usize| -> Result<Runner> {
             let order = SlotOrder::new(exchange, &traffic, shape.in_flight, number);
             let slots = if number == 0 { sizes.owners() } else { sizes.rail() };
-            Ok(Engine {
+            Ok(Runner {
                 exchange,
                 routing: RoutingTable::new(exchange, shape),
                 places: Places::new(exchange, slots, &windows, &order.channel)?,
@@ -79,8 +79,8 @@ impl Engines {
                 launcher: Launcher::new(exchange, Arc::clone(&pool)),
             })
         };
-        let rail = rail.map(|rail| engine(rail, 1)).transpose()?;
-        let rail = rail.map(|engine| Rail { engine, sums: None });
-        Ok(Self { owners: engine(owners, 0)?, rail })
+        let rail = rail.map(|rail| runner(rail, 1)).transpose()?;
+        let rail = rail.map(|runner| Rail { runner, sums: None });
+        Ok(Self { owners: runner(owners, 0)?, rail })
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::scripted::{Fatal, Remote, Script, Scripted};
-use crate::proxy::{Proxy, ProxyOptions};
-use crate::transport::{Command, Event, NO_COMMAND, NO_EVENT};
-use crate::{ErrorKind, abi};
+use crate::scripted::{Fatal, Remote, Script, Scripted};
+use tokenyard_core::proxy::{Proxy, ProxyOptions};
+use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
+use tokenyard_core::{ErrorKind, abi};
 
 /// The deadline of expected events.
 const DEADLINE: Duration = Duration::from_secs(60);

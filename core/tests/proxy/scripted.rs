@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::abi;
-use crate::proxy::FabricShare;
-use crate::transport::{Command, Event, NO_EVENT};
+use tokenyard_core::abi;
+use tokenyard_core::proxy::FabricShare;
+use tokenyard_core::transport::{Command, Event, NO_EVENT};
 
 /// The way in which a share fails for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::scripted::{Fatal, Remote, Script, Scripted, Seen};
-use crate::abi;
-use crate::proxy::{Proxy, ProxyOptions};
-use crate::transport::{Command, NO_COMMAND, NO_EVENT};
+use crate::scripted::{Fatal, Remote, Script, Scripted, Seen};
+use tokenyard_core::abi;
+use tokenyard_core::proxy::{Proxy, ProxyOptions};
+use tokenyard_core::transport::{Command, NO_COMMAND, NO_EVENT};
 
 /// The deadline of expected events.
 const DEADLINE: Duration = Duration::from_secs(60);
