@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -165,7 +164,7 @@ pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
 
 /// Calls of each kind. The first two may keep what a process has once, such as a library's handle.
 const CALLS: i32 = 5;
-/// The time that threads have to end after `close`, and names to go: more on slow machines.
+/// The time that descriptors and names have to go after `close`: more on slow machines.
 fn settles(rank: &Rank<'_>) -> Duration {
     3 * rig::short(rank)
 }
@@ -231,17 +230,16 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
     Ok(left)
 }
 
-/// The resources of a process: its descriptors, its threads, its mappings of files and shared memory, the bytes that it
+/// The resources of a process: its descriptors, its mappings of files and shared memory, the bytes that it
 /// has of the allocator, and those of other memory. Bytes count modulo 2^32, as the allocator counts them.
 #[derive(Clone, Copy, Debug)]
-struct Held([u32; 5]);
+struct Held([u32; 4]);
 
 /// The kinds, each with the growth by all calls, and by each of them, that is a leak. Bytes must grow with each call:
 /// the allocator's caches, and the host's own tables, take some now and then (up to 7 KiB were seen on the heap), and a
 /// thread's stack stays for the next.
-const KINDS: [(&str, i32, i32); 5] = [
+const KINDS: [(&str, i32, i32); 4] = [
     ("descriptors", CALLS, i32::MIN),
-    ("threads", CALLS, i32::MIN),
     ("mappings", CALLS, i32::MIN),
     ("bytes on the heap", CALLS * 4 * PAGE, 4 * PAGE),
     ("bytes of other memory", CALLS * PAGE, PAGE),
@@ -250,9 +248,7 @@ const PAGE: i32 = 4096;
 
 impl Held {
     fn now() -> Result<Self> {
-        let count = |folder: &str| -> Result<u32> {
-            Ok(std::fs::read_dir(Path::new("/proc/self").join(folder))?.count() as u32)
-        };
+        let descriptors = std::fs::read_dir("/proc/self/fd")?.count() as u32;
         // The allocator makes anonymous mappings when it likes, and joins them: their bytes count, less its own.
         let maps = std::fs::read_to_string("/proc/self/maps")?;
         let named = |line: &&str| line.contains(" rw-s ") || line.contains(" /");
@@ -262,10 +258,10 @@ impl Held {
         let heap = unsafe { libc::mallinfo() };
         let [arenas, used, mapped] = [heap.arena, heap.uordblks, heap.hblkhd].map(|n| n as u32);
         let other = (bytes as u32).wrapping_sub(arenas).wrapping_sub(mapped);
-        Ok(Self([count("fd")?, count("task")?, mappings, used.wrapping_add(mapped), other]))
+        Ok(Self([descriptors, mappings, used.wrapping_add(mapped), other]))
     }
 
-    fn more_than(self, before: Self) -> [i32; 5] {
+    fn more_than(self, before: Self) -> [i32; 4] {
         std::array::from_fn(|kind| self.0[kind].wrapping_sub(before.0[kind]).cast_signed())
     }
 }
@@ -312,7 +308,7 @@ fn keeps_nothing(
     call()?;
     call()?;
     let before = Held::now()?;
-    let (mut last, mut by_each, mut each_leaves_threads) = (before, [i32::MAX; 5], true);
+    let (mut last, mut by_each, mut each_leaves_threads) = (before, [i32::MAX; 4], true);
     for _ in 0..CALLS {
         let threads = threads()?;
         call()?;
