@@ -9,7 +9,6 @@ It needs torch and numpy; the exit code is 1 where a check failed. Without GPUs 
 import gc
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -26,25 +25,11 @@ import with_megatron
 import with_sglang
 import with_torchtitan
 import with_vllm
+from gpu_common import share_one_gpu
 
 RANKS = 2
 # Seconds for a check. The first ones compile kernels.
 LIMIT_S = 120
-# Ranks share a GPU if the config names it.
-SHARED = """
-[world]
-deadline_ms = 20000
-late_ms = 60000
-[kernels]
-use = "cuda"
-[kernels.cuda]
-decode = "low_latency"
-device = [0]
-[transport.scale_up]
-use = "nvlink"
-[transport.scale_up.nvlink]
-device = [0]
-"""
 CHECKS = [
     *(("vllm", check) for check in overlap.CHECKS),
     *((client, check) for client, checks in graphs.CHECKS.items() for check in checks),
@@ -113,9 +98,7 @@ def main(folder, wanted):
     if gpus:
         pools.LIMIT_S = LIMIT_S
     if gpus == 1:
-        path = Path(tempfile.gettempdir()) / f"tokenyard-one-gpu-{os.getpid()}.toml"
-        path.write_text(SHARED)
-        os.environ["TOKENYARD_CONFIG"] = str(path)
+        share_one_gpu()
     failed, ranks = [], Ranks()
     for name, call in named(folder, gpus, ranks):
         if wanted and not any(word in name for word in wanted):

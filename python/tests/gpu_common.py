@@ -18,6 +18,22 @@ CASE = Case(2, experts=32, topk=6, hidden=512, max_tokens=64, tokens=(64, 61), s
 SMALL = Case(2, seed=2, hidden=256)
 EMPTY = Case(2, seed=3, hidden=256, tokens=(0, 7))
 
+# Ranks share a GPU, and take turns there, where a config names it.
+SHARED = """
+[world]
+deadline_ms = 20000
+late_ms = 60000
+[kernels]
+use = "cuda"
+[kernels.cuda]
+decode = "{decode}"
+device = 0
+[transport.scale_up]
+use = "nvlink"
+[transport.scale_up.nvlink]
+device = 0
+"""
+
 
 class Skipped(str):
     """The reason why a check did not run, as its result."""
@@ -25,6 +41,20 @@ class Skipped(str):
 
 def is_gpu():
     return torch.cuda.is_available()
+
+
+def config(decode="direct"):
+    """For the package's own calls on GPUs."""
+    if torch.cuda.device_count() == 1:
+        return tokenyard.Config.parse(SHARED.format(decode=decode), "one GPU")
+    return tokenyard.Config.built_in("nvlink", deadline_ms=20_000, decode=decode)
+
+
+def share_one_gpu():
+    """Lets the drop-in of this process, and of those that it starts, share the machine's only GPU."""
+    path = pathlib.Path(tempfile.gettempdir()) / f"tokenyard-one-gpu-{os.getpid()}.toml"
+    path.write_text(SHARED.format(decode="low_latency"))
+    os.environ["TOKENYARD_CONFIG"] = str(path)
 
 
 def device_of(world):

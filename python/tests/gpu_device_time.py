@@ -340,3 +340,4 @@ CHECKS = [
     one_kernel_for_each,
     barriers,
 ]
+NEED_ONE_EACH = set(CHECKS)

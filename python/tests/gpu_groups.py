@@ -1,12 +1,23 @@
 """Process groups of torch that are not the world, on four ranks: each is a world of its own, whatever the launcher
-counts. On two GPUs groups share them, on four each rank has one; without GPUs in host memory."""
+counts. On two GPUs groups share them, on four each rank has one, on one all ranks share it; without GPUs in host
+memory."""
 
 import contextlib
 import os
 
 import torch
 import torch.distributed as dist
-from gpu_common import Skipped, is_gpu, layout_of, prepare, raised, same, synchronize, times
+from gpu_common import (
+    Skipped,
+    config,
+    is_gpu,
+    layout_of,
+    prepare,
+    raised,
+    same,
+    synchronize,
+    times,
+)
 from oracle import Case
 
 import tokenyard
@@ -60,7 +71,7 @@ def select_device(world, members):
 def groups(world, port, shape):
     """All groups of a shape at once."""
     all_members = SHAPES[shape]
-    if is_gpu() and max(map(len, all_members)) > torch.cuda.device_count():
+    if 1 < torch.cuda.device_count() < max(map(len, all_members)):
         return Skipped("a group has more members than there are GPUs")
     members = next((some for some in all_members if world.rank in some), None)
     device = select_device(world, members or [world.rank])
@@ -100,12 +111,12 @@ def round_trip(group, me, ranks, device):
 def names(group, members, world_rank, device):
     """Members count those on their machine themselves. An error about one says which process it is."""
     me = members.index(world_rank)
-    config = tokenyard.Config.built_in("nvlink" if is_gpu() else "cpu", deadline_ms=20_000)
-    with tokenyard.World.from_torch(group, config=config) as world:
+    its = config() if is_gpu() else tokenyard.Config.built_in("cpu", deadline_ms=20_000)
+    with tokenyard.World.from_torch(group, config=its) as world:
         assert (world.rank, world.ranks, world.local_rank) == (me, len(members), me)
         pids = world.all_gather("pids", str(os.getpid()).encode())
         sizes = {"experts": 12, "topk": 1, "hidden": 64, "max_tokens": 4}
-        comm = tokenyard.Communicator(world, config, **sizes)
+        comm = tokenyard.Communicator(world, its, **sizes)
         if len(members) == 1:
             return
         if me == 1:

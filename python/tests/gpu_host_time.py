@@ -324,3 +324,5 @@ def in_a_row(world, name, pair, watched, steps):
 
 
 CHECKS = [of_each_call, of_each_call_of_v2, of_steps_in_a_row, of_steps_of_v2_in_a_row]
+# On a shared GPU a call waits for the turn of its rank.
+NEED_ONE_EACH = set(CHECKS)

@@ -110,3 +110,5 @@ def arena_knows_streams_by_calls(world):
 
 
 CHECKS = [recorded_on_another_stream, arena_knows_streams_by_calls]
+# Ranks that take turns give a reader time.
+NEED_ONE_EACH = {arena_knows_streams_by_calls}

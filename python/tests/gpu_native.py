@@ -1,7 +1,7 @@
 """The package's own calls on tensors of GPUs, without the drop-in."""
 
 import torch
-from gpu_common import SMALL, Skipped, device_of, flat_of, prepare, raised, rows_of, same
+from gpu_common import SMALL, Skipped, config, device_of, flat_of, prepare, raised, rows_of, same
 from oracle import Case
 
 import tokenyard
@@ -13,7 +13,7 @@ def opened(world, case=SMALL, decode="direct", **options):
     prepare(world)
     return tokenyard.Communicator(
         world,
-        tokenyard.Config.built_in("nvlink", deadline_ms=20_000, decode=decode),
+        config(decode),
         experts=case.experts,
         topk=case.topk,
         hidden=case.hidden,
@@ -41,7 +41,7 @@ def round_trip(world):
         torch.cuda.synchronize()
         received, handle = comm.dispatch(x, idx, weights)
         assert comm.works_on_device
-        assert received.x.device == f"cuda:{world.rank}"
+        assert received.x.device == str(device_of(world))
         same(taken(received.x), rows_of(world, SMALL, SMALL.sources(world.rank), x.dtype))
         ids, expected = flat_of(world, SMALL)
         same(taken(received.ids).long(), ids)
@@ -327,3 +327,5 @@ CHECKS = [
     arrays_of_cupy,
     arrays_of_jax,
 ]
+# CuPy is given the GPU of a number.
+NEED_ONE_EACH = {refused_places, arrays_of_cupy}

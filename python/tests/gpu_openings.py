@@ -57,3 +57,5 @@ def an_arena_without_memory(world):
 
 
 CHECKS = [an_arena_without_memory]
+# Ranks that share a GPU share its memory.
+NEED_ONE_EACH = set(CHECKS)

@@ -241,3 +241,5 @@ CHECKS = [
     local_memory,
     arrays_of_another_library,
 ]
+# NCCL takes no two ranks on one GPU, and the config by which they share it decides for all calls of a buffer.
+NEED_ONE_EACH = {more_tokens_than_before, multiprocessors, process_group, scripts_of_deep_ep}

@@ -254,3 +254,5 @@ CHECKS = [
     refused_by_the_communicator_of_the_call,
     theoretical_multiprocessors,
 ]
+# The config by which ranks share a GPU decides for all calls of a buffer.
+NEED_ONE_EACH = {theoretical_multiprocessors}
