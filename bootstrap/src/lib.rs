@@ -69,7 +69,7 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-pub use announcer::{Announcer, OnCall};
+pub use announcer::{Announcer, OnCall, with_call};
 pub use config::{OnFailure, WorldConfig};
 pub use control::beat;
 pub use headway::Headway;
