@@ -114,6 +114,8 @@ pub enum Job {
 pub enum Output {
     /// The steps that are done, and all steps; sent by rank 0 only.
     Progress(u64, u64),
+    /// The call of a component that the rank is about to make, which may end it; empty once it has left it.
+    Calls(String),
     /// See [`exchange`].
     Exchange(Vec<exchange::Samples>),
     /// See [`steady`].

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
-use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment};
+use anyhow::{Context, Result, bail};
+use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment, with_call};
 use tokenyard_core::config::Config;
-use tokenyard_launch::{Event, Exit, Hosts, Launcher, Stderr, interrupt};
+use tokenyard_launch::{Event, Exit, Hosts, Launcher, Running, Stderr, interrupt};
 
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::BenchReport;
@@ -189,38 +189,25 @@ fn group(
         None => job.start()?,
         Some(hosts) => job.start_on(hosts, Launcher::Hand)?,
     };
-    let mut outputs = vec![None; ranks as usize];
-    let mut last_word = Instant::now();
+    let mut heard = Heard::new(ranks);
     while !running.all_exited() {
         match running.wait_event(Duration::from_secs(1))? {
-            Some(Event::Line { rank, line }) => {
-                last_word = Instant::now();
-                let output = serde_json::from_str(&line)
-                    .map_err(|e| anyhow!("rank {rank} printed {line:?}: {e}"))?;
-                match output {
-                    Output::Progress(done, all) => progress(done, all),
-                    output => outputs[rank as usize] = Some(output),
-                }
-            }
+            Some(Event::Line { rank, line }) => heard.take(rank, &line, progress),
             Some(Event::Exited { rank, status }) if status != Exit::Code(0) => {
                 // The other ranks fail because of this one: its message is the cause. Or a signal of the terminal ends
                 // one of them, which is no fault of a rank.
                 while running.wait_event(OTHERS_END)?.is_some() {}
-                bail!("rank {rank}: {status}: {}", running.stderr_tail(rank).trim_end());
+                bail!("rank {rank}: {}", heard.end(rank, status.to_string(), &running));
             }
             // A rank has succeeded once its figures are here, whatever its exit code.
-            Some(Event::Exited { rank, status }) if outputs[rank as usize].is_none() => {
-                bail!(
-                    "rank {rank} ended with {status} and gave no figures: something ended its process, a \
-                     library for example: {}",
-                    running.stderr_tail(rank).trim_end()
+            Some(Event::Exited { rank, status }) if heard.outputs[rank as usize].is_none() => {
+                let how = format!(
+                    "ended with {status} and gave no figures: something ended its process, a library for example"
                 );
+                bail!("rank {rank} {}", heard.end(rank, how, &running));
             }
             Some(Event::Exited { .. }) => {}
-            None if last_word.elapsed() > SILENCE => {
-                bail!("no rank printed anything for {} s", SILENCE.as_secs());
-            }
-            None => {}
+            None => heard.refuse_silence()?,
         }
     }
     // No rank's standard error is shown.
@@ -228,9 +215,58 @@ fn group(
         tracing::warn!("rank {rank}: {text}");
     }
     (0..)
-        .zip(outputs)
+        .zip(heard.outputs)
         .map(|(rank, output)| output.context(format!("rank {rank} printed nothing")))
         .collect()
+}
+
+/// The messages of the ranks so far.
+struct Heard {
+    outputs: Vec<Option<Output>>,
+    /// The call of a component that each rank is inside of; empty outside of such calls.
+    calls: Vec<String>,
+    last_word: Instant,
+}
+
+impl Heard {
+    fn new(ranks: u32) -> Self {
+        let ranks = ranks as usize;
+        Self {
+            outputs: vec![None; ranks],
+            calls: vec![String::new(); ranks],
+            last_word: Instant::now(),
+        }
+    }
+
+    fn take(&mut self, rank: u32, line: &str, progress: &mut dyn FnMut(u64, u64)) {
+        self.last_word = Instant::now();
+        match serde_json::from_str(line) {
+            Ok(Output::Progress(done, all)) => progress(done, all),
+            Ok(Output::Calls(call)) => self.calls[rank as usize] = call,
+            Ok(output) => self.outputs[rank as usize] = Some(output),
+            // A plugin may print.
+            Err(_) => tracing::warn!("rank {rank} printed {line:?}"),
+        }
+    }
+
+    /// How a rank ended, with the call that it was inside of, and its last lines.
+    fn end(&self, rank: u32, how: String, running: &Running) -> String {
+        let how = with_call(how, &self.calls[rank as usize]);
+        format!("{how}: {}", running.stderr_tail(rank).trim_end())
+    }
+
+    /// # Errors
+    /// Ranks that run have been silent for too long.
+    fn refuse_silence(&self) -> Result<()> {
+        if self.last_word.elapsed() <= SILENCE {
+            return Ok(());
+        }
+        let silence = format!("no rank printed anything for {} s", SILENCE.as_secs());
+        match self.calls.iter().position(|call| !call.is_empty()) {
+            Some(rank) => bail!("{silence}; rank {rank} is inside of {}", self.calls[rank]),
+            None => bail!(silence),
+        }
+    }
 }
 
 /// The work of a process that was started as a rank: it joins the world, measures, and prints its
@@ -288,7 +324,14 @@ fn join(config: &Config) -> Result<World> {
     options.secret = Secret::from_env(&environment)?;
     options.deadline = config.world.deadline;
     options.late = config.world.late;
+    options.on_call = Some(tell_call);
     Ok(World::join(options)?)
+}
+
+/// Tells the launcher of a call that may end this process.
+fn tell_call(call: &str) {
+    // A launcher that is gone reads none.
+    let _ = print(&Output::Calls(call.to_owned()));
 }
 
 fn print(output: &Output) -> Result<()> {

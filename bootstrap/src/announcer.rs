@@ -42,8 +42,8 @@ impl fmt::Debug for Announcer {
     }
 }
 
-/// The end of a connection, with the last call that its rank has announced.
-pub(super) fn with_call(why: String, call: &str) -> String {
+/// The end of a rank or of its connection, with the last call that the rank has announced.
+pub fn with_call(why: String, call: &str) -> String {
     match call {
         "" => why,
         call => format!("{why}; the last call of a component that it announced is {call}"),

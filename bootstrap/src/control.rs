@@ -202,7 +202,8 @@ fn look(deadline: Duration) -> Duration {
 }
 
 /// The time between two heartbeats: each costs rank 0 a message to every rank, so they are as rare as the deadline
-/// allows. Where losses are masked, waits follow the news of rank 0 and need them often.
+/// allows. Where losses are masked, an operation ends only with news of rank 0 that is half a second old at most: a
+/// rank that was given up must not use what the others have changed since. Rarer heartbeats would delay operations.
 pub fn beat(deadline: Duration, on_failure: OnFailure) -> Duration {
     match on_failure {
         OnFailure::Mask => look(deadline),

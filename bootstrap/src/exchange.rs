@@ -61,7 +61,7 @@ pub(super) fn enter_by_exchange(
     let next = match bound {
         Some((listener, address)) => {
             let credentials = Credentials { secret, job: address.job };
-            NextStep::Hub { listener, credentials, notice: None }
+            NextStep::Hub { listener, credentials, notice: None, only_here: None }
         }
         None => {
             let secret = if fresh { exchanged.secret } else { secret };

@@ -22,6 +22,7 @@ use super::handshake::{Claim, Credentials};
 use super::headway::{Begun, least};
 use super::link::{ControlLink, Event, What};
 use super::liveness::PeerState;
+use super::loopback::OnlyHere;
 use super::message::{
     Ask, Beat, Contribution, End, Missing, Op, Refusal, Start, Warning, decode, decode_reason,
     encode, encode_reason,
@@ -63,6 +64,8 @@ pub(super) struct Hub {
     mine: Option<Delivery>,
     /// The first process of this job that differs from rank 0: because of it no rank joins.
     difference: Option<Difference>,
+    /// Why ranks on other hosts cannot join.
+    pub(super) only_here: Option<OnlyHere>,
 }
 
 /// A process that expects a different world than rank 0.
@@ -103,6 +106,7 @@ impl Hub {
             begun: 0,
             mine: None,
             difference: None,
+            only_here: None,
             member,
         }
     }
@@ -171,8 +175,7 @@ impl Hub {
 
     /// Reports the ranks that have not joined: in this process, and to the ranks that have.
     fn report_missing(&self, missing: &[u32]) {
-        let strangers = self.pressure();
-        let what = format!("{} did not join yet{strangers}", name_ranks(missing));
+        let what = format!("{} did not join yet{}", name_ranks(missing), self.hindrances());
         self.member.waiting.waits_for(what);
         let payload = Arc::new(Missing::new(missing).encode());
         for rank in 1..self.member.place.ranks {
@@ -180,10 +183,12 @@ impl Hub {
         }
     }
 
-    /// The strangers that block the door, as text that follows the missing ranks.
-    fn pressure(&self) -> String {
+    /// The reasons why ranks may be missing, as text that follows them: strangers block the door, or it opens to this
+    /// host alone.
+    fn hindrances(&self) -> String {
         let pressure = self.door.as_ref().and_then(Door::pressure);
-        pressure.map(|why| format!("; {why}")).unwrap_or_default()
+        let only_here = self.only_here.map(|only_here| only_here.to_string());
+        pressure.into_iter().chain(only_here).map(|why| format!("; {why}")).collect()
     }
 
     fn missing(&self) -> Vec<u32> {
@@ -211,12 +216,14 @@ impl Hub {
             self.member.timing.late.as_secs_f64(),
             self.member.place.ranks,
             self.member.liveness.list(missing),
-            self.pressure()
+            self.hindrances()
         );
         self.refuse_all(Refusal::Late, &text);
-        Error::new(ErrorKind::Deadline, "join world", text).with_fix(
-            "read the logs of the missing ranks: did they start, do they reach this host?",
-        )
+        let other = self.only_here.map(|only_here| format!("; {}", only_here.fix()));
+        Error::new(ErrorKind::Deadline, "join world", text).with_fix(format!(
+            "read the logs of the missing ranks: did they start, do they reach this host?{}",
+            other.unwrap_or_default()
+        ))
     }
 
     fn refuse_all(&mut self, refusal: Refusal, text: &str) {

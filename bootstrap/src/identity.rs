@@ -210,7 +210,10 @@ impl Identity {
         let (place, launcher) = launcher::place(env)?;
         let ranks_from = launcher.map_or("TOKENYARD_RANK", launcher::Launcher::name);
         let source = format!("{rendezvous}, ranks from {ranks_from}");
-        let spans_hosts = launcher.is_some_and(|launcher| launcher.spans_hosts(place, env));
+        let spans_hosts = match launcher {
+            Some(launcher) => launcher.spans_hosts(place, env),
+            None => launcher::spans_hosts(place, env),
+        };
         Ok(Self { place, rendezvous, source, spans_hosts })
     }
 }

@@ -224,6 +224,15 @@ pub fn local_rank_of_environment(env: &dyn Fn(&str) -> Option<String>) -> Option
     std::iter::once(OWN[2]).chain(launchers).find_map(|name| env.get(name)?.parse().ok())
 }
 
+/// Whether some launcher that counts as many ranks states that it has them on several hosts. tokenyard's own
+/// variables do not say it.
+pub(super) fn spans_hosts(place: RankId, env: &Env<'_>) -> bool {
+    let same = |launcher: &Launcher| {
+        launcher.is_present(env) && launcher.claim(env)[1] == Some(place.ranks)
+    };
+    Launcher::ALL.into_iter().filter(same).any(|launcher| launcher.spans_hosts(place, env))
+}
+
 /// The rank's place, and the launcher that gave it; none where tokenyard's own variables did.
 pub(super) fn place(env: &Env<'_>) -> Result<(RankId, Option<Launcher>)> {
     if OWN.iter().any(|name| env.is_set(name)) {

@@ -28,8 +28,8 @@
 //!
 //! # Where to find what
 //! `identity`, `launcher`, `hostlist`: the rank's identity · `interface`: its address · `secret`, `noise`:
-//! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `exchange`, `roster`, `files`, `door`, `handshake`:
-//! joining ·
+//! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `loopback`, `exchange`, `roster`, `files`, `door`,
+//! `handshake`: joining ·
 //! `link`: one connection · `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` ·
 //! `members`: the present ranks · `waiting`: reports of waits · `warnings` · `announcer` · `control`, `world`:
 //! the thread and its interface.
@@ -51,6 +51,7 @@ mod interface;
 mod launcher;
 mod link;
 mod liveness;
+mod loopback;
 pub mod machine;
 mod members;
 pub mod message;
@@ -69,7 +70,7 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-pub use announcer::{Announcer, OnCall};
+pub use announcer::{Announcer, OnCall, with_call};
 pub use config::{OnFailure, WorldConfig};
 pub use control::beat;
 pub use headway::Headway;

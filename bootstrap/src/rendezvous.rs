@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use super::exchange::enter_by_exchange;
 use super::files::make_room;
 use super::handshake::Credentials;
-use super::identity::BOOTSTRAP_VARIABLE;
 use super::identity::{Identity, Launched, Rendezvous};
 use super::interface::Local;
+use super::loopback::{OnlyHere, is_loopback_name, only_loopback};
 use super::noise::{JOB_BYTES, random};
 use super::roster::{Card, Roster};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, open_private};
@@ -38,7 +38,12 @@ pub(super) enum NextStep {
     /// There is no other rank.
     Alone,
     /// This is rank 0.
-    Hub { listener: TcpListener, credentials: Credentials, notice: Option<Notice> },
+    Hub {
+        listener: TcpListener,
+        credentials: Credentials,
+        notice: Option<Notice>,
+        only_here: Option<OnlyHere>,
+    },
     /// Any other rank.
     Spoke { target: Target, credentials: Credentials, local: Local },
 }
@@ -90,7 +95,8 @@ pub(super) fn enter(
                 Local::Interface(interface) => vec![interface.listen_at(&host, port)?],
             };
             let listener = listen(&addresses, place.ranks, &credentials.secret)?;
-            NextStep::Hub { listener, credentials, notice: None }
+            let only_here = OnlyHere::of(&listener);
+            NextStep::Hub { listener, credentials, notice: None, only_here }
         }
         Rendezvous::Tcp { host, port } => {
             let target = Target::Address { host, port, spans_hosts };
@@ -103,7 +109,7 @@ pub(super) fn enter(
                 listen_anywhere(local.own(), place.ranks, &credentials.secret)?;
             let credentials = Credentials { job: address.job, ..credentials };
             let notice = Some(Notice::publish(path, &address)?);
-            NextStep::Hub { listener, credentials, notice }
+            NextStep::Hub { listener, credentials, notice, only_here: None }
         }
         Rendezvous::File { path } => {
             check_meeting(&path)?;
@@ -189,27 +195,6 @@ fn resolve_own(host: &str, port: u16, spans_hosts: bool) -> Result<Vec<SocketAdd
 pub(super) fn unresolved(host: &str, error: std::io::Error) -> Error {
     Error::system(OPERATION, format!("cannot resolve the host of rank 0, {host:?}"), error)
         .with_fix("give all ranks a name or an address of that host that they all resolve")
-}
-
-/// Whether a host's name, rather than an address that a config or variable names, stands for loopback addresses alone.
-pub(super) fn is_loopback_name(host: &str, addresses: &[SocketAddr]) -> bool {
-    let is_chosen = host == "localhost" || host.parse::<IpAddr>().is_ok();
-    !is_chosen && !addresses.is_empty() && addresses.iter().all(|a| a.ip().is_loopback())
-}
-
-/// The error where rank 0 would listen at the loopback addresses that the name of its host has there, and ranks are
-/// on other hosts.
-pub(super) fn only_loopback(host: &str, addresses: &[SocketAddr]) -> Error {
-    let found: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
-    let message = format!(
-        "rank 0 would listen on loopback only: its host, {host:?}, is {} here, and the launcher has ranks on several \
-         hosts; expected an address that all of them reach",
-        found.join(", ")
-    );
-    Error::new(ErrorKind::InvalidInput, OPERATION, message).with_fix(format!(
-        "give all ranks an address of that host on the network (`hostname -I` prints them) as MASTER_ADDR or \
-         {BOOTSTRAP_VARIABLE}=tcp://ADDRESS:PORT; ranks that are all on one host can meet at 127.0.0.1"
-    ))
 }
 
 /// Listens at the first address that works.
@@ -356,6 +341,7 @@ pub(super) fn read_notice(path: &Path) -> Result<Address> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::identity::BOOTSTRAP_VARIABLE;
     use super::super::identity::RankId;
     use super::*;
 

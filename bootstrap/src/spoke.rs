@@ -19,13 +19,12 @@ use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused
 use super::interface::Local;
 use super::link::{ControlLink, Event, Inbox, Secured, What};
 use super::liveness::PeerState;
+use super::loopback::{is_loopback_name, only_loopback};
 use super::message::{
     Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, Warning, decode, decode_reason,
     encode, encode_reason,
 };
-use super::rendezvous::{
-    Address, Target, check_secret, is_loopback_name, only_loopback, read_notice, unresolved,
-};
+use super::rendezvous::{Address, Target, check_secret, read_notice, unresolved};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use super::warnings;
 use crate::config::OnFailure;
@@ -466,7 +465,8 @@ async fn attempt(
             Ok(stream) => return greet(member, stream, &credentials).await,
             Err(error) => {
                 let from = source.map(|ip| format!(" from {ip}")).unwrap_or_default();
-                last = Some(unreachable(format!("cannot connect to {address}{from}"), error));
+                let here = if address.ip().is_loopback() { " (this host)" } else { "" };
+                last = Some(unreachable(format!("cannot connect to {address}{here}{from}"), error));
             }
         }
     }

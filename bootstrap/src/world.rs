@@ -532,8 +532,9 @@ pub(super) async fn bring_up(next: NextStep, member: Member) -> Result<Box<dyn B
     let waiting = Arc::clone(&member.waiting);
     let bootstrap: Box<dyn Bootstrap> = match next {
         NextStep::Alone => Box::new(Hub::new(member)),
-        NextStep::Hub { listener, credentials, notice } => {
+        NextStep::Hub { listener, credentials, notice, only_here } => {
             let mut hub = Hub::new(member);
+            hub.only_here = only_here;
             hub.join(listener, credentials, notice).await?;
             Box::new(hub)
         }

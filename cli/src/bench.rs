@@ -267,6 +267,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         samples: args.common.samples,
     };
     check_sizes(&plan, plan.bytes())?;
+    preload::try_plugins(Some(&loaded))?;
     print_head(&loaded, &args.words(), args.common.output.json);
     let start = start(config, RunOn::Machine)?;
     let report = measuring(|progress| tokenyard_bench::run(&plan, &start, progress))?;
@@ -281,6 +282,7 @@ fn ring(args: &RingArgs) -> Result<ExitCode> {
         &config,
         [("--out", args.output.out.as_deref()), ("", None), ("", None)],
     )?;
+    preload::try_plugins(Some(&config))?;
     print_head(&config, "commands of kernels through the ring of the host", args.output.json);
     judge(&args.output, &tokenyard_bench::gpu::ring::measure(&config)?)
 }
@@ -310,9 +312,8 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     );
     check_sizes(&ends, if is_one_end { ends.bytes() / 2 } else { ends.bytes() })?;
     let task = LinkTask::new(sizes, samples);
-    if is_one_end {
-        preload::try_plugins(Some(&config))?;
-    } else {
+    preload::try_plugins(Some(&config))?;
+    if !is_one_end {
         let what = format!("one link between 2 ranks, {samples} samples");
         print_head(&config, &what, output.json);
         let place = if args.namespaces { RunOn::Hosts } else { RunOn::Machine };

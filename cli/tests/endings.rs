@@ -64,11 +64,14 @@ fn ranks_that_all_end_with_0_and_no_result_are_no_success_of_any_command() {
     assert!(ended, "{output:?}");
     let named = format!("announced is `dlopen` of plugin `{}`", library.file().display());
     assert!(stderr(&output).contains(&named), "{output:?}");
-    let output = call(&["bench", path, "--scenario", "steady", "--ranks", "2"]);
-    expect_code(&output, 2);
-    // Here, too, a rank may see the end of the other one first.
-    let seen = ["exit code 0 and gave no figures", "closed its connection without a goodbye"];
-    assert!(seen.iter().any(|text| stderr(&output).contains(text)), "{output:?}");
+    for arguments in [&["--scenario", "steady", "--ranks", "2"][..], &["--scenario", "scaling"]] {
+        let output = call(&[&["bench", path][..], arguments].concat());
+        expect_code(&output, 2);
+        // Here, too, a rank may see the end of the other one first.
+        let seen = ["exit code 0 and gave no figures", "closed its connection without a goodbye"];
+        assert!(seen.iter().any(|text| stderr(&output).contains(text)), "{output:?}");
+        assert!(stderr(&output).contains(&named), "{output:?}");
+    }
     let output = call(&["conformance", path, "--filter", "l0/puts_reach_the_right_place/r2"]);
     expect_code(&output, 1);
     assert!(stdout(&output).contains("ended (exit code 0) without a result"), "{output:?}");
@@ -80,7 +83,7 @@ fn a_library_that_ends_the_process_that_opens_it_is_no_success_of_any_command() 
     let config = library.config();
     let path = config.path();
     let path = path.to_str().unwrap();
-    for command in ["plugins", "doctor", "conformance", "config check", "run"] {
+    for command in ["plugins", "doctor", "conformance", "config check", "run", "bench"] {
         let words: Vec<_> = command.split(' ').chain([path]).collect();
         let output = call(&words);
         expect_code(&output, 2);
@@ -94,6 +97,19 @@ fn a_library_that_ends_the_process_that_opens_it_is_no_success_of_any_command() 
         .output()
         .unwrap();
     expect_code(&output, 2);
+}
+
+#[test]
+fn a_library_that_prints_in_ranks_ends_no_bench() {
+    let library =
+        Library::new("if (getenv(\"TOKENYARD_RANK\") && write(1, \"hello\\n\", 6) != 6) _exit(1);");
+    let config = library.config();
+    let path = config.path();
+    let output =
+        call(&["bench", path.to_str().unwrap(), "--scenario", "scaling", "--no-check", "--json"]);
+    expect_code(&output, 0);
+    assert!(!common::json(&output)["scaling"].as_array().unwrap().is_empty());
+    assert!(stderr(&output).contains("printed \"hello\""), "{output:?}");
 }
 
 #[test]

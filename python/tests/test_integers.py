@@ -230,6 +230,7 @@ def dropin_refused(world, kind, name, parameter):
         with pytest.raises((OWN, OTHERS)) as raised:
             call(**({parameter: value} if world.rank == 1 or name == "get_dispatch_layout" else {}))
         assert raised.value.rank in (None, 1, world.rank), repr(raised.value)
+        assert f"{parameter}: found " in str(raised.value), str(raised.value)
         call()
     owner.destroy()
 

@@ -81,8 +81,13 @@ fn a_launcher_states_whether_it_has_ranks_on_several_hosts() {
         assert!(!spans(one.0, one.1) && spans(several.0, several.1), "{several:?}");
         assert!(!spans(one.0, ""));
     }
-    let own = resolve("env", &[TORCHRUN, &[("LOCAL_WORLD_SIZE", "8")], OWN, bootstrap]);
-    assert!(!own.unwrap().spans_hosts, "tokenyard's own variables say nothing of hosts");
+    // tokenyard's own variables say nothing of hosts. A launcher's do, if they are about the same ranks.
+    let own = |ranks| {
+        let several = &[("LOCAL_WORLD_SIZE", "8")];
+        let ranks = &[("TOKENYARD_RANKS", ranks)];
+        resolve("env", &[TORCHRUN, several, OWN, ranks, bootstrap]).unwrap().spans_hosts
+    };
+    assert!(own("16") && !own("2"));
 }
 
 #[test]

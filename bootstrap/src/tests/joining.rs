@@ -420,6 +420,7 @@ fn a_missing_rank_0_is_an_error_that_says_where_and_why() {
     assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(0)));
     let text = error.to_string();
     assert!(text.contains("127.0.0.1:") && text.contains("refused"), "{text}");
+    assert!(text.contains(" (this host)"), "{text}");
     let nowhere = Meeting::new();
     let error = World::join(WorldOptions { late, ..nowhere.options(1, 2) }).unwrap_err();
     assert!(error.to_string().contains("No such file"), "{error}");
@@ -454,6 +455,22 @@ fn a_host_that_is_loopback_here_is_refused_on_every_rank_where_ranks_are_on_othe
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.message().contains("rank 0 would listen on loopback only"), "{error}");
     }
+}
+
+#[test]
+fn a_rank_0_that_no_other_host_reaches_says_so_where_ranks_do_not_join() {
+    let late = Duration::from_millis(200);
+    let error = World::join(WorldOptions { late, ..options(0, 2, at(free_port())) }).unwrap_err();
+    let text = error.to_string();
+    let says = "rank 0 listens on loopback only (127.0.0.1), where no other host reaches it";
+    assert!(
+        text.contains(says) && text.contains("if ranks are on other hosts, give all"),
+        "{text}"
+    );
+    // Through a file they are on this host.
+    let meeting = Meeting::new();
+    let error = World::join(WorldOptions { late, ..meeting.options(0, 2) }).unwrap_err();
+    assert!(!error.to_string().contains("loopback"), "{error}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use tokenyard_core::bootstrap::with_call;
 use tokenyard_launch::Exit;
 
 use super::Verdict;
@@ -134,11 +135,7 @@ fn failure_of(end: &RankEnd) -> Option<Failure> {
         return Some(Failure { cause: Cause::Peer, about: Some(rank), text });
     }
     let died = |how: String| {
-        let call = match end.call.as_str() {
-            "" => String::new(),
-            call => format!("; the last call of a component that it announced is {call}"),
-        };
-        let text = format!("{how}{call}{}", tail(&end.tail));
+        let text = with_call(how, &end.call) + &tail(&end.tail);
         Failure { cause: Cause::Died, about: None, text }
     };
     match end.exit {

@@ -128,37 +128,4 @@ impl ThreadContext {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::process::Command;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::host::load_file;
-
-    #[test]
-    fn a_plugin_whose_initialiser_does_not_end_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let [source, library, go] = ["a.c", "liba.so", "go"].map(|name| folder.path().join(name));
-        let text = format!(
-            "#include <unistd.h>\n__attribute__((constructor)) static void early(void) {{\n\
-             while (access({go:?}, F_OK) != 0) usleep(1000);\n}}\n"
-        );
-        std::fs::write(&source, text).unwrap();
-        let built =
-            Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
-        assert!(built.unwrap().success());
-        let calls = Arc::<Attended>::default();
-        let thread = std::thread::spawn({
-            let (calls, library) = (Arc::clone(&calls), library.clone());
-            move || calls.attend(|| drop(load_file(&library)))
-        });
-        let says = format!("plugin `{}` is inside of `dlopen`", library.display());
-        while calls.now().is_none_or(|call| call.to_string() != says) {
-            assert!(!thread.is_finished());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::fs::write(go, "").unwrap();
-        thread.join().unwrap();
-        assert!(calls.now().is_none());
-    }
-}
+mod tests;

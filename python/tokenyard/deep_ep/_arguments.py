@@ -104,6 +104,14 @@ def expect_integer(name: str, value: Any, least: int) -> None:
         raise Refusal(f"{name}: found {value!r}; expected an integer from {least} to {MOST}")
 
 
+def check_tokens(tokens: int, name: str, most: int | None) -> int:
+    """M, which the caller names so. Refuses more tokens than that, and what cannot be M."""
+    expect_integer(name, most, 1)
+    if most is None or tokens > most:
+        raise Refusal(f"x: found {tokens} tokens; expected at most {name} = {most}")
+    return most
+
+
 @dataclass
 class Routing:
     """The tensors of a dispatch that say where its tokens go."""

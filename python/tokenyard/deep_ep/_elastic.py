@@ -8,7 +8,7 @@ import numpy as np
 import tokenyard
 
 from . import _routing
-from ._arguments import NUMPY, expect_integer, read_bias, read_rows
+from ._arguments import NUMPY, check_tokens, expect_integer, read_bias, read_rows
 from ._arrays import FLOATS, Array, Refusal, Tensor, like, read
 from ._pool import Opened, Pool, Way, way_of
 from ._sizes import Sizes, align
@@ -155,18 +155,15 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
     if call.topk_weights is not None:
         weights = read("topk_weights", call.topk_weights, (np.float32,), ids.shape)
         weights = np.ascontiguousarray(weights)
-    if call.tokens is None or tokens > call.tokens or call.tokens < 1:
-        raise Refusal(
-            f"x: found {tokens} tokens; expected at most num_max_tokens_per_rank = {call.tokens}"
-        )
+    named = check_tokens(tokens, "num_max_tokens_per_rank", call.tokens)
     _routing.check_experts(call.experts, pool.ranks)
     expect_integer("expert_alignment", call.alignment, 1)
     _routing.check_ids(ids, call.experts)
     if call.stats is not None:
         local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (np.int32,), (local,))
-    most = max(call.tokens, call.most_tokens)
-    sizes = Sizes(call.experts, ids.shape[1], hidden, most, call.tokens)
+    most = max(named, call.most_tokens)
+    sizes = Sizes(call.experts, ids.shape[1], hidden, most, named)
     ids = np.ascontiguousarray(ids)
     return sizes, replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
 

@@ -10,6 +10,7 @@ import tokenyard
 from tokenyard import errors
 
 from . import _handles, _routing
+from ._arguments import check_tokens
 from ._arrays import BF16, FLOATS, FP8, Array, Refusal, Tensor, like, read
 from ._hooks import Hook
 from ._pool import Opened, Pool, way_of
@@ -124,10 +125,7 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Array, 
     x = read("x", call.x, FLOATS, (None, None))
     tokens, hidden = x.shape
     ids = read("topk_idx", call.topk_idx, (np.int64,), (tokens, None))
-    if not call.tokens > 0 or tokens > call.tokens:
-        raise Refusal(
-            f"x: found {tokens} tokens; expected at most num_max_dispatch_tokens_per_rank = {call.tokens}"
-        )
+    check_tokens(tokens, "num_max_dispatch_tokens_per_rank", call.tokens)
     _routing.check_experts(call.experts, pool.ranks)
     _routing.check_ids(ids, call.experts)
     if call.use_ue8m0 and not call.round_scale:

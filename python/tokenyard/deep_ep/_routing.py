@@ -5,12 +5,14 @@ import numpy as np
 import tokenyard
 from tokenyard import errors
 
+from ._arguments import expect_integer
 from ._arrays import Array, Refusal, expect
 
 
 def check_experts(experts: int, ranks: int) -> None:
     """Refuses a number of experts that ranks cannot share."""
-    if experts <= 0 or experts % ranks:
+    expect_integer("num_experts", experts, 1)
+    if experts % ranks:
         raise Refusal(f"num_experts: found {experts}; expected a multiple of the {ranks} ranks")
 
 

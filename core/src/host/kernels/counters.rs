@@ -21,55 +21,7 @@ pub(super) fn check(counters: &abi::TyCounters, ranks: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::c_void;
-    use std::sync::{Arc, LazyLock, Mutex};
-
     use super::*;
-    use crate::host::registry::KernelsRef;
-    use crate::host::{Attended, OpenKernels};
-
-    /// The calls of the thread under test, and what they were inside of each slot.
-    static CALLS: LazyLock<Arc<Attended>> = LazyLock::new(Arc::default);
-    static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-    fn look() {
-        let call = CALLS.now().map_or("not watched".to_owned(), |call| call.to_string());
-        SEEN.lock().unwrap().push(call);
-    }
-
-    unsafe extern "C" fn query(
-        _: *mut c_void,
-        tag: u32,
-        _: *mut c_void,
-        _: *mut abi::TyError,
-    ) -> i32 {
-        if tag != abi::TY_QUERY_COUNTERS {
-            return abi::TY_UNSUPPORTED;
-        }
-        look();
-        abi::TY_OK
-    }
-
-    unsafe extern "C" fn close(_: *mut c_void) {
-        look();
-    }
-
-    #[test]
-    fn a_kernel_set_that_stays_inside_of_counters_or_close_can_be_named() {
-        // SAFETY: tables are made of integers, pointers and optional functions, for which zero is a value.
-        let mut table: abi::TyKernelsTable = unsafe { std::mem::zeroed() };
-        table.name = crate::export::static_str("acme");
-        table.query = Some(query);
-        let component = KernelsRef::judged(Box::leak(Box::new(table)));
-        let instance = std::ptr::null_mut();
-        let mut kernels = OpenKernels { component, instance, close, levels: None };
-        Arc::clone(&CALLS).attend(|| {
-            assert!(kernels.counters(2).unwrap().is_none());
-            drop(kernels);
-        });
-        let says = |slot| format!("kernel set `acme` is inside of `{slot}`");
-        assert_eq!(*SEEN.lock().unwrap(), [says("counters"), says("close")]);
-    }
 
     #[test]
     fn counters_that_cannot_be_read_as_atomic_words_are_refused() {

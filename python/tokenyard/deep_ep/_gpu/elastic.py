@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenyard import errors
 
-from .._arguments import expect_integer, read_bias, read_rows
+from .._arguments import check_tokens, expect_integer, read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._pool import Opened, Pool
@@ -165,10 +165,7 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
     weights = call.topk_weights
     if weights is not None:
         weights = read("topk_weights", weights, (torch.float32,), tuple(ids.shape)).contiguous()
-    if call.tokens is None or tokens > call.tokens or call.tokens < 1:
-        raise Refusal(
-            f"x: found {tokens} tokens; expected at most num_max_tokens_per_rank = {call.tokens}"
-        )
+    check_tokens(tokens, "num_max_tokens_per_rank", call.tokens)
     check_experts(call.experts, pool.ranks)
     expect_integer("expert_alignment", call.alignment, 1)
     if call.stats is not None:

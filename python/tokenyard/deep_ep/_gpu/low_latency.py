@@ -8,6 +8,7 @@ from typing import Any
 from tokenyard import errors
 
 from .. import _handles
+from .._arguments import check_tokens
 from .._arrays import Refusal
 from .._gaps import Gaps
 from .._hooks import Hook
@@ -134,10 +135,7 @@ def _judge(
     expect("x", x_type, x_shape, floats(), (None, None))
     found, hidden = x_shape
     expect("topk_idx", ids_type, ids_shape, (torch.int64,), (found, None))
-    if not tokens > 0 or found > tokens:
-        raise Refusal(
-            f"x: found {found} tokens; expected at most num_max_dispatch_tokens_per_rank = {tokens}"
-        )
+    check_tokens(found, "num_max_dispatch_tokens_per_rank", tokens)
     check_experts(experts, ranks)
     return _sizes(experts, ids_shape[1], hidden, tokens)
 
