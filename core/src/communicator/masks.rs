@@ -1,7 +1,8 @@
 //! Ranks that low-latency operations leave out.
 
 use super::course::Course;
-use crate::{Error, ErrorKind, Result};
+use crate::config::OnFailure;
+use crate::{Error, ErrorKind, Result, abi};
 
 /// The ranks that the operations of this rank leave out. See [`Communicator::masks`](super::Communicator::masks).
 pub struct Masks<'c> {
@@ -26,11 +27,9 @@ impl Masks<'_> {
     pub fn ranks(&mut self) -> Result<Vec<u32>> {
         let course = &mut *self.course;
         course.check_open()?;
+        check_taken(course)?;
         let masks = course.components.kernels().masks(course.components.shape.ranks);
-        let masks = masks.map_err(|error| match error.kind() {
-            ErrorKind::Unsupported => error,
-            _ => course.end_failed_now(error),
-        })?;
+        let masks = masks.map_err(|error| course.end_failed_now(error))?;
         Ok((0..).zip(masks).filter(|(_, mask)| *mask != 0).map(|(rank, _)| rank).collect())
     }
 
@@ -42,6 +41,7 @@ impl Masks<'_> {
     pub fn mask(&mut self, rank: u32) -> Result<()> {
         self.check(rank)?;
         self.course.flush()?;
+        check_taken(self.course)?;
         self.course.components.kernels().set_mask(rank, true)
     }
 
@@ -101,4 +101,19 @@ impl Masks<'_> {
         let text = format!("rank: found {rank}; expected less than ranks = {ranks}");
         Err(Error::new(ErrorKind::InvalidInput, "mask ranks", text))
     }
+}
+
+/// Checks that the kernel set masks ranks that live.
+fn check_taken(course: &Course) -> Result<()> {
+    let has_masks = course.components.takes(abi::TY_KERNELS_CAP_MASKS);
+    if has_masks && course.world.on_failure() == OnFailure::Mask {
+        return Ok(());
+    }
+    let why = match has_masks {
+        true => "a lost rank ends this communicator",
+        false => "the kernel set leaves out lost ranks alone",
+    };
+    let text = format!("found a call about masks; expected none: {why}");
+    Err(Error::new(ErrorKind::Unsupported, "mask ranks", text)
+        .with_fix("use kernels of a GPU with decode = \"low_latency\" and on_failure = \"mask\""))
 }
