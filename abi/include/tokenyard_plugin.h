@@ -254,6 +254,12 @@ struct TyTransportTable;
 #define TY_KERNELS_CAP_LOGFMT10 1024
 
 /**
+ * In [`TyKernelNeeds`]: where losses are masked, its operations may leave out ranks that live, too. It then takes
+ * `TY_SUBMIT_MASK` and `TY_QUERY_MASKS`. With `TY_KERNELS_CAP_MASKING` only.
+ */
+#define TY_KERNELS_CAP_MASKS 2048
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -328,9 +334,9 @@ struct TyTransportTable;
 #define TY_SUBMIT_ROUTING_COUNTS 5
 
 /**
- * In `submit`, with `TyMask`, of a set with `TY_KERNELS_CAP_MASKING` whose operations may leave out ranks that
- * live: changes the mask of a rank, behind the kernels of all operations that were sent. No operation is open,
- * and no rank is inside an operation when a rank is unmasked.
+ * In `submit`, with `TyMask`, of a set with `TY_KERNELS_CAP_MASKS`: changes the mask of a rank, behind the kernels
+ * of all operations that were sent. No operation is open, and no rank is inside an operation when a rank is
+ * unmasked.
  */
 #define TY_SUBMIT_MASK 6
 
@@ -375,7 +381,7 @@ struct TyTransportTable;
 #define TY_QUERY_EXPERT_COUNTS 3
 
 /**
- * In `query`, with `TyMasks`, of a set that takes `TY_SUBMIT_MASK`: gives the masks of ranks, behind the kernels
+ * In `query`, with `TyMasks`, of a set with `TY_KERNELS_CAP_MASKS`: gives the masks of ranks, behind the kernels
  * of all operations that were sent.
  */
 #define TY_QUERY_MASKS 4

@@ -18,9 +18,9 @@ pub const TY_SUBMIT_COPIES: u32 = 4;
 /// In `submit`, with `TyRoutingCounts`: counts a routing. Each set with `TY_KERNELS_CAP_STREAMS` takes it, and no
 /// other.
 pub const TY_SUBMIT_ROUTING_COUNTS: u32 = 5;
-/// In `submit`, with `TyMask`, of a set with `TY_KERNELS_CAP_MASKING` whose operations may leave out ranks that
-/// live: changes the mask of a rank, behind the kernels of all operations that were sent. No operation is open,
-/// and no rank is inside an operation when a rank is unmasked.
+/// In `submit`, with `TyMask`, of a set with `TY_KERNELS_CAP_MASKS`: changes the mask of a rank, behind the kernels
+/// of all operations that were sent. No operation is open, and no rank is inside an operation when a rank is
+/// unmasked.
 pub const TY_SUBMIT_MASK: u32 = 6;
 /// In `submit`, with `TyReleaseAfter`, of a set with `TY_KERNELS_CAP_STREAMS`. Every region, released before this
 /// call or after it, becomes free only once this stream, too, has passed the work that is queued on it now. A
@@ -46,7 +46,7 @@ pub const TY_QUERY_COMBINE_INPUT: u32 = 2;
 /// operation is a dispatch or a replay for which the host waits. It was received, and is one of the last
 /// `in_flight`.
 pub const TY_QUERY_EXPERT_COUNTS: u32 = 3;
-/// In `query`, with `TyMasks`, of a set that takes `TY_SUBMIT_MASK`: gives the masks of ranks, behind the kernels
+/// In `query`, with `TyMasks`, of a set with `TY_KERNELS_CAP_MASKS`: gives the masks of ranks, behind the kernels
 /// of all operations that were sent.
 pub const TY_QUERY_MASKS: u32 = 4;
 /// In `query`, with `TyGpuRing`; optional. After `plan`, once for each level that has a transport. Fills in the

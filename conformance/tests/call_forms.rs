@@ -205,3 +205,18 @@ fn forms_that_rows_of_other_layouts_do_not_have_are_refused_by_name_on_all_ranks
         });
     }
 }
+
+#[test]
+fn a_kernel_set_without_masks_of_live_ranks_is_not_asked_for_them_and_the_communicator_goes_on() {
+    let case = late(Layout::Flat);
+    on_ranks(options(&case), |mut comm| {
+        let round = Round::new(&case, comm.rank());
+        let found = [comm.masks().ranks().unwrap_err(), comm.masks().mask(1).unwrap_err()];
+        for error in found {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("leaves out lost ranks alone"), "{error}");
+        }
+        round.dispatch(&mut comm)?;
+        Ok(comm.close()?)
+    });
+}

@@ -224,7 +224,7 @@ impl DispatchCall<'_> {
     }
 
     /// Derives the format of its rows, and its signature, from the other fields.
-    pub fn complete(&mut self, scale_layout: ScaleLayout, source_index: SourceIndex) {
+    pub(crate) fn complete(&mut self, scale_layout: ScaleLayout, source_index: SourceIndex) {
         self.format = WireFormat::of(self, scale_layout, source_index);
         self.signature = Signature::dispatch(self);
     }
@@ -258,7 +258,7 @@ impl CombineCall<'_> {
     }
 
     /// Derives its signature from the other fields.
-    pub fn complete(&mut self) {
+    pub(crate) fn complete(&mut self) {
         self.signature = Signature::combine(self);
     }
 

@@ -34,13 +34,13 @@ impl Domains {
     }
 
     /// World ranks of this rank's domain, by their index.
-    pub fn domain_ranks(&self) -> impl Iterator<Item = u32> + use<> {
+    pub(crate) fn domain_ranks(&self) -> impl Iterator<Item = u32> + use<> {
         let domains = *self;
         (0..domains.size).map(move |peer| domains.place(domains.mine, peer))
     }
 
     /// World ranks of this rank's rail, by their domain.
-    pub fn rail_ranks(&self) -> impl Iterator<Item = u32> + use<> {
+    pub(crate) fn rail_ranks(&self) -> impl Iterator<Item = u32> + use<> {
         let domains = *self;
         (0..domains.count).map(move |domain| domains.place(domain, domains.index))
     }

@@ -27,7 +27,7 @@ pub trait Exchange: Debug {
 
 /// The exchange of a transport that is opened alone, without ranks that could answer.
 #[derive(Clone, Copy, Debug)]
-pub struct NoExchange;
+pub(crate) struct NoExchange;
 
 impl Exchange for NoExchange {
     fn all_gather(&self, _: &[u8]) -> Result<Vec<Vec<u8>>> {

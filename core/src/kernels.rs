@@ -32,7 +32,7 @@ pub type LinkNeeds = abi::TyLinkNeeds;
 /// The needs of a kernel set. See [`abi::TyKernelNeeds`].
 pub type KernelNeeds = abi::TyKernelNeeds;
 /// The times of the steps of an operation. See [`abi::TyTrace`].
-pub type Trace = abi::TyTrace;
+pub(crate) type Trace = abi::TyTrace;
 
 /// Copies of arrays of one output.
 #[derive(Clone, Copy, Debug)]
@@ -298,7 +298,7 @@ fn no_masks() -> Error {
 }
 
 /// True if a window belongs to a level, one of `TY_LEVEL_*`.
-pub fn is_for_level(needs: &KernelNeeds, window: u32, level: u64) -> bool {
+pub(crate) fn is_for_level(needs: &KernelNeeds, window: u32, level: u64) -> bool {
     let levels = needs.window_levels[window as usize];
     levels == 0 || levels >> level & 1 != 0
 }

@@ -7,6 +7,14 @@
 //! - the **loader** checks plugins before any of their code runs;
 //! - the **bootstrap**, a crate of its own, is the only asynchronous one, on one control thread.
 //!
+//! It has two faces. Other items are private to the crate.
+//! - **Callers** use [`communicator`], with [`config`], [`moe`] and [`bootstrap`] for its arguments. Tools also use
+//!   [`host`], [`capabilities`], [`conditions`] and [`report`].
+//! - **Authors of components** implement [`transport`], [`kernels`] or [`topology`], and pass the type to [`export`].
+//!   For kernel sets there are [`call`], [`arena_output`], [`refusal`], [`signature`], [`domains`], [`link`] and
+//!   [`wait`]. For transports there are [`proxy`], [`gpu_ring`], [`device`], [`exchange`], [`fd_exchange`], [`nics`]
+//!   and [`wire`].
+//!
 //! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
 
 pub mod arena_output;

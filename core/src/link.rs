@@ -187,7 +187,7 @@ impl Link {
     ///
     /// # Errors
     /// As [`post`](Self::post).
-    pub fn progress(&self) -> std::result::Result<bool, i32> {
+    pub(crate) fn progress(&self) -> std::result::Result<bool, i32> {
         let Some(slot) = self.table.progress else { return Ok(false) };
         // SAFETY: an open instance; any thread may call it.
         let status = inside(Slot::Progress, || unsafe { slot(self.instance) });
@@ -195,12 +195,12 @@ impl Link {
     }
 
     /// True if a thread must call [`progress`](Self::progress).
-    pub fn needs_driving(&self) -> bool {
+    pub(crate) fn needs_driving(&self) -> bool {
         self.capabilities.flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
 
     /// The connection from this rank to `peer`, for diagnoses: the component's name and its own text.
-    pub fn link_name(&self, peer: u32) -> String {
+    pub(crate) fn link_name(&self, peer: u32) -> String {
         let mut data = [0_u8; abi::TY_LINK_NAME_BYTES];
         let mut bytes = 0_usize;
         let name = self.name();

@@ -21,7 +21,7 @@ const REFUSED: &str = "refused its input: ";
 
 impl<'a> CallRefusal<'a> {
     /// None, as it crosses the ABI.
-    pub const NONE: abi::TyRefusal = abi::TyRefusal {
+    pub(crate) const NONE: abi::TyRefusal = abi::TyRefusal {
         text: abi::TyStr { data: std::ptr::null(), bytes: 0 },
         rank: 0,
         is_full: 0,
@@ -31,7 +31,7 @@ impl<'a> CallRefusal<'a> {
     ///
     /// # Safety
     /// The text is valid for `'a`, or empty.
-    pub unsafe fn from_abi(raw: &abi::TyRefusal) -> Option<Self> {
+    pub(crate) unsafe fn from_abi(raw: &abi::TyRefusal) -> Option<Self> {
         if raw.text.bytes == 0 {
             return None;
         }
@@ -43,7 +43,7 @@ impl<'a> CallRefusal<'a> {
     }
 
     /// As it crosses the ABI. Its text must live as long.
-    pub fn as_abi(&self) -> abi::TyRefusal {
+    pub(crate) fn as_abi(&self) -> abi::TyRefusal {
         // A refusal has a text, whatever its reason.
         let why = if self.why.is_empty() { "for no reason" } else { self.why };
         let text = abi::TyStr { data: why.as_ptr(), bytes: why.len() };

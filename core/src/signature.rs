@@ -48,7 +48,7 @@ impl Signature {
     }
 
     /// The signature of a round without rows, in a dispatch or in a combine.
-    pub fn round(is_combine: bool) -> Self {
+    pub(crate) fn round(is_combine: bool) -> Self {
         Self { word: if is_combine { COMBINE } else { DISPATCH }, extent: 0 }
     }
 

@@ -51,7 +51,7 @@ pub struct WaitFor {
 
 /// A wait in progress, from the view of the watchdog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub(crate) struct Waiting {
     /// The event of the wait.
     pub what: WaitFor,
     /// The total last seen.
@@ -61,7 +61,7 @@ pub struct Waiting {
 }
 
 /// The name of a phase in messages.
-pub fn phase_name(phase: u64) -> &'static str {
+pub(crate) fn phase_name(phase: u64) -> &'static str {
     match phase {
         abi::TY_PHASE_ENTRY => "entry",
         abi::TY_PHASE_GRANT => "grant",
@@ -100,27 +100,27 @@ impl WaitBoard {
     }
 
     /// The pointer that crosses the ABI.
-    pub fn as_abi(&self) -> *mut abi::TyWaitBoard {
+    pub(crate) fn as_abi(&self) -> *mut abi::TyWaitBoard {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
     /// Ends every present and later wait on this board.
-    pub fn raise_abort(&self) {
+    pub(crate) fn raise_abort(&self) {
         self.abort.store(1, Ordering::Release);
     }
 
     /// True once waits must end.
-    pub fn is_aborted(&self) -> bool {
+    pub(crate) fn is_aborted(&self) -> bool {
         self.abort.load(Ordering::Acquire) != 0
     }
 
     /// The wait in progress, if there is one.
-    pub fn waiting(&self) -> Option<Waiting> {
+    pub(crate) fn waiting(&self) -> Option<Waiting> {
         self.read(self.phase.load(Ordering::Acquire))
     }
 
     /// The last wait that ended without its signal, while no wait runs.
-    pub fn given_up(&self) -> Option<Waiting> {
+    pub(crate) fn given_up(&self) -> Option<Waiting> {
         self.read(self.gave_up.load(Ordering::Acquire))
     }
 

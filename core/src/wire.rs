@@ -69,7 +69,7 @@ impl Wire {
     }
 
     /// The error for bytes, or a value, of a peer.
-    pub fn refuse(&self, message: impl Into<String>) -> Error {
+    pub(crate) fn refuse(&self, message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Protocol, self.operation, message)
             .with_fix("run the same version of tokenyard on all ranks")
     }
@@ -77,7 +77,7 @@ impl Wire {
     /// Refuses a value that breaks a rule.
     ///
     /// # Errors
-    /// [`refuse`](Self::refuse) with the message.
+    /// [`ErrorKind::Protocol`] with the message, for the operation of this format.
     pub fn check(&self, holds: bool, message: impl FnOnce() -> String) -> Result<()> {
         if holds { Ok(()) } else { Err(self.refuse(message())) }
     }

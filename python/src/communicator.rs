@@ -504,25 +504,25 @@ impl Communicator {
 
     /// Ranks that low-latency operations of this rank leave out now, in order: lost, too late, or masked by hand.
     fn masked_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.shared.call(py, CoreCommunicator::masked_ranks)
+        self.shared.call(py, |comm| comm.masks().ranks())
     }
 
     /// Leaves a rank out of this rank's operations. Local.
     fn mask_rank(&self, py: Python<'_>, rank: Integer<u32>) -> PyResult<()> {
-        self.shared.call(py, |comm| comm.mask_rank(rank.get("rank")?))
+        self.shared.call(py, |comm| comm.masks().mask(rank.get("rank")?))
     }
 
     /// Takes a rank back. Collective.
     fn unmask_rank(&self, py: Python<'_>, rank: Integer<u32>) -> PyResult<()> {
         self.shared.call(py, |comm| match rank.get("rank") {
-            Ok(rank) => comm.unmask_rank(rank),
-            Err(why) => Err(comm.refuse_unmask(why)),
+            Ok(rank) => comm.masks().unmask(rank),
+            Err(why) => Err(comm.masks().refuse_unmask(why)),
         })
     }
 
     /// Takes all ranks back that are not lost. Collective.
     fn clear_masks(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.call(py, CoreCommunicator::clear_masks)
+        self.shared.call(py, |comm| comm.masks().clear())
     }
 
     /// Nanoseconds, by rank, that calls of this communicator have waited for each rank. They are the waits of the host:

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use super::caller_memory::CallerMemory;
 use super::components::Components;
-use super::operations::{PendingDispatch, PendingReplay};
 use super::output::RegionClaim;
-use super::{Communicator, abandoned::Sent};
+use crate::abi;
 use crate::moe::{DType, ScaleLayout};
-use crate::{Result, abi};
 
 /// The place of a dispatch's output: addresses from which tensors can be built, and passed on, before the
 /// dispatch was received. Until then other ranks write there: the caller may not read or write it. Afterwards
@@ -40,7 +38,11 @@ macro_rules! optional {
 }
 
 impl Arriving {
-    fn new(raw: abi::TyReceived, components: &Arc<Components>, scale_layout: ScaleLayout) -> Self {
+    pub(super) fn new(
+        raw: abi::TyReceived,
+        components: &Arc<Components>,
+        scale_layout: ScaleLayout,
+    ) -> Self {
         let _claim = RegionClaim::new(components, raw.region);
         Self { raw, device: components.device, scale_layout, _claim }
     }
@@ -64,30 +66,5 @@ impl Arriving {
     optional! {
         x, scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends,
         source_counts, source_ends, ranges, totals, lost,
-    }
-}
-
-impl Communicator {
-    /// The place of the output of a dispatch that was sent; `None` where it is not fixed before the receive,
-    /// for example where ranks may be left out (`on_failure = "mask"`). Local: no other rank takes part.
-    ///
-    /// # Errors
-    /// A closed communicator; an operation of another communicator.
-    pub fn dispatch_output(&mut self, pending: &PendingDispatch<'_>) -> Result<Option<Arriving>> {
-        self.output_of(&pending.sent, pending.scale_layout())
-    }
-
-    /// The place of the output of a replay that was sent, as for a dispatch.
-    ///
-    /// # Errors
-    /// As [`dispatch_output`](Self::dispatch_output).
-    pub fn replay_output(&mut self, pending: &PendingReplay<'_>) -> Result<Option<Arriving>> {
-        self.output_of(&pending.sent, pending.scale_layout())
-    }
-
-    fn output_of(&mut self, sent: &Sent, scale_layout: ScaleLayout) -> Result<Option<Arriving>> {
-        self.check_sent(sent)?;
-        let raw = self.components.kernels().dispatch_output(sent.operation)?;
-        Ok(raw.map(|raw| Arriving::new(raw, &self.components, scale_layout)))
     }
 }

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use super::Communicator;
 use super::claims::Claims;
 use super::components::Components;
+use super::course::Course;
+use super::late_weights::LateWeights;
 use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, World};
@@ -100,18 +102,6 @@ pub struct BringUpReport {
     pub algorithm: &'static str,
     /// Bytes of each window on this rank.
     pub window_bytes: Vec<u64>,
-}
-
-impl BringUpReport {
-    /// The transports of both levels, in words.
-    pub(super) fn transports(&self) -> String {
-        let names: Vec<_> = [&self.choices.scale_up, &self.choices.scale_out]
-            .into_iter()
-            .flatten()
-            .map(|level| level.transport.as_str())
-            .collect();
-        if names.is_empty() { "no transport".to_owned() } else { names.join(" and ") }
-    }
 }
 
 impl Communicator {
@@ -224,13 +214,15 @@ fn bring_up(
             session: Arc::clone(&session),
             user,
             claims: Claims::new(opening.options.handles),
+            shape: opening.shape,
+            transports: survey.levels.transports(),
             device: (needs.device >= 0).then_some(needs.device),
             forms: needs.capabilities,
         });
         communicators.push(step.finish(opening, components, needs));
     }
     members.barrier("communicator ready")?;
-    communicators.iter().for_each(|communicator| communicator.recorder.0.track.opened());
+    communicators.iter().for_each(|communicator| communicator.course.recorder.0.track.opened());
     Ok(communicators)
 }
 
@@ -361,19 +353,11 @@ impl Step<'_> {
         let name = components.kernels().name();
         Communicator {
             report: report(self.survey, name, self.kinds, needs),
-            recorder,
-            components,
-            world: Arc::clone(self.world),
+            course: Course::new(recorder, components, Arc::clone(self.world), options.in_flight),
             config: self.config.clone(),
-            shape,
             options,
             scratch: TopkScratch::new(&shape),
-            late_weights: Vec::new(),
-            next_operation: 0,
-            open_slots: 0,
-            took_back: false,
-            abandoned: Arc::default(),
-            closed: None,
+            late_weights: LateWeights::default(),
         }
     }
 }

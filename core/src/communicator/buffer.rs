@@ -1,6 +1,5 @@
 use std::sync::Arc;
 
-use super::Communicator;
 use super::components::Components;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
@@ -22,29 +21,14 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
-impl Communicator {
-    /// True if tensors must lie in the memory of this communicator's device; else they must lie in host
-    /// memory.
-    pub fn works_on_device(&self) -> bool {
-        self.components.device.is_some()
-    }
-
-    /// Device memory with a copy of `bytes`.
-    ///
-    /// # Errors
-    /// `Unsupported` where the communicator works on host memory; errors of the device.
-    pub fn buffer(&self, bytes: &[u8]) -> Result<Buffer> {
-        Buffer::new(&self.components, bytes)
-    }
-}
-
 impl Handle {
-    /// As [`Communicator::works_on_device`], for the communicator that the handle belongs to.
+    /// As [`Communicator::works_on_device`](super::Communicator::works_on_device), for the communicator that the
+    /// handle belongs to.
     pub fn is_on_device(&self) -> bool {
         self.routing.components.device.is_some()
     }
 
-    /// As [`Communicator::buffer`], on the communicator that the handle belongs to.
+    /// As [`Communicator::buffer`](super::Communicator::buffer), on the communicator that the handle belongs to.
     ///
     /// # Errors
     /// As there.
@@ -54,7 +38,7 @@ impl Handle {
 }
 
 impl Buffer {
-    fn new(components: &Arc<Components>, bytes: &[u8]) -> Result<Self> {
+    pub(super) fn new(components: &Arc<Components>, bytes: &[u8]) -> Result<Self> {
         let pointer = components.kernels().tensor_alloc(bytes.len() as u64)?;
         let buffer = Self { components: Arc::clone(components), pointer, bytes: bytes.len() };
         // SAFETY: memory of this length that was just allocated.

@@ -1,17 +1,13 @@
 //! The checks of a call before it begins: its handle, and whether the kernel set takes its form.
 
-use std::sync::Arc;
-
-use super::Communicator;
 use super::arguments::{Combine, Dispatch, PackedForms};
-use super::components::CallForm;
+use super::components::{CallForm, Components};
 use super::compression::LOGFMT10;
-use super::output::Handle;
-use crate::abi;
+use super::output::{Handle, Received};
 use crate::moe::{Compression, Layout};
 use crate::{Error, ErrorKind, Result};
 
-impl Communicator {
+impl Components {
     /// Checks for an M that differs from the communicator's.
     pub(super) fn check_call_tokens(&self, dispatch: &Dispatch<'_>) -> Result<()> {
         let is_own = dispatch.max_tokens.is_some_and(|most| most != self.shape.max_tokens);
@@ -23,12 +19,6 @@ impl Communicator {
         let PackedForms { scales, source } = PackedForms::default();
         self.check_form(forms.scales != scales, CallForm::PackedForms, "scale_layout")?;
         self.check_form(forms.source != source, CallForm::PackedForms, "source_index")
-    }
-
-    /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
-    /// carries them first.
-    pub fn sends_weights(&self, layout: Layout) -> bool {
-        layout == Layout::Packed && self.components.takes(abi::TY_KERNELS_CAP_PACKED_SUMS)
     }
 
     pub(super) fn check_combine_form(&self, combine: &Combine<'_>, layout: Layout) -> Result<()> {
@@ -49,10 +39,10 @@ impl Communicator {
 
     /// Checks that the kernel set takes the form of a call.
     fn check_form(&self, is_asked: bool, form: CallForm, what: &str) -> Result<()> {
-        if !is_asked || self.takes(form) {
+        if !is_asked || self.takes(form.bits()) {
             return Ok(());
         }
-        let kernels = self.components.kernels().name().to_owned();
+        let kernels = self.kernels().name().to_owned();
         let text = format!(
             "{what}: found some; expected none: kernel set `{kernels}` does not take it yet"
         );
@@ -60,11 +50,22 @@ impl Communicator {
     }
 
     pub(super) fn check_handle(&self, handle: &Handle) -> Result<()> {
-        if !Arc::ptr_eq(&handle.routing.components, &self.components) {
+        if !std::ptr::eq(&*handle.routing.components, self) {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "check handle",
                 "the handle belongs to another communicator",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_output(&self, received: &Received) -> Result<()> {
+        if !received.is_of(self) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "copy output",
+                "the output belongs to another communicator",
             ));
         }
         Ok(())

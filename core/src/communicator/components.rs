@@ -4,12 +4,13 @@ use std::sync::{Arc, MutexGuard};
 
 use super::claims::Claims;
 use super::watched_kernels::WatchedKernels;
-use crate::abi;
 use crate::host::OpenKernels;
+use crate::moe::Shape;
 use crate::session::Session;
 use crate::session::reporter::Looking;
 use crate::session::stuck::Kept;
 use crate::session::watchdog::Watchdog;
+use crate::{Error, ErrorKind, Result, abi};
 
 /// A form of calls that not every kernel set takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,10 @@ pub(super) struct Components {
     pub(super) session: Arc<Session>,
     pub(super) user: Arc<WatchedKernels>,
     pub(super) claims: Claims,
+    /// The shape that all ranks agreed on.
+    pub(super) shape: Shape,
+    /// The transports of both levels, in words.
+    pub(super) transports: String,
     /// The device whose memory the kernel set works on; none where it works on host memory.
     pub(super) device: Option<i32>,
     /// The forms of calls that the kernel set takes: bits `TY_KERNELS_CAP_*`.
@@ -94,6 +99,18 @@ impl Components {
     /// wait for a running operation.
     pub(super) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
         self.user.kernels()
+    }
+
+    /// A free slot for a handle.
+    pub(super) fn take_handle(&self) -> Result<u32> {
+        self.claims.take_handle().map_err(|all| {
+            Error::new(
+                ErrorKind::Full,
+                "take handle",
+                format!("all {all} handles of this communicator are alive"),
+            )
+            .with_fix("drop handles that are combined, or open the communicator with more handles")
+        })
     }
 
     /// Watches this communicator's waits.

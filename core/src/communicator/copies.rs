@@ -1,6 +1,6 @@
 //! Copies of arrays of outputs in host memory, and counts of experts for the host.
 
-use super::Communicator;
+use super::course::Course;
 use super::output::Received;
 use crate::Result;
 use crate::abi;
@@ -74,16 +74,12 @@ unsafe fn copy_columns(copy: &abi::TyCopy) {
     }
 }
 
-impl Communicator {
-    /// The rows of each local expert of an output, for the host: `[E/R]`. Where the kernel set gives them, without a
-    /// wait for the rows; else once the output's operation has ended. Local.
-    ///
-    /// # Errors
-    /// An output of another communicator; errors of the device.
-    pub fn expert_counts(&mut self, received: &Received) -> Result<Vec<u32>> {
+impl Course {
+    /// See [`Communicator::expert_counts`](super::Communicator::expert_counts).
+    pub(super) fn expert_counts(&mut self, received: &Received) -> Result<Vec<u32>> {
         self.check_open()?;
-        self.check_output(received)?;
-        let mut counts = vec![0; self.shape.local_experts() as usize];
+        self.components.check_output(received)?;
+        let mut counts = vec![0; self.components.shape.local_experts() as usize];
         if self.gives_counts(received.operation) {
             let given = self.components.kernels().expert_counts(received.operation, &mut counts);
             match optional(given) {
@@ -101,8 +97,7 @@ impl Communicator {
 
     /// Whether the kernel set may have counts of an operation for the host.
     fn gives_counts(&self, operation: u64) -> bool {
-        let is_recent = self.next_operation - operation <= u64::from(self.options.in_flight);
-        is_recent && self.components.device.is_some()
+        self.is_recent(operation) && self.components.device.is_some()
     }
 }
 

@@ -1,11 +1,12 @@
 //! Outputs in memory of the caller, instead of the arena.
 
+use super::OnStream;
+use super::components::Components;
 use super::copies::Form;
 use super::memory::{Argument, check_memory};
 use super::output::Received;
 use super::stream::Stream;
 use super::tensor::{TensorMut, TensorRef, byte_length};
-use super::{Communicator, OnStream};
 use crate::abi;
 use crate::kernels::Copies;
 use crate::moe::{DType, Layout, ScaleLayout};
@@ -157,34 +158,23 @@ impl Pair<'_> {
     }
 }
 
-impl Communicator {
-    /// Copies arrays of an output to memory of the caller, who may drop the output then: its place in
-    /// the arena becomes free at once. The handle needs nothing of a flat output; the handles of other
-    /// layouts hold their output's place until they are dropped. Local: no other rank takes part.
-    ///
-    /// Behind [`Communicator::on`] the copies are queued on the stream.
-    ///
-    /// # Errors
-    /// Room of another type or shape, too small, in another memory, or for an array that the output
-    /// does not have: then nothing is copied. Errors of the device.
-    pub fn copy_out(&mut self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
-        self.copy_arrays(received, outputs, None)
-    }
+/// Copies of arrays of one communicator, in the order of a stream if there is one.
+pub(super) struct CopyOut<'a> {
+    pub(super) components: &'a Components,
+    pub(super) stream: Option<Stream>,
+}
 
-    fn copy_arrays(
-        &mut self,
-        received: &Received,
-        outputs: &mut Outputs<'_>,
-        stream: Option<Stream>,
-    ) -> Result<()> {
-        self.check_open()?;
-        self.check_stream(stream)?;
-        self.check_output(received)?;
+impl CopyOut<'_> {
+    /// Copies the arrays that have room.
+    pub(super) fn arrays(&self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
+        let components = self.components;
+        components.check_stream(self.stream)?;
+        components.check_output(received)?;
         let pairs = pairs(received, outputs);
         for pair in pairs.iter().flatten() {
             let to = Argument::other(pair.name, Some(pair.to.as_ref()));
             let from = Argument::other(pair.name, pair.from.filter(|_| pair.is_callers()));
-            check_memory(&[to, from], self.components.device)?;
+            check_memory(&[to, from], components.device)?;
             pair.check()?;
         }
         let mut small = [NO_COPY; abi::TY_MAX_COPIES];
@@ -201,10 +191,10 @@ impl Communicator {
             if bytes > 0 {
                 // SAFETY: checked above: both sides have as many bytes, and are borrowed; on a stream
                 // for the time that the contract of `Stream::new` states.
-                unsafe { self.copy_array(pair.to.raw().data, from.data, bytes, stream)? };
+                unsafe { self.array(pair.to.raw().data, from.data, bytes)? };
             }
         }
-        let stream = stream.map(Stream::raw);
+        let stream = self.stream.map(Stream::raw);
         let copies =
             Copies { copies: &small[..count], totals: received.raw.totals.data.cast(), stream };
         if count == 0 {
@@ -212,39 +202,26 @@ impl Communicator {
         }
         // SAFETY: as above. `totals` is an array of the output.
         unsafe {
-            match self.components.device {
+            match components.device {
                 None => super::copies::on_host(&copies),
-                Some(_) => self.components.kernels().copy_out(&copies)?,
+                Some(_) => components.kernels().copy_out(&copies)?,
             }
         }
         Ok(())
     }
 
-    pub(super) fn check_output(&self, received: &Received) -> Result<()> {
-        match received.is_of(&self.components) {
-            true => Ok(()),
-            false => refuse("the output belongs to another communicator".to_owned()),
-        }
-    }
-
     /// # Safety
     /// Both ranges are valid and do not overlap; where there is a stream, until it has passed the copy.
-    unsafe fn copy_array(
-        &self,
-        to: *mut u8,
-        from: *const u8,
-        bytes: usize,
-        stream: Option<Stream>,
-    ) -> Result<()> {
-        let length = bytes as u64;
-        match (self.components.device, stream) {
+    unsafe fn array(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
+        let (components, length) = (self.components, bytes as u64);
+        match (components.device, self.stream) {
             // SAFETY: by this function's contract, in host memory.
             (None, _) => unsafe { to.copy_from_nonoverlapping(from, bytes) },
             // SAFETY: by this function's contract.
-            (Some(_), None) => unsafe { self.components.kernels().copy(to, from, length)? },
+            (Some(_), None) => unsafe { components.kernels().copy(to, from, length)? },
             // SAFETY: by this function's contract; the stream lives by that of `Stream::new`.
             (Some(_), Some(stream)) => unsafe {
-                self.components.kernels().copy_on(stream.raw(), to, from, length)?;
+                components.kernels().copy_on(stream.raw(), to, from, length)?;
             },
         }
         Ok(())
@@ -252,14 +229,15 @@ impl Communicator {
 }
 
 impl OnStream<'_> {
-    /// As [`Communicator::copy_out`], in the order of the stream: the output may be dropped as soon as this
-    /// returns.
+    /// As [`Communicator::copy_out`](super::Communicator::copy_out), in the order of the stream: the output may be
+    /// dropped as soon as this returns.
     ///
     /// # Errors
     /// As there.
     pub fn copy_out(&mut self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
-        let (comm, stream) = self.components();
-        comm.copy_arrays(received, outputs, stream)
+        let (course, stream) = self.course();
+        course.check_open()?;
+        CopyOut { components: &course.components, stream }.arrays(received, outputs)
     }
 }
 

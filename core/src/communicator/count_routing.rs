@@ -65,16 +65,17 @@ impl OnStream<'_> {
         topk_idx: TensorRef<'_>,
         room: &mut RoutingRoom<'_>,
     ) -> Result<()> {
-        let (comm, stream) = self.components();
-        comm.check_open()?;
-        comm.check_stream(stream)?;
+        let (course, stream) = self.course();
+        course.check_open()?;
+        let components = &course.components;
+        components.check_stream(stream)?;
         let arguments = [
             Argument::other("topk_idx", Some(topk_idx)),
             Argument::other("rank_tokens", Some(room.rank_tokens.as_ref())),
             Argument::other("expert_tokens", Some(room.expert_tokens.as_ref())),
             Argument::other("is_token_in_rank", Some(room.is_token_in_rank.as_ref())),
         ];
-        check_memory(&arguments, comm.components.device)?;
+        check_memory(&arguments, components.device)?;
         let [ranks, experts] = room.check(&topk_idx)?;
         let counts = abi::TyRoutingCounts {
             size: size_of::<abi::TyRoutingCounts>(),
@@ -88,7 +89,7 @@ impl OnStream<'_> {
         };
         // SAFETY: checked above: memory of the device with these lengths, which is borrowed; on the stream for
         // the time that the contract of `Stream::new` states.
-        unsafe { comm.components.kernels().count_routing(&counts) }
+        unsafe { components.kernels().count_routing(&counts) }
     }
 }
 

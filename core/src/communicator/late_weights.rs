@@ -1,9 +1,7 @@
 //! Weights that a combine passes itself. They go to the experts' ranks first, on the routes of the rows: a
 //! replay carries them.
 
-use super::Communicator;
-use super::arguments::{LateTopk, Replay};
-use super::output::{Handle, Received};
+use super::arguments::LateTopk;
 use super::tensor::TensorRef;
 use crate::Result;
 use crate::moe::Shape;
@@ -22,21 +20,23 @@ fn fill(rows: &mut Vec<f32>, shape: &Shape, weights: &[f32], ids: Option<&[i64]>
     }
 }
 
-impl Communicator {
-    /// Sends the weights of a combine to the ranks of the experts.
-    pub(super) fn bring_weights(
+/// Rows for the weights that a combine passes itself, which are used again by the next combine.
+#[derive(Debug, Default)]
+pub(super) struct LateWeights {
+    rows: Vec<f32>,
+}
+
+impl LateWeights {
+    /// Fills the rows for a combine, `tokens` of them.
+    pub(super) fn fill(
         &mut self,
-        handle: &Handle,
+        shape: &Shape,
+        tokens: usize,
         topk: &LateTopk<'_>,
-    ) -> Result<Received> {
-        let mut rows = std::mem::take(&mut self.late_weights);
+    ) -> Result<TensorRef<'_>> {
         let ids = topk.ids.as_ref().map(|ids| ids.elements::<i64>());
-        fill(&mut rows, &self.shape, topk.weights.elements::<f32>(), ids);
-        let width = self.shape.weights_row() as usize;
-        let received = TensorRef::from_slice(&rows, handle.tokens(), width)
-            .and_then(|x| self.replay(handle, &Replay::new(x)));
-        self.late_weights = rows;
-        received
+        fill(&mut self.rows, shape, topk.weights.elements::<f32>(), ids);
+        TensorRef::from_slice(&self.rows, tokens, shape.weights_row() as usize)
     }
 }
 

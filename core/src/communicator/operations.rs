@@ -1,101 +1,25 @@
+//! The operations of a communicator: dispatch, replay and combine, and their outputs.
+
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::Communicator;
 use super::abandoned::Sent;
-use super::arguments::{Combine, Dispatch, Replay, Sizes};
+use super::arguments::{Combine, Dispatch, LateTopk, Replay, Sizes};
+use super::arriving::Arriving;
+use super::copy_out::{CopyOut, Outputs};
 use super::memory::check_memory;
+use super::order::Mode;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
+use super::pending::{Arrival, PendingCombine, PendingDispatch, PendingReplay};
 use super::refusal::RefusedCall;
-use super::stream::Mode;
-use super::tensor::{TensorMut, TensorRef, raw_or_none};
+use super::tensor::{TensorMut, raw_or_none};
 use crate::abi;
 use crate::call::{CombineCall, DispatchCall};
 use crate::host::NO_TENSOR;
 use crate::moe::{DType, Layout, ScaleLayout};
-use crate::session::reporter::{InCall, Sort};
+use crate::session::reporter::Sort;
 use crate::{Error, ErrorKind, Result};
-
-/// A dispatch that was sent. Finish it with [`Communicator::dispatch_recv`]; until then its inputs stay
-/// borrowed, and the operation counts as open.
-///
-/// Inputs that are [named by their addresses](TensorRef::from_memory) are borrowed for any time that the
-/// caller names, `'static` too; pass the owner of their memory to [`keeping`](Self::keeping). So a framework
-/// can store a pending operation in an object of its own.
-#[derive(Debug)]
-#[must_use = "a dispatch that is never received leaves the other ranks waiting"]
-pub struct PendingDispatch<'a> {
-    pub(super) sent: Sent,
-    arrival: Arrival,
-    tokens: usize,
-    worst_case: bool,
-    has_weights: bool,
-    /// The handle slot that it fills.
-    slot: u32,
-    inputs: PhantomData<TensorRef<'a>>,
-}
-
-/// A replay that was sent. Finish it with [`Communicator::replay_recv`]; until then its inputs stay borrowed,
-/// and the operation counts as open. It holds the needed state of its handle, which may be dropped.
-#[derive(Debug)]
-#[must_use = "a replay that is never received leaves the other ranks waiting"]
-pub struct PendingReplay<'a> {
-    pub(super) sent: Sent,
-    arrival: Arrival,
-    inputs: PhantomData<TensorRef<'a>>,
-}
-
-/// How the rows of a dispatch arrive.
-#[derive(Clone, Copy, Debug)]
-struct Arrival {
-    layout: Layout,
-    scale_layout: ScaleLayout,
-    /// M of the dispatch.
-    max_tokens: u32,
-}
-
-/// A combine that was sent. Finish it with [`Communicator::combine_recv`]; until then its tensors stay
-/// borrowed, as for [`PendingDispatch`]. It holds the needed state of its handle, which may be dropped.
-#[derive(Debug)]
-#[must_use = "a combine that is never received leaves the other ranks waiting"]
-pub struct PendingCombine<'a> {
-    sent: Sent,
-    arguments: PhantomData<Combine<'a>>,
-}
-
-macro_rules! keeping {
-    ($($pending:ident),+) => {$(
-        impl $pending<'_> {
-            /// Holds a value, such as the tensors of another language, until the operation was received. If
-            /// it never is, other ranks may still use its tensors: the value lives on until the communicator
-            /// and every pending operation of it are dropped.
-            pub fn keeping(mut self, owner: impl Send + 'static) -> Self {
-                self.sent.owners.push(Box::new(owner));
-                self
-            }
-        }
-    )+};
-}
-
-keeping!(PendingDispatch, PendingReplay, PendingCombine);
-
-macro_rules! layout {
-    ($($pending:ident),+) => {$(
-        impl $pending<'_> {
-            /// The layout of the rows that arrive.
-            pub fn layout(&self) -> Layout {
-                self.arrival.layout
-            }
-
-            /// How their scales will lie in memory.
-            pub fn scale_layout(&self) -> ScaleLayout {
-                self.arrival.scale_layout
-            }
-        }
-    )+};
-}
-
-layout!(PendingDispatch, PendingReplay);
 
 impl Communicator {
     /// Sends tokens to the ranks of their experts and returns the rows that arrived here.
@@ -122,25 +46,26 @@ impl Communicator {
         dispatch: &Dispatch<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingDispatch<'a>> {
-        let (operation, _inside) = self.begin(Sort::Dispatch)?;
+        let (operation, _inside) = self.course.begin(Sort::Dispatch)?;
         let mut call = DispatchCall::blank(operation, 0, dispatch.layout);
-        let checked = self
+        let components = &self.course.components;
+        let checked = components
             .order(&mut call, &mode)
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
-            .and_then(|()| self.check_call_tokens(dispatch))
-            .and_then(|()| self.check_packed_forms(dispatch.forms(), dispatch.layout))
-            .and_then(|()| check_memory(&dispatch.arguments(), self.components.device))
-            .and_then(|()| dispatch.check(&self.shape, &mut self.scratch));
-        let slot = checked.and_then(|()| self.take_handle());
+            .and_then(|()| components.check_call_tokens(dispatch))
+            .and_then(|()| components.check_packed_forms(dispatch.forms(), dispatch.layout))
+            .and_then(|()| check_memory(&dispatch.arguments(), self.course.components.device))
+            .and_then(|()| dispatch.check(&components.shape, &mut self.scratch));
+        let slot = checked.and_then(|()| components.take_handle());
         let slot = match slot {
             Ok(slot) => slot,
-            Err(error) => return Err(self.refuse_with(call, error)),
+            Err(error) => return Err(self.course.refuse_with(call, error)),
         };
         let worst_case = dispatch.sizes == Sizes::WorstCase;
         call.handle = slot;
         call.worst_case = worst_case;
         call.cast = dispatch.cast;
-        call.max_tokens = dispatch.max_tokens.unwrap_or(self.shape.max_tokens);
+        call.max_tokens = dispatch.max_tokens.unwrap_or(components.shape.max_tokens);
         call.x = dispatch.x.raw();
         call.scales = raw_or_none(dispatch.scales.as_ref());
         call.topk_idx = dispatch.topk_idx.raw();
@@ -148,12 +73,12 @@ impl Communicator {
         call.complete(dispatch.scale_layout, dispatch.source_index);
         // SAFETY: the pending operation borrows for `'a`, the life of all tensors; beyond that the
         // contract of `Stream::new` holds.
-        if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
-            self.components.claims.give_handle(slot);
-            return Err(self.end_failed(operation, error));
+        if let Err(error) = unsafe { self.course.components.kernels().dispatch_send(&call) } {
+            self.course.components.claims.give_handle(slot);
+            return Err(self.course.end_failed(operation, error));
         }
         Ok(PendingDispatch {
-            sent: self.sent(operation),
+            sent: self.course.sent(operation),
             arrival: Arrival {
                 layout: dispatch.layout,
                 scale_layout: dispatch.scale_layout,
@@ -196,20 +121,23 @@ impl Communicator {
         replay: &Replay<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingReplay<'a>> {
-        let (operation, _inside) = self.begin(Sort::Replay)?;
+        let (operation, _inside) = self.course.begin(Sort::Replay)?;
         let mut call = DispatchCall::blank(operation, handle.routing.slot, handle.layout);
         call.is_replay = true;
         call.worst_case = handle.worst_case;
-        let checked = self
+        let components = &self.course.components;
+        let checked = components
             .order(&mut call, &mode)
             .and_then(|()| mode.check_replay())
-            .and_then(|()| check_memory(&replay.arguments(), self.components.device))
-            .and_then(|()| self.check_handle(handle))
-            .and_then(|()| self.check_beside(replay.is_beside(&self.shape), "x of another width"))
-            .and_then(|()| self.check_packed_forms(replay.forms(), handle.layout))
-            .and_then(|()| replay.check(&self.shape, handle));
+            .and_then(|()| check_memory(&replay.arguments(), self.course.components.device))
+            .and_then(|()| components.check_handle(handle))
+            .and_then(|()| {
+                components.check_beside(replay.is_beside(&components.shape), "x of another width")
+            })
+            .and_then(|()| components.check_packed_forms(replay.forms(), handle.layout))
+            .and_then(|()| replay.check(&components.shape, handle));
         if let Err(error) = checked {
-            return Err(self.refuse_with(call, error));
+            return Err(self.course.refuse_with(call, error));
         }
         call.cast = replay.cast;
         call.x = replay.x.raw();
@@ -217,11 +145,11 @@ impl Communicator {
         call.topk_weights = raw_or_none(replay.topk_weights.as_ref());
         call.complete(replay.scale_layout, replay.source_index);
         // SAFETY: as in `send_dispatch`.
-        if let Err(error) = unsafe { self.components.kernels().dispatch_send(&call) } {
-            return Err(self.end_failed(operation, error));
+        if let Err(error) = unsafe { self.course.components.kernels().dispatch_send(&call) } {
+            return Err(self.course.end_failed(operation, error));
         }
         Ok(PendingReplay {
-            sent: self.sent(operation).of(handle),
+            sent: self.course.sent(operation).of(handle),
             arrival: Arrival {
                 layout: handle.layout,
                 scale_layout: replay.scale_layout,
@@ -274,9 +202,9 @@ impl Communicator {
     /// # Errors
     /// `Full`, or a type that combine cannot sum. Local: no other rank takes part.
     pub fn combine_input(&mut self, handle: &Handle, dtype: DType) -> Result<CombineInput> {
-        self.check_open()?;
-        self.check_handle(handle)?;
-        self.took_back |= self.take_back_regions();
+        self.course.check_open()?;
+        self.course.components.check_handle(handle)?;
+        self.course.take_back_regions();
         if !dtype.is_summable() {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -285,8 +213,8 @@ impl Communicator {
             ));
         }
         let (region, raw) =
-            self.components.kernels().combine_input(handle.routing.slot, dtype.code())?;
-        Ok(CombineInput { raw, _claim: RegionClaim::new(&self.components, region) })
+            self.course.components.kernels().combine_input(handle.routing.slot, dtype.code())?;
+        Ok(CombineInput { raw, _claim: RegionClaim::new(&self.course.components, region) })
     }
 
     /// Sends the experts' outputs back and sums them per token.
@@ -316,13 +244,14 @@ impl Communicator {
         combine: Combine<'a>,
         mode: Mode<'_>,
     ) -> Result<PendingCombine<'a>> {
-        let checked = self
+        let components = &self.course.components;
+        let checked = components
             .check_order(&mode)
-            .and_then(|()| self.check_mode(&mode))
-            .and_then(|()| check_memory(&combine.arguments(), self.components.device))
-            .and_then(|()| self.check_handle(handle))
-            .and_then(|()| self.check_combine_form(&combine, handle.layout))
-            .and_then(|()| combine.check(&self.shape, handle));
+            .and_then(|()| components.check_mode(&mode))
+            .and_then(|()| check_memory(&combine.arguments(), self.course.components.device))
+            .and_then(|()| components.check_handle(handle))
+            .and_then(|()| components.check_combine_form(&combine, handle.layout))
+            .and_then(|()| combine.check(&components.shape, handle));
         // The kernel set sends weights of a call itself, or a replay carries them.
         let (own, carried) = match self.sends_weights(handle.layout) {
             true => (combine.topk, None),
@@ -331,16 +260,18 @@ impl Communicator {
         let late_weights = match (checked, &carried) {
             (Ok(()), None) => None,
             (Ok(()), Some(topk)) => Some(self.bring_weights(handle, topk)?),
-            (Err(why), None) => return Err(self.refuse_in(RefusedCall::Combine, why, &mode)),
+            (Err(why), None) => {
+                return Err(self.course.refuse_in(RefusedCall::Combine, why, &mode));
+            }
             // The other ranks send their weights now.
             (Err(why), Some(_)) => {
-                return Err(self.refuse_in(RefusedCall::Replay(handle.layout), why, &mode));
+                return Err(self.course.refuse_in(RefusedCall::Replay(handle.layout), why, &mode));
             }
         };
-        let (operation, _inside) = self.begin(Sort::Combine)?;
+        let (operation, _inside) = self.course.begin(Sort::Combine)?;
         let mut call = CombineCall::blank(operation, handle.routing.slot);
         if let Err(error) = mode.mark_combine(&mut call, handle.layout) {
-            return Err(self.refuse_combine(call, error));
+            return Err(self.course.refuse_combine(call, error));
         }
         call.weighted = combine.weighted;
         call.round_once = combine.round_once;
@@ -361,14 +292,24 @@ impl Communicator {
         // contract of `Stream::new` holds until the stream has passed it. A leaked pending operation is never
         // received: then no host memory is written, and the kernel set of a device waits for its kernels
         // before it copies or frees a `Buffer`.
-        let result = unsafe { self.components.kernels().combine_send(&call) };
+        let result = unsafe { self.course.components.kernels().combine_send(&call) };
         match result {
             Ok(()) => {
-                let sent = self.sent(operation).of(handle).with(late_weights);
+                let sent = self.course.sent(operation).of(handle).with(late_weights);
                 Ok(PendingCombine { sent, arguments: PhantomData })
             }
-            Err(error) => Err(self.end_failed(operation, error)),
+            Err(error) => Err(self.course.end_failed(operation, error)),
         }
+    }
+
+    /// Sends the weights of a combine to the ranks of the experts.
+    fn bring_weights(&mut self, handle: &Handle, topk: &LateTopk<'_>) -> Result<Received> {
+        let mut late_weights = std::mem::take(&mut self.late_weights);
+        let received = late_weights
+            .fill(self.shape(), handle.tokens(), topk)
+            .and_then(|x| self.replay(handle, &Replay::new(x)));
+        self.late_weights = late_weights;
+        received
     }
 
     /// Finishes [`combine_send`](Self::combine_send): the outputs are written.
@@ -376,113 +317,98 @@ impl Communicator {
     /// # Errors
     /// As [`dispatch`](Self::dispatch).
     pub fn combine_recv(&mut self, pending: PendingCombine<'_>) -> Result<()> {
-        let (operation, _inside) = self.begin_receive(&pending.sent)?;
-        let result = self.components.kernels().combine_recv(operation);
+        let (operation, _inside) = self.course.begin_receive(&pending.sent)?;
+        let result = self.course.components.kernels().combine_recv(operation);
         pending.sent.end();
-        let result = result.and_then(|()| self.components.watchdog().confirm());
+        let result = result.and_then(|()| self.course.components.watchdog().confirm());
         match result {
             Ok(()) => {
-                self.open_slots &= !self.slot_bit(operation);
+                self.course.ended(operation);
                 Ok(())
             }
-            Err(error) => Err(self.end_failed(operation, error)),
+            Err(error) => Err(self.course.end_failed(operation, error)),
         }
-    }
-
-    /// Starts an operation: the communicator is open, its slot is free, and dropped regions are
-    /// returned.
-    pub(super) fn begin(&mut self, sort: Sort) -> Result<(u64, InCall)> {
-        self.check_open()?;
-        let operation = self.next_operation;
-        if self.open_slots & self.slot_bit(operation) != 0 {
-            let in_flight = self.options.in_flight;
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "start operation",
-                format!(
-                    "operation {} was sent and not received; expected that before operation \
-                     {operation}, because in_flight = {in_flight}",
-                    operation - u64::from(in_flight),
-                ),
-            )
-            .with_fix(
-                "receive it first: call `recv` of what was sent, in deep_ep the hook that the earlier call \
-                 returned; or open the communicator with a larger in_flight (deep_ep has 4)",
-            ));
-        }
-        self.took_back |= self.take_back_regions();
-        self.next_operation += 1;
-        self.components.watchdog().begin(self.next_operation);
-        self.open_slots |= self.slot_bit(operation);
-        self.recorder.0.track.send(operation, sort);
-        Ok((operation, InCall::new(&self.recorder)))
-    }
-
-    pub(super) fn slot_bit(&self, operation: u64) -> u32 {
-        1 << (operation % u64::from(self.options.in_flight))
-    }
-
-    fn sent(&self, operation: u64) -> Sent {
-        Sent::new(&self.components, operation, &self.abandoned)
-    }
-
-    /// Checks that an operation was sent here, and may still succeed.
-    pub(super) fn check_sent(&mut self, sent: &Sent) -> Result<()> {
-        if !Arc::ptr_eq(&sent.components, &self.components) {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "receive operation",
-                format!("operation {} was sent by another communicator", sent.operation),
-            )
-            .with_fix("receive it on the communicator that sent it"));
-        }
-        self.check_open()
-    }
-
-    /// The number of an operation that may be received here.
-    fn begin_receive(&mut self, sent: &Sent) -> Result<(u64, InCall)> {
-        self.check_sent(sent)?;
-        self.recorder.0.track.receive(sent.operation);
-        Ok((sent.operation, InCall::new(&self.recorder)))
-    }
-
-    /// Returns dropped regions to the kernel set; whether there were any.
-    pub(super) fn take_back_regions(&self) -> bool {
-        let mut any = false;
-        while let Some(region) = self.components.claims.next_returned() {
-            self.components.kernels().release(region);
-            any = true;
-        }
-        any
-    }
-
-    fn take_handle(&self) -> Result<u32> {
-        self.components.claims.take_handle().map_err(|all| {
-            Error::new(
-                ErrorKind::Full,
-                "take handle",
-                format!("all {all} handles of this communicator are alive"),
-            )
-            .with_fix("drop handles that are combined, or open the communicator with more handles")
-        })
     }
 
     fn receive(&mut self, sent: Sent, arrival: Arrival) -> Result<(Received, RegionClaim)> {
-        let (operation, _inside) = self.begin_receive(&sent)?;
-        let result = self.components.kernels().dispatch_recv(operation);
+        let (operation, _inside) = self.course.begin_receive(&sent)?;
+        let result = self.course.components.kernels().dispatch_recv(operation);
         sent.end();
-        let result = result.and_then(|raw| self.components.watchdog().confirm().map(|()| raw));
+        let result =
+            result.and_then(|raw| self.course.components.watchdog().confirm().map(|()| raw));
         match result {
             Ok(raw) => {
-                self.open_slots &= !self.slot_bit(operation);
-                let claim = RegionClaim::new(&self.components, raw.region);
-                let second = RegionClaim::new(&self.components, raw.region);
+                self.course.ended(operation);
+                let claim = RegionClaim::new(&self.course.components, raw.region);
+                let second = RegionClaim::new(&self.course.components, raw.region);
                 let Arrival { layout, scale_layout, max_tokens } = arrival;
                 let received =
                     Received { raw, layout, scale_layout, operation, max_tokens, _claim: claim };
                 Ok((received, second))
             }
-            Err(error) => Err(self.end_failed(operation, error)),
+            Err(error) => Err(self.course.end_failed(operation, error)),
         }
+    }
+
+    /// The place of the output of a dispatch that was sent; `None` where it is not fixed before the receive,
+    /// for example where ranks may be left out (`on_failure = "mask"`). Local: no other rank takes part.
+    ///
+    /// # Errors
+    /// A closed communicator; an operation of another communicator.
+    pub fn dispatch_output(&mut self, pending: &PendingDispatch<'_>) -> Result<Option<Arriving>> {
+        self.output_of(&pending.sent, pending.scale_layout())
+    }
+
+    /// The place of the output of a replay that was sent, as for a dispatch.
+    ///
+    /// # Errors
+    /// As [`dispatch_output`](Self::dispatch_output).
+    pub fn replay_output(&mut self, pending: &PendingReplay<'_>) -> Result<Option<Arriving>> {
+        self.output_of(&pending.sent, pending.scale_layout())
+    }
+
+    fn output_of(&mut self, sent: &Sent, scale_layout: ScaleLayout) -> Result<Option<Arriving>> {
+        self.course.check_sent(sent)?;
+        let raw = self.course.components.kernels().dispatch_output(sent.operation)?;
+        Ok(raw.map(|raw| Arriving::new(raw, &self.course.components, scale_layout)))
+    }
+
+    /// Copies arrays of an output to memory of the caller, who may drop the output then: its place in
+    /// the arena becomes free at once. The handle needs nothing of a flat output; the handles of other
+    /// layouts hold their output's place until they are dropped. Local: no other rank takes part.
+    ///
+    /// Behind [`Communicator::on`] the copies are queued on the stream.
+    ///
+    /// # Errors
+    /// Room of another type or shape, too small, in another memory, or for an array that the output
+    /// does not have: then nothing is copied. Errors of the device.
+    pub fn copy_out(&mut self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
+        self.course.check_open()?;
+        CopyOut { components: &self.course.components, stream: None }.arrays(received, outputs)
+    }
+
+    /// The rows of each local expert of an output, for the host: `[E/R]`. Where the kernel set gives them, without a
+    /// wait for the rows; else once the output's operation has ended. Local.
+    ///
+    /// # Errors
+    /// An output of another communicator; errors of the device.
+    pub fn expert_counts(&mut self, received: &Received) -> Result<Vec<u32>> {
+        self.course.expert_counts(received)
+    }
+
+    /// Takes part in the operation that the other ranks call now, with a refusal. Returns the error: `why`,
+    /// or the one that ended the communicator. For callers that check arguments before core can, such as
+    /// bindings of another language: without this call the other ranks would wait for this rank.
+    ///
+    /// All ranks get an error for the operation, nothing is moved, and the communicator stays usable.
+    /// Collective, as the operation is.
+    pub fn refuse(&mut self, call: RefusedCall, why: Error) -> Error {
+        self.course.refuse_in(call, why, &Mode::default())
+    }
+
+    /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
+    /// carries them first.
+    pub fn sends_weights(&self, layout: Layout) -> bool {
+        layout == Layout::Packed && self.course.components.takes(abi::TY_KERNELS_CAP_PACKED_SUMS)
     }
 }

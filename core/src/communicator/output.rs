@@ -59,8 +59,8 @@ macro_rules! optional {
 
 impl Received {
     /// True if it lies in the arena of a communicator.
-    pub(super) fn is_of(&self, components: &Arc<Components>) -> bool {
-        Arc::ptr_eq(&self._claim.components, components)
+    pub(super) fn is_of(&self, components: &Components) -> bool {
+        std::ptr::eq(&*self._claim.components, components)
     }
 
     /// The layout of the rows.

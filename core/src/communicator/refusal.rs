@@ -1,8 +1,8 @@
 //! The end of an operation that does not succeed: this rank refuses its own input, or the operation
 //! failed.
 
-use super::Communicator;
-use super::stream::Mode;
+use super::course::Course;
+use super::order::Mode;
 use crate::call::{CombineCall, DispatchCall};
 use crate::moe::{Layout, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
@@ -10,7 +10,8 @@ use crate::session::reporter::Sort;
 use crate::{Error, ErrorKind, Result};
 
 /// An operation whose arguments this rank refuses before the call. The layout must be that of the other
-/// ranks' call: a different layout is a mismatch, as in a call that succeeds. See [`Communicator::refuse`].
+/// ranks' call: a different layout is a mismatch, as in a call that succeeds. See
+/// [`Communicator::refuse`](super::Communicator::refuse).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusedCall {
     /// A dispatch of this layout.
@@ -21,20 +22,10 @@ pub enum RefusedCall {
     Combine,
 }
 
-impl Communicator {
-    /// Takes part in the operation that the other ranks call now, with a refusal. Returns the error: `why`,
-    /// or the one that ended the communicator. For callers that check arguments before core can, such as
-    /// bindings of another language: without this call the other ranks would wait for this rank.
-    ///
-    /// All ranks get an error for the operation, nothing is moved, and the communicator stays usable.
-    /// Collective, as the operation is.
-    pub fn refuse(&mut self, call: RefusedCall, why: Error) -> Error {
-        self.refuse_in(call, why, &Mode::default())
-    }
-
+impl Course {
     pub(super) fn refuse_in(&mut self, call: RefusedCall, why: Error, mode: &Mode<'_>) -> Error {
         // The kernel set may not take this order: then the refusal goes without it.
-        let mode = if self.check_order(mode).is_ok() { mode } else { &Mode::default() };
+        let mode = if self.components.check_order(mode).is_ok() { mode } else { &Mode::default() };
         let sort = match call {
             RefusedCall::Dispatch(_) => Sort::Dispatch,
             RefusedCall::Replay(_) => Sort::Replay,
@@ -101,7 +92,7 @@ impl Communicator {
     fn end_refused(&mut self, operation: u64, end: Result<()>, why: Error) -> Error {
         match end {
             Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full) => {
-                self.open_slots &= !self.slot_bit(operation);
+                self.ended(operation);
                 why
             }
             Err(error) => self.end_failed(operation, error),
@@ -119,12 +110,12 @@ impl Communicator {
         match error.kind() {
             // An error in this rank's own arguments that only the device could detect.
             ErrorKind::Refused if error.rank() == Some(self.rank()) => {
-                self.open_slots &= !self.slot_bit(operation);
+                self.ended(operation);
                 Error::new(ErrorKind::InvalidInput, "check arguments", error.message())
                     .with_rank(self.rank())
             }
             ErrorKind::Refused | ErrorKind::Full => {
-                self.open_slots &= !self.slot_bit(operation);
+                self.ended(operation);
                 error
             }
             // The watchdog that ended the wait has the reason: a lost rank is the cause, and the wait

@@ -3,44 +3,37 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::abandoned::Abandoned;
 use super::bring_up::{BringUpReport, CommunicatorOptions};
-use super::components::Components;
-use crate::bootstrap::World;
+use super::buffer::Buffer;
+use super::components::CallForm;
+use super::course::Course;
+use super::late_weights::LateWeights;
+use super::masks::Masks;
+use super::order::Mode;
+use super::stream::{OnStream, Stream};
+use super::tool_stream::ToolStream;
 use crate::config::Config;
+use crate::kernels::Trace;
 use crate::moe::{Shape, TopkScratch};
-use crate::session::reporter::{OpenRecorder, Reporter};
-use crate::{Error, ErrorKind, Result};
+use crate::session::reporter::Reporter;
+use crate::{Error, ErrorKind, Result, abi};
 
 /// A communicator. See the [module](super) for its rules.
 pub struct Communicator {
-    /// Reports on this communicator.
-    pub(super) recorder: OpenRecorder,
-    pub(super) components: Arc<Components>,
-    pub(super) world: Arc<World>,
+    pub(super) course: Course,
     /// The config for the next communicator, by [`renew`](Self::renew).
     pub(super) config: Config,
-    pub(super) shape: Shape,
     pub(super) options: CommunicatorOptions,
     pub(super) report: BringUpReport,
     pub(super) scratch: TopkScratch,
-    /// Rows for the weights that a combine passes itself.
-    pub(super) late_weights: Vec<f32>,
-    pub(super) next_operation: u64,
-    /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
-    /// received: one bit each.
-    pub(super) open_slots: u32,
-    /// Whether regions were taken back whose readers no [`release_after`](Self::release_after) has named since.
-    pub(super) took_back: bool,
-    pub(super) abandoned: Arc<Abandoned>,
-    pub(super) closed: Option<(ErrorKind, Option<u32>, String)>,
+    pub(super) late_weights: LateWeights,
 }
 
 impl std::fmt::Debug for Communicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Communicator")
             .field("rank", &self.rank())
-            .field("shape", &self.shape)
+            .field("shape", self.shape())
             .field("report", &self.report)
             .finish_non_exhaustive()
     }
@@ -49,12 +42,12 @@ impl std::fmt::Debug for Communicator {
 impl Communicator {
     /// This rank.
     pub fn rank(&self) -> u32 {
-        self.world.rank()
+        self.course.rank()
     }
 
     /// The shape that all ranks agreed on.
     pub fn shape(&self) -> &Shape {
-        &self.shape
+        &self.course.components.shape
     }
 
     /// The chosen components and the reasons, for display and for JSON.
@@ -65,7 +58,7 @@ impl Communicator {
     /// Gives a reporter of this communicator's state, for any thread, also while the communicator waits: for
     /// a framework with a signal handler, or a watchdog, of its own. See `docs/reports.md`.
     pub fn reporter(&self) -> Reporter {
-        Reporter::new(&self.recorder.0)
+        Reporter::new(&self.course.recorder.0)
     }
 
     /// Closes the communicator on all ranks together. Collective. No transport is closed before every rank
@@ -78,10 +71,10 @@ impl Communicator {
     /// An operation that was sent and not received; the error that closed the communicator before, or
     /// that ended an operation after it was received in the order of a stream; a lost rank.
     pub fn close(mut self) -> Result<()> {
-        self.check_open()?;
-        if self.open_slots != 0 {
+        self.course.check_open()?;
+        if self.course.has_open() {
             // The other ranks may not wait for a rank that leaves.
-            return Err(self.end(
+            return Err(self.course.end(
                 Error::new(
                     ErrorKind::InvalidInput,
                     "close communicator",
@@ -93,7 +86,7 @@ impl Communicator {
         // Where this fails, the other ranks are in the barrier, or will be: they receive the reason why
         // it never completes.
         self.flush()?;
-        self.world.barrier("close communicator")
+        self.course.world.barrier("close communicator")
     }
 
     /// Closes this communicator and opens another with the same config and options. Collective. Where losses
@@ -107,7 +100,8 @@ impl Communicator {
     /// # Errors
     /// As [`close`](Self::close) and [`open`](Self::open).
     pub fn renew(self) -> Result<Self> {
-        let (world, config, options) = (Arc::clone(&self.world), self.config.clone(), self.options);
+        let (world, config, options) =
+            (Arc::clone(&self.course.world), self.config.clone(), self.options);
         self.close()?;
         Self::open(&world, &config, options)
     }
@@ -115,65 +109,138 @@ impl Communicator {
     /// Whether an error has closed this communicator. Every call of it then returns that error, and the other
     /// ranks learn of it. A loss that no call has met yet does not count.
     pub fn is_closed(&self) -> bool {
-        self.closed.is_some()
+        self.course.is_closed()
     }
 
     /// Ranks that this communicator continues without, in order: lost since it was opened, or absent then.
     /// Each stays lost for the life of the communicator. Empty where a loss stops the communicator.
     pub fn lost_ranks(&self) -> Vec<u32> {
-        self.components.watchdog().lost_ranks()
+        self.course.lost_ranks()
     }
 
     /// The total time, by rank, that calls of this communicator have waited for each rank. It holds the waits of the
     /// host: kernels of a device wait by themselves.
     pub fn waited(&self) -> Vec<Duration> {
-        let watched = self.components.watchdog().watched();
-        (0..self.shape.ranks).map(|rank| watched.waited(rank)).collect()
+        let watched = self.course.components.watchdog().watched();
+        (0..self.shape().ranks).map(|rank| watched.waited(rank)).collect()
     }
 
     /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint: ranks
     /// may see a change at different times.
     pub fn returning_ranks(&self) -> Vec<u32> {
-        let liveness = self.world.liveness();
-        (0..self.shape.ranks).filter(|rank| liveness.waits_to_return(*rank)).collect()
+        let liveness = self.course.world.liveness();
+        (0..self.shape().ranks).filter(|rank| liveness.waits_to_return(*rank)).collect()
     }
 
-    /// Ends the communicator for this rank after an error that leaves ranks out of step.
-    pub(super) fn end(&mut self, error: Error) -> Error {
-        let error = self.world.liveness().locate(error);
-        if self.closed.is_none() {
-            self.closed = Some((error.kind(), error.rank(), error.detail()));
-            self.recorder.0.report_error(&error);
-            self.recorder.0.track.close();
-            // All ranks know of a loss. They do not know that this rank waited in vain for a rank that left.
-            // So this rank must not look like a rank that leaves without an error: others wait for it in
-            // turn.
-            let is_known =
-                error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
-            if !is_known {
-                self.world.report_failure(&error.to_string());
-            }
-            return self.recorder.0.point_to_report(error);
-        }
-        error
+    /// This communicator, with calls that are in the order of `stream`:
+    ///
+    /// - Inputs are read after all work that was queued on the stream before the call that sends. That
+    ///   call returns when the sizes are known, while rows still move; so it waits until the stream has
+    ///   reached that point.
+    /// - The call that receives ([`dispatch_recv`](Self::dispatch_recv) and the like) returns without
+    ///   waiting for rows. Work that is queued on the stream after it runs after the operation.
+    /// - Outputs and handles may be dropped while the stream still uses them. Their place is reused once the
+    ///   stream has passed the work that was queued on it before the communicator's next call.
+    ///
+    /// An operation that fails after the call that receives has returned closes the communicator. The next
+    /// call on it reports the reason, and so do [`flush`](Self::flush) and [`close`](Self::close); until
+    /// then the stream continues with incomplete outputs.
+    ///
+    /// The bounds of waits (`deadline_ms`, `late_ms`) hold as always, and count from the call that
+    /// sends: work that is queued before it, and takes longer than a bound, ends the communicator.
+    ///
+    /// A kernel set without streams refuses the call on all ranks. Plain calls and calls on several
+    /// streams may be mixed.
+    ///
+    /// ```no_run
+    /// # use tokenyard_core::{Result, communicator::{Dispatch, Stream, Communicator}};
+    /// # fn layer(communicator: &mut Communicator, dispatch: &Dispatch<'_>, raw: *mut std::ffi::c_void) -> Result<()> {
+    /// // SAFETY: a stream of the framework's pool, which lives as long as the process; the tensors of
+    /// // `dispatch` are used on this stream only.
+    /// let stream = unsafe { Stream::new(raw) };
+    /// let (received, handle) = communicator.on(stream).dispatch(dispatch)?;
+    /// // Experts that are queued on the stream now run after the rows have arrived.
+    /// # drop((received, handle));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on(&mut self, stream: Stream) -> OnStream<'_> {
+        OnStream { comm: self, mode: Mode::on(stream) }
     }
 
-    pub(super) fn check_open(&mut self) -> Result<()> {
-        if let Some((kind, rank, why)) = &self.closed {
-            let error = Error::new(
-                *kind,
-                "use communicator",
-                format!("the communicator was closed: {why}"),
-            )
-            .with_fix("open a new communicator once all ranks are back");
-            return Err(match rank {
-                Some(rank) => error.with_rank(*rank),
-                None => error,
-            });
-        }
-        if let Some(error) = self.components.watchdog().verdict() {
-            return Err(self.end(error));
-        }
-        Ok(())
+    /// True if the kernel set takes an optional form of calls.
+    pub fn takes(&self, form: CallForm) -> bool {
+        self.course.components.takes(form.bits())
+    }
+
+    /// True if the kernel set takes calls in the order of a stream.
+    pub fn has_streams(&self) -> bool {
+        self.course.components.takes(abi::TY_KERNELS_CAP_STREAMS)
+    }
+
+    /// True if the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
+    /// can capture.
+    pub fn has_graphs(&self) -> bool {
+        self.course.components.takes(abi::TY_KERNELS_CAP_NO_SYNC)
+    }
+
+    /// Frees outputs, handles and expert inputs that were dropped since the last call only once `streams`,
+    /// too, have passed the work that is queued on them now. It is for values that were used on other streams
+    /// than the one of their operation. Drop them, then call this, and then operations. Nothing waits if none
+    /// was dropped since the last time. Local: no other rank takes part.
+    ///
+    /// In a capture it orders the work of the graph in the same way: name each stream that reads what the graph's
+    /// operations gave, before the next operation is captured.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the kernel set has no streams; errors of the device.
+    pub fn release_after(&mut self, streams: &[Stream]) -> Result<()> {
+        self.course.release_after(streams)
+    }
+
+    /// Waits until all operations that were received in the order of a stream have ended, and the
+    /// streams have passed all outputs that were dropped. Local: no other rank takes part.
+    ///
+    /// # Errors
+    /// The error that ended an operation after it was received, or that closed the communicator before; an
+    /// operation that was sent and not received.
+    pub fn flush(&mut self) -> Result<()> {
+        self.course.flush()
+    }
+
+    /// Waits as [`flush`](Self::flush) does, and returns the times of the steps on this rank in the last
+    /// operation (`back` = 0), or in one before it: at most `in_flight` of them are remembered. For tools.
+    ///
+    /// # Errors
+    /// As `flush`; `Unsupported` where the kernel set records no times; an operation too far back.
+    pub fn trace(&mut self, back: u64) -> Result<Trace> {
+        self.course.trace(back)
+    }
+
+    /// True if tensors must lie in the memory of this communicator's device; else they must lie in host
+    /// memory.
+    pub fn works_on_device(&self) -> bool {
+        self.course.components.device.is_some()
+    }
+
+    /// Device memory with a copy of `bytes`.
+    ///
+    /// # Errors
+    /// `Unsupported` where the communicator works on host memory; errors of the device.
+    pub fn buffer(&self, bytes: &[u8]) -> Result<Buffer> {
+        Buffer::new(&self.course.components, bytes)
+    }
+
+    /// A stream of the communicator's device.
+    ///
+    /// # Errors
+    /// `Unsupported` where the kernel set has no streams; errors of the device.
+    pub fn tool_stream(&self) -> Result<ToolStream> {
+        ToolStream::new(&self.course.components)
+    }
+
+    /// The ranks that operations leave out.
+    pub fn masks(&mut self) -> Masks<'_> {
+        Masks { course: &mut self.course }
     }
 }

@@ -344,7 +344,7 @@ impl<'a> TensorMut<'a> {
     }
 
     /// All bytes of a tensor in host memory; empty elsewhere.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         match byte_length(&self.raw).filter(|_| self.owner.device().is_none()) {
             // SAFETY: the constructor's promise: this many bytes belong to this tensor for 'a.
             Some(n) if n > 0 => unsafe { std::slice::from_raw_parts_mut(self.raw.data, n) },

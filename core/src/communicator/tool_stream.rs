@@ -2,33 +2,26 @@
 
 use std::sync::Arc;
 
-use super::Communicator;
 use super::components::Components;
 use super::stream::Stream;
 use super::tensor::{TensorMut, TensorRef};
 use crate::{Error, ErrorKind, Result};
 
 /// A stream for callers without a stream of their own: tools and tests. It waits for no other stream;
-/// [`TensorRef::to_vec`] and [`Communicator::buffer`] wait for it. It holds the communicator's components
-/// alive, and is destroyed after all work queued on it.
+/// [`TensorRef::to_vec`] and [`Communicator::buffer`](super::Communicator::buffer) wait for it. It holds the
+/// communicator's components alive, and is destroyed after all work queued on it.
 #[derive(Debug)]
 pub struct ToolStream {
     pub(super) components: Arc<Components>,
     pub(super) stream: Stream,
 }
 
-impl Communicator {
-    /// A stream of the communicator's device.
-    ///
-    /// # Errors
-    /// `Unsupported` where the kernel set has no streams; errors of the device.
-    pub fn tool_stream(&self) -> Result<ToolStream> {
-        let raw = self.components.kernels().stream_create()?;
-        Ok(ToolStream { components: Arc::clone(&self.components), stream: Stream { raw } })
-    }
-}
-
 impl ToolStream {
+    pub(super) fn new(components: &Arc<Components>) -> Result<Self> {
+        let raw = components.kernels().stream_create()?;
+        Ok(Self { components: Arc::clone(components), stream: Stream { raw } })
+    }
+
     /// The name of the stream, for calls.
     ///
     /// # Safety

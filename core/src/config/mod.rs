@@ -32,7 +32,7 @@ const READ: &str = "read config";
 pub const MAX_BYTES: usize = 1 << 20;
 
 /// The most names that `transport.scale_out.use` may list.
-pub const MAX_CHOICES: usize = 16;
+pub(crate) const MAX_CHOICES: usize = 16;
 
 /// A config file that has been read and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Config {
     /// The transport inside a scale-up domain; `None` where the file has `"none"` or no entry.
     pub scale_up: Option<ComponentChoice>,
     /// The transports between domains, in order of preference: the first that probes on all ranks is
-    /// used. Empty where the file has `"none"` or no entry; at most [`MAX_CHOICES`].
+    /// used. Empty where the file has `"none"` or no entry; at most 16.
     pub scale_out: Vec<ComponentChoice>,
     /// The topology; `auto` where the file has no entry.
     pub topology: ComponentChoice,
@@ -221,7 +221,7 @@ pub(crate) fn wrong_domains(domains: u32, expected: &str) -> Error {
 
 impl ComponentChoice {
     /// Adds the file and line that chose the component to an error about it.
-    pub fn locate(&self, error: Error) -> Error {
+    pub(crate) fn locate(&self, error: Error) -> Error {
         match self.line {
             0 => error,
             line => error.at(&format!("{}:{line}", self.table.file())),

@@ -38,7 +38,7 @@ pub struct Exported<T>(pub T);
 unsafe impl<T> Sync for Exported<T> {}
 
 /// A string of the image in the form of the ABI.
-pub const fn static_str(text: &'static str) -> abi::TyStr {
+pub(crate) const fn static_str(text: &'static str) -> abi::TyStr {
     abi::TyStr { data: text.as_ptr(), bytes: text.len() }
 }
 

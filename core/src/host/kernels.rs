@@ -82,7 +82,7 @@ unsafe impl Send for OpenKernels {}
 
 impl OpenKernels {
     /// The component's name.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         self.component.name()
     }
 
@@ -182,7 +182,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// Errors of the component.
-    pub fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
+    pub(crate) fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
         let mut output = no_output(operation);
         // SAFETY: as in `dispatch_recv`.
         optional(unsafe { self.make(KernelCall::DispatchOutput(&mut output)) })?;
@@ -228,7 +228,7 @@ impl OpenKernels {
     ///
     /// # Safety
     /// A stream of the set's device.
-    pub unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
+    pub(crate) unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
         let after = abi::TyReleaseAfter { size: size_of::<abi::TyReleaseAfter>(), stream };
         // SAFETY: by this function's contract.
         unsafe { self.make(KernelCall::ReleaseAfter(&after)) }
@@ -238,7 +238,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// Errors of the component.
-    pub fn masks(&mut self, ranks: u32) -> Result<Vec<u8>> {
+    pub(crate) fn masks(&mut self, ranks: u32) -> Result<Vec<u8>> {
         let mut masks = vec![0; ranks as usize];
         let mut call = abi::TyMasks {
             size: size_of::<abi::TyMasks>(),
@@ -255,7 +255,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// Errors of the component.
-    pub fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
+    pub(crate) fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
         let is_masked = is_masked.into();
         let mask = abi::TyMask { size: size_of::<abi::TyMask>(), rank, is_masked };
         // SAFETY: as in `dispatch_recv`.
@@ -274,7 +274,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// Errors of the component; an invalid ring.
-    pub fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
+    pub(crate) fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {
         let mut ring = abi::TyGpuRing { level, ..NO_RING };
         optional(self.attend(KernelCall::GpuRing(&mut ring)))?;
         if ring.commands.is_null() {
@@ -298,7 +298,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// Errors of the component.
-    pub fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
+    pub(crate) fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
         let mut call = abi::TyExpertCounts {
             size: size_of::<abi::TyExpertCounts>(),
             operation,
@@ -317,7 +317,7 @@ impl OpenKernels {
     ///
     /// # Safety
     /// As [`KernelSet::copy_out`](crate::kernels::KernelSet::copy_out).
-    pub unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
+    pub(crate) unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { self.make(KernelCall::CopyOut(copies)) }
     }
@@ -329,7 +329,7 @@ impl OpenKernels {
     ///
     /// # Safety
     /// As [`KernelSet::count_routing`](crate::kernels::KernelSet::count_routing).
-    pub unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
+    pub(crate) unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { self.make(KernelCall::CountRouting(counts)) }
     }
@@ -338,7 +338,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// Errors of the component; counters that do not fit a world of `ranks`.
-    pub fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
+    pub(crate) fn counters(&mut self, ranks: u32) -> Result<Option<abi::TyCounters>> {
         let mut counters = NO_COUNTERS;
         optional(self.attend(KernelCall::Counters(&mut counters)))?;
         if counters.peers.is_null() {
@@ -353,7 +353,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// A component without the slot; errors of the component.
-    pub fn trace(&mut self, operation: u64) -> Result<Trace> {
+    pub(crate) fn trace(&mut self, operation: u64) -> Result<Trace> {
         let (size, trace) = (
             size_of::<abi::TyOperationTrace>(),
             Trace { size: size_of::<Trace>(), ..Trace::default() },

@@ -154,7 +154,7 @@ unsafe impl Sync for OpenTransport {}
 
 impl OpenTransport {
     /// The component's name.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         self.component.name()
     }
 
@@ -218,7 +218,8 @@ impl OpenTransport {
         self.link.health()
     }
 
-    /// See [`Link::progress`].
+    /// Drives the fabric, where it must be driven; does nothing elsewhere. Any thread may call it at any time. Returns
+    /// whether something moved.
     ///
     /// # Errors
     /// A status `TY_*` below zero.
@@ -226,7 +227,7 @@ impl OpenTransport {
         self.link.progress()
     }
 
-    /// See [`Link::link_name`].
+    /// The connection from this rank to `peer`, for diagnoses: the component's name and its own text.
     pub fn link_name(&self, peer: u32) -> String {
         self.link.link_name(peer)
     }
@@ -351,7 +352,7 @@ impl OpenTransport {
     /// # Safety
     /// The contract of [`TyServeRing`](abi::TyServeRing); memory that must outlive `close` outlives
     /// `self`.
-    pub unsafe fn serve_ring(&mut self, ring: &abi::TyServeRing) -> Result<bool> {
+    pub(crate) unsafe fn serve_ring(&mut self, ring: &abi::TyServeRing) -> Result<bool> {
         if self.component.table.serve_ring.is_none() {
             return Ok(false);
         }

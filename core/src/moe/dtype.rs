@@ -22,7 +22,7 @@ pub enum DType {
 
 impl DType {
     /// Every type, in the order of their codes.
-    pub const ALL: [Self; 7] =
+    pub(crate) const ALL: [Self; 7] =
         [Self::Bf16, Self::F16, Self::F32, Self::Fp8E4m3, Self::U8, Self::I32, Self::I64];
 
     /// Bytes of one element.
@@ -46,7 +46,7 @@ impl DType {
     }
 
     /// The short name used in configs, tables and error messages.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
             Self::F16 => "fp16",
@@ -59,7 +59,7 @@ impl DType {
     }
 
     /// True if combine can sum rows of this type.
-    pub const fn is_summable(self) -> bool {
+    pub(crate) const fn is_summable(self) -> bool {
         matches!(self, Self::Bf16 | Self::F16 | Self::F32)
     }
 }

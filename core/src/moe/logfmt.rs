@@ -27,7 +27,7 @@ pub const BLOCK: usize = 512;
 /// Most bytes of a block.
 pub const BLOCK_BYTES: usize = META + 2 * BLOCK;
 /// Bytes of an encoded block.
-pub const CODED_BYTES: usize = META + BLOCK + BLOCK / 4;
+pub(crate) const CODED_BYTES: usize = META + BLOCK + BLOCK / 4;
 
 /// Channels of a group.
 const GROUP: usize = Quant::LOGFMT_10.group as usize;

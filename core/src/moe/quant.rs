@@ -55,14 +55,14 @@ impl Quant {
     }
 
     /// Bytes of a row's numbers.
-    pub const fn value_bytes(&self, channels: u32) -> u64 {
+    pub(crate) const fn value_bytes(&self, channels: u32) -> u64 {
         (channels as u64 * self.bits as u64).div_ceil(8)
     }
 }
 
 impl ScaleType {
     /// The type of a tensor of scales: that of its words.
-    pub const fn dtype(self) -> DType {
+    pub(crate) const fn dtype(self) -> DType {
         match self {
             Self::F32 | Self::PowerOfTwo => DType::F32,
             Self::Ue8m0 | Self::Bf16Range => DType::I32,

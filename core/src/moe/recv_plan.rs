@@ -151,12 +151,6 @@ impl RecvPlan {
         self.expert_bases(source)[expert as usize]
     }
 
-    /// Rows of local expert `expert` from the sources below `source`: the first row of `source` in the
-    /// packed layout, counted from the expert's first row.
-    pub fn rows_before(&self, expert: u32, source: u32) -> u32 {
-        self.expert_base(expert, source) - self.expert_starts[expert as usize]
-    }
-
     /// Bytes that [`new`](Self::new) needs for `shape`.
     pub fn bytes_for(shape: &Shape) -> u64 {
         let [ranks, experts] = [shape.ranks, shape.experts].map(u64::from);

@@ -24,7 +24,7 @@ pub enum Layout {
 
 impl Layout {
     /// The name used in configs, tables and error messages.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Flat => "flat",
             Self::ExpertMajor { .. } => "expert-major",
@@ -105,7 +105,7 @@ pub struct Span {
 
 impl Span {
     /// The first byte after the array.
-    pub const fn end(self) -> u64 {
+    pub(crate) const fn end(self) -> u64 {
         self.offset + self.bytes
     }
 }

@@ -6,7 +6,7 @@ pub struct Fan {
     /// The destination rank.
     pub rank: u32,
     /// The number of the row among those that this source sends to `rank`: an index into
-    /// [`SendPlan::tokens_for`], and the offset from the source's first row at that rank.
+    /// its part of [`SendPlan::tokens`], and the offset from the source's first row at that rank.
     pub index: u32,
 }
 
@@ -134,16 +134,10 @@ impl SendPlan {
         &self.rank_offsets
     }
 
-    /// Source token ids by destination rank, then by token; at most M * min(K, R).
+    /// Source token ids by destination rank, then by token; at most M * min(K, R). Those of a rank begin at its
+    /// [offset](Self::rank_offsets), in the order of the rows that this source sends there.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
-    }
-
-    /// The tokens that go to `rank`, ascending: entry j is the j-th row that this source sends
-    /// there.
-    pub fn tokens_for(&self, rank: u32) -> &[u32] {
-        let rank = rank as usize;
-        &self.tokens[self.rank_offsets[rank] as usize..self.rank_offsets[rank + 1] as usize]
     }
 
     /// The ranks that `token` goes to, in combine order: ascending by their highest selecting k.

@@ -92,7 +92,7 @@ impl Shape {
 
     /// Numbers of the row with which a combine brings the weights of a token: K weights, a word whose bits select the
     /// experts that enter the sum, and zeros up to a multiple of 16 bytes.
-    pub fn weights_row(&self) -> u32 {
+    pub(crate) fn weights_row(&self) -> u32 {
         (self.topk + 1).next_multiple_of(4)
     }
 

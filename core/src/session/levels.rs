@@ -230,6 +230,12 @@ impl<'a> Levels<'a> {
         (self.scale_up.as_ref().map(Level::report), self.scale_out.as_ref().map(Level::report))
     }
 
+    /// The transports of both levels, in words.
+    pub(crate) fn transports(&self) -> String {
+        let names: Vec<_> = self.each().map(|(_, level)| level.choice.name.as_str()).collect();
+        if names.is_empty() { "no transport".to_owned() } else { names.join(" and ") }
+    }
+
     /// The connection from this rank to each peer of each level, for diagnoses: (world rank, text).
     pub(crate) fn link_names(&self, transports: &Transports) -> [Vec<(u32, String)>; 2] {
         let of = |level: &Option<Level<'_>>, transport: &Option<OpenTransport>| {

@@ -15,14 +15,17 @@ impl Hca {
     /// Stores eight bytes at `offset` of a page of registers. Everything that the driver stored before must be
     /// visible already, and nothing that it stores later may be visible.
     pub fn ring(&mut self, page: u32, offset: usize, bytes: [u8; 8]) {
-        if self.is_stopped() {
+        if self.link.completions.is_stopped() {
             return;
         }
         match self.judge_ring(page, offset, bytes) {
             Ok((qpn, next)) => self.heard(qpn, Some(next)),
-            Err((rule, text)) => {
-                self.violate(rule, Ring::from_bytes(bytes).map(Ring::qpn), text, &bytes)
-            }
+            Err((rule, text)) => self.link.completions.store.violate(
+                rule,
+                Ring::from_bytes(bytes).map(Ring::qpn),
+                text,
+                &bytes,
+            ),
         }
     }
 
@@ -32,10 +35,11 @@ impl Hca {
     /// A register that several queue pairs share holds the last ring only. So at each ring the device looks at
     /// the records of all queue pairs of the page, and the records may be ahead of the ring.
     pub fn poll_registers(&mut self) -> bool {
-        if self.is_stopped() {
+        if self.link.completions.is_stopped() {
             return false;
         }
-        let pages: Vec<(u32, u64)> = self.pages.iter().map(|(page, at)| (*page, *at)).collect();
+        let pages: Vec<(u32, u64)> =
+            self.link.completions.store.pages.iter().map(|(page, at)| (*page, *at)).collect();
         let mut any = false;
         for (page, address) in pages {
             let mut rang = false;
@@ -44,7 +48,13 @@ impl Hca {
                 rang |= self.take_ring(page, at);
             }
             if rang {
-                let on_page = self.qps.iter().filter(|(_, qp)| qp.page == page && qp.takes());
+                let on_page = self
+                    .link
+                    .completions
+                    .store
+                    .qps
+                    .iter()
+                    .filter(|(_, qp)| qp.page == page && qp.takes());
                 let qpns: Vec<u32> = on_page.map(|(qpn, _)| *qpn).collect();
                 qpns.into_iter().for_each(|qpn| self.heard(qpn, None));
             }
@@ -55,21 +65,22 @@ impl Hca {
 
     /// Takes the ring that is in one register.
     fn take_ring(&mut self, page: u32, at: u64) -> bool {
-        let Ok(bytes) = self.read_array::<8>(at) else { return false };
+        let store = &mut self.link.completions.store;
+        let Ok(bytes) = store.read_array::<8>(at) else { return false };
         if bytes == [0; 8] {
             return false;
         }
-        let Ok(word) = self.memory.update(at, &|_| 0) else { return false };
+        let Ok(word) = store.memory.update(at, &|_| 0) else { return false };
         let bytes = word.to_ne_bytes();
         let ring = Ring::from_bytes(bytes);
         let fits =
-            ring.and_then(|ring| self.qps.get(&ring.qpn())).is_some_and(|qp| qp.page == page);
+            ring.and_then(|ring| store.qps.get(&ring.qpn())).is_some_and(|qp| qp.page == page);
         if !fits {
             // A queue pair that has ended may have rung just before its end.
-            let known = ring.is_some_and(|ring| ring.qpn() <= self.numbers);
+            let known = ring.is_some_and(|ring| ring.qpn() <= store.numbers);
             if !known {
                 let text = format!("found {bytes:02x?} in a register of page {page:#x}");
-                self.violate(Rule::Doorbell, None, text, &bytes);
+                store.violate(Rule::Doorbell, None, text, &bytes);
             }
         }
         true
@@ -94,7 +105,7 @@ impl Hca {
             ));
         };
         let qpn = ring.qpn();
-        let qp = self.qps.get(&qpn).filter(|qp| qp.page == page);
+        let qp = self.link.completions.store.qps.get(&qpn).filter(|qp| qp.page == page);
         let Some(qp) = qp else {
             return Err((
                 rule,
@@ -115,13 +126,14 @@ impl Hca {
 
     /// The send word of a record.
     fn record(&self, qp: &QueuePair) -> Result<u16, Broken> {
+        let store = &self.link.completions.store;
         let unmapped = |e: Unmapped| (Rule::Record, e.to_string());
-        let word = u32::from_be_bytes(self.read_array(qp.record + SEND as u64).map_err(unmapped)?);
+        let word = u32::from_be_bytes(store.read_array(qp.record + SEND as u64).map_err(unmapped)?);
         ensure(word <= 0xffff, Rule::Record, || {
             format!("found {word:#x} in the record; expected at most 0xffff, big-endian")
         })?;
         if matches!(qp.inlet, Inlet::None) {
-            let found: [u8; 4] = self.read_array(qp.record + RECEIVE as u64).map_err(unmapped)?;
+            let found: [u8; 4] = store.read_array(qp.record + RECEIVE as u64).map_err(unmapped)?;
             ensure(found == qp.receive_word, Rule::Record, || {
                 format!(
                     "found the record's receive word changed to {found:02x?}, without a receive queue"
@@ -134,13 +146,14 @@ impl Hca {
     /// A queue pair has rung: takes its requests now, or later where a fault delays the ring. `next` is none where
     /// only the record was seen and not the ring itself.
     fn heard(&mut self, qpn: u32, next: Option<u16>) {
-        if self.faults.loses_ring() {
+        if self.link.completions.faults.loses_ring() {
             return;
         }
-        let most = self.faults.doorbell_late;
+        let most = self.link.completions.faults.doorbell_late;
         if most > 0 {
             let last = self.late_rings.back().map_or(0, |(due, _)| *due);
-            let due = last.max(self.now + self.random.below(most));
+            let due =
+                last.max(self.link.completions.now + self.link.completions.random.below(most));
             self.late_rings.push_back((due, qpn));
             return;
         }
@@ -151,7 +164,7 @@ impl Hca {
     pub(crate) fn take_late_rings(&mut self) -> bool {
         let mut moved = false;
         while let Some((due, qpn)) = self.late_rings.front().copied() {
-            if due > self.now {
+            if due > self.link.completions.now {
                 break;
             }
             self.late_rings.pop_front();
@@ -166,17 +179,17 @@ impl Hca {
         let at_once = next.is_some();
         if let Err((rule, text)) = self.try_take(qpn, next) {
             let bytes = self.dump(qpn);
-            self.violate(rule, Some(qpn), text, &bytes);
+            self.link.completions.store.violate(rule, Some(qpn), text, &bytes);
             return;
         }
         if at_once {
             self.poison_last(qpn);
         }
-        self.send(qpn);
+        self.link.send(qpn);
     }
 
     fn try_take(&mut self, qpn: u32, next: Option<u16>) -> Result<(), Broken> {
-        let Some(qp) = self.qps.get(&qpn) else { return Ok(()) };
+        let Some(qp) = self.link.completions.store.qps.get(&qpn) else { return Ok(()) };
         let next = match next {
             Some(next) => next,
             None => self.record(qp)?,
@@ -190,7 +203,7 @@ impl Hca {
                  of a queue of {room} blocks"
             )
         })?;
-        while let Some(qp) = self.qps.get(&qpn) {
+        while let Some(qp) = self.link.completions.store.qps.get(&qpn) {
             let at = qp.taken;
             if at == next {
                 break;
@@ -203,7 +216,7 @@ impl Hca {
                 || format!("request {at:#x} ends at {behind:#x}; the record says {next:#x}"),
             )?;
             self.poison_last(qpn);
-            let Some(qp) = self.qps.get_mut(&qpn) else { break };
+            let Some(qp) = self.link.completions.store.qps.get_mut(&qpn) else { break };
             qp.taken = behind;
             qp.unpoisoned = Some((at, work.blocks()));
             qp.waiting.push_back(work);
@@ -227,14 +240,15 @@ impl Hca {
 
     fn read_block(&self, qp: &QueuePair, index: u16) -> Result<[u8; BLOCK], Broken> {
         let unmapped = |e: Unmapped| (Rule::Request, e.to_string());
-        self.read_array(slot(qp, index)).map_err(unmapped)
+        self.link.completions.store.read_array(slot(qp, index)).map_err(unmapped)
     }
 
     /// Fills the slots of the last request with poison. It waits until now because a ring that was not seen may
     /// still be on its way: libmlx5 copies a request's first bytes to the register after the record. A request
     /// that was reported is not filled: its slots may hold later requests by now.
     fn poison_last(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let store = &mut self.link.completions.store;
+        let Some(qp) = store.qps.get_mut(&qpn) else { return };
         let Some((first, count)) = qp.unpoisoned.take() else { return };
         if (1..1 << 15).contains(&qp.reported.wrapping_sub(first)) {
             return;
@@ -242,13 +256,19 @@ impl Hca {
         let slots: Vec<u64> = (0..count).map(|at| slot(qp, first.wrapping_add(at))).collect();
         for at in slots {
             // If the memory of the queue is gone, the next read finds that.
-            let _ = self.memory.write(at, &[POISON; BLOCK]);
+            let _ = store.memory.write(at, &[POISON; BLOCK]);
         }
     }
 
     /// The block that is taken next.
     fn dump(&self, qpn: u32) -> Vec<u8> {
-        let block = self.qps.get(&qpn).and_then(|qp| self.read_block(qp, qp.taken).ok());
+        let block = self
+            .link
+            .completions
+            .store
+            .qps
+            .get(&qpn)
+            .and_then(|qp| self.read_block(qp, qp.taken).ok());
         block.map(Vec::from).unwrap_or_default()
     }
 }

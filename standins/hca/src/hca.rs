@@ -1,16 +1,17 @@
 //! The device.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use tokenyard_sys_mlx5::wqe::MOST_INLINE;
 
 use crate::commands::{self, Refused};
-use crate::fault::{FaultPlan, Faults};
+use crate::completion::Completions;
+use crate::fault::FaultPlan;
 use crate::memory::Memory;
-use crate::object::{CompletionQueue, QueuePair, ReceiveQueue, Region, UserMemory};
 use crate::parse::Limits;
-use crate::random::Random;
-use crate::violation::{Rule, Violation};
+use crate::requester::Link;
+use crate::store::Store;
+use crate::violation::Violation;
 use crate::wire::Packet;
 
 /// The source of the requests that the device takes.
@@ -71,58 +72,29 @@ pub enum Event {
 
 /// A ConnectX in software.
 pub struct Hca {
-    pub(crate) config: Config,
-    pub(crate) memory: Box<dyn Memory>,
-    pub(crate) random: Random,
-    pub(crate) faults: Faults,
-    /// Nanoseconds.
-    pub(crate) now: u64,
-    pub(crate) numbers: u32,
-    pub(crate) pds: BTreeSet<u32>,
-    pub(crate) regions: BTreeMap<u32, Region>,
-    pub(crate) umems: BTreeMap<u32, UserMemory>,
-    /// Pages of registers, and where they lie.
-    pub(crate) pages: BTreeMap<u32, u64>,
-    pub(crate) cqs: BTreeMap<u32, CompletionQueue>,
-    pub(crate) srqs: BTreeMap<u32, ReceiveQueue>,
-    pub(crate) qps: BTreeMap<u32, QueuePair>,
-    pub(crate) outbox: VecDeque<Packet>,
-    pub(crate) events: VecDeque<Event>,
+    pub(crate) link: Link,
     /// Doorbells that a fault holds back.
     pub(crate) late_rings: VecDeque<(u64, u32)>,
-    pub(crate) violations: Vec<Violation>,
-    pub(crate) port_is_up: bool,
 }
 
 impl std::fmt::Debug for Hca {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hca").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Hca").field("lid", &self.link.lid).finish_non_exhaustive()
     }
 }
 
 impl Hca {
     /// Makes a device that reads and writes `memory`.
     pub fn new(config: Config, memory: impl Memory + 'static) -> Self {
-        Self {
-            random: Random::new(config.faults.seed),
-            faults: Faults::new(&config.faults),
-            config,
-            memory: Box::new(memory),
-            now: 0,
-            numbers: 0x40,
-            pds: BTreeSet::new(),
-            regions: BTreeMap::new(),
-            umems: BTreeMap::new(),
-            pages: BTreeMap::new(),
-            cqs: BTreeMap::new(),
-            srqs: BTreeMap::new(),
-            qps: BTreeMap::new(),
+        let store = Store::new(config.profile, Box::new(memory));
+        let link = Link {
+            completions: Completions::new(store, &config.faults),
+            lid: config.lid,
+            order: config.order,
             outbox: VecDeque::new(),
-            events: VecDeque::new(),
-            late_rings: VecDeque::new(),
-            violations: Vec::new(),
             port_is_up: true,
-        }
+        };
+        Self { link, late_rings: VecDeque::new() }
     }
 
     /// Executes a command, and returns its answer.
@@ -135,79 +107,77 @@ impl Hca {
 
     /// The rules that the driver broke. The device stops at the first.
     pub fn violations(&self) -> &[Violation] {
-        &self.violations
+        &self.link.completions.store.violations
     }
 
     /// Takes the events that were reported beside completions.
     pub fn take_events(&mut self) -> Vec<Event> {
-        self.events.drain(..).collect()
+        self.link.completions.events.drain(..).collect()
     }
 
     /// Whether its port carries packets.
     pub fn port_is_up(&self) -> bool {
-        self.port_is_up
+        self.link.port_is_up
+    }
+
+    /// Takes a packet.
+    pub fn receive(&mut self, packet: Packet) {
+        self.link.receive(packet);
     }
 
     /// Takes the packets that are to be carried to other devices, or to this one.
     pub fn take_packets(&mut self) -> Vec<Packet> {
-        self.outbox.drain(..).collect()
+        self.link.outbox.drain(..).collect()
     }
 
     /// Whether the device has stopped: by a violation, or by a fault.
     pub fn is_stopped(&self) -> bool {
-        !self.violations.is_empty() || self.faults.stopped
+        self.link.completions.is_stopped()
     }
 
     /// Lets time pass, and does the work that is due. `now` is in nanoseconds and never falls. Returns whether
     /// there was work.
     pub fn step(&mut self, now: u64) -> bool {
-        self.now = self.now.max(now);
-        if self.is_stopped() {
+        self.link.completions.now = self.link.completions.now.max(now);
+        if self.link.completions.is_stopped() {
             return false;
         }
         let mut moved = self.take_late_rings();
-        let qpns: Vec<u32> = self.qps.keys().copied().collect();
+        let qpns: Vec<u32> = self.link.completions.store.qps.keys().copied().collect();
         for qpn in qpns {
-            moved |= self.land(qpn);
-            moved |= self.serve(qpn);
-            moved |= self.look_at_timers(qpn);
-            moved |= self.send(qpn);
+            moved |= self.link.land(qpn);
+            moved |= self.link.serve(qpn);
+            moved |= self.link.look_at_timers(qpn);
+            moved |= self.link.send(qpn);
         }
-        moved | self.write_held()
+        moved | self.link.completions.write_held()
     }
 
     /// The time of the next work that waits for time alone, in nanoseconds.
     pub fn next_due(&self) -> Option<u64> {
-        let timers = self.qps.values().flat_map(|qp| [qp.due, qp.pause]).flatten();
-        let inboxes = self.qps.values().filter_map(|qp| qp.inbox.front().map(|(due, _)| *due));
+        let timers =
+            self.link.completions.store.qps.values().flat_map(|qp| [qp.due, qp.pause]).flatten();
+        let inboxes = self
+            .link
+            .completions
+            .store
+            .qps
+            .values()
+            .filter_map(|qp| qp.inbox.front().map(|(due, _)| *due));
         let rings = self.late_rings.front().map(|(due, _)| *due);
-        let held = self.cqs.values().filter_map(|cq| cq.held.front().map(|held| held.due));
-        let later = |due: &u64| *due > self.now;
+        let held = self
+            .link
+            .completions
+            .store
+            .cqs
+            .values()
+            .filter_map(|cq| cq.held.front().map(|held| held.due));
+        let later = |due: &u64| *due > self.link.completions.now;
         timers.chain(inboxes).chain(rings).chain(held).filter(later).min()
     }
 
     /// The most reads and atomics of a queue pair that were under way at once.
     pub fn most_reads_seen(&self, qpn: u32) -> u32 {
-        self.qps.get(&qpn).map_or(0, |qp| qp.most_reads_seen)
-    }
-
-    pub(crate) fn violate(&mut self, rule: Rule, qpn: Option<u32>, text: String, bytes: &[u8]) {
-        self.violations.push(Violation { rule, qpn, text, bytes: bytes.to_vec() });
-    }
-
-    /// A number that no object had before.
-    pub(crate) fn number(&mut self) -> u32 {
-        self.numbers += 1;
-        self.numbers
-    }
-
-    /// Reads memory that the device was given. If nothing is mapped there, the driver passed a wrong address.
-    pub(crate) fn read_array<const N: usize>(
-        &self,
-        address: u64,
-    ) -> Result<[u8; N], crate::Unmapped> {
-        let mut bytes = [0; N];
-        self.memory.read(address, &mut bytes)?;
-        Ok(bytes)
+        self.link.completions.store.qps.get(&qpn).map_or(0, |qp| qp.most_reads_seen)
     }
 }

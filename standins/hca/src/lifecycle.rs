@@ -80,8 +80,9 @@ pub struct QpRequest {
 impl Hca {
     /// Makes a protection domain, and returns its number.
     pub fn allocate_pd(&mut self) -> u32 {
-        let pd = self.number();
-        self.pds.insert(pd);
+        let store = &mut self.link.completions.store;
+        let pd = store.number();
+        store.pds.insert(pd);
         pd
     }
 
@@ -90,30 +91,33 @@ impl Hca {
     /// # Errors
     /// There is no such domain.
     pub fn register(&mut self, region: Region) -> Result<u32, Refused> {
-        self.known("protection domain", self.pds.contains(&region.pd), region.pd)?;
+        let store = &mut self.link.completions.store;
+        store.known("protection domain", store.pds.contains(&region.pd), region.pd)?;
         // The driver chooses the lowest 8 bits.
-        let key = self.number() << 8;
-        self.regions.insert(key, region);
+        let key = store.number() << 8;
+        store.regions.insert(key, region);
         Ok(key)
     }
 
     /// Names memory for commands, and returns its id.
     pub fn register_umem(&mut self, address: u64, bytes: u64) -> u32 {
-        let id = self.number();
-        self.umems.insert(id, UserMemory { address, bytes });
+        let store = &mut self.link.completions.store;
+        let id = store.number();
+        store.umems.insert(id, UserMemory { address, bytes });
         id
     }
 
     /// Makes a page of doorbell registers that lies at `address`, and returns its number.
     pub fn allocate_page(&mut self, address: u64) -> u32 {
-        let page = self.number();
-        self.pages.insert(page, address);
+        let store = &mut self.link.completions.store;
+        let page = store.number();
+        store.pages.insert(page, address);
         page
     }
 
     /// Sets the address of a page of registers.
     pub fn place_page(&mut self, page: u32, address: u64) {
-        self.pages.insert(page, address);
+        self.link.completions.store.pages.insert(page, address);
     }
 
     /// Makes a completion queue, and returns its number.
@@ -121,13 +125,14 @@ impl Hca {
     /// # Errors
     /// The arguments are not possible.
     pub fn create_cq(&mut self, request: CqRequest) -> Result<u32, Refused> {
+        let store = &mut self.link.completions.store;
         let CqRequest { buffer, log_size, stride, collapsed, overrun_ignored, record, umems } =
             request;
         if log_size > 22 || !matches!(stride, 64 | 128) {
             let text = format!("a completion queue of 2^{log_size} entries of {stride} bytes");
-            return Err(self.refuse(text));
+            return Err(store.refuse(text));
         }
-        let cqn = self.number();
+        let cqn = store.number();
         let (written, held) = (0, std::collections::VecDeque::new());
         let queue = CompletionQueue {
             buffer,
@@ -140,7 +145,7 @@ impl Hca {
             written,
             held,
         };
-        self.cqs.insert(cqn, queue);
+        store.cqs.insert(cqn, queue);
         Ok(cqn)
     }
 
@@ -149,9 +154,10 @@ impl Hca {
     /// # Errors
     /// There is no such domain.
     pub fn create_srq(&mut self, request: ReceiveRequest) -> Result<u32, Refused> {
-        self.known("protection domain", self.pds.contains(&request.pd), request.pd)?;
-        let number = self.number();
-        self.srqs.insert(number, receive_queue(request, true));
+        let store = &mut self.link.completions.store;
+        store.known("protection domain", store.pds.contains(&request.pd), request.pd)?;
+        let number = store.number();
+        store.srqs.insert(number, receive_queue(request, true));
         Ok(number)
     }
 
@@ -160,21 +166,22 @@ impl Hca {
     /// # Errors
     /// An object that it names is missing, or its size is invalid.
     pub fn create_qp(&mut self, request: QpRequest) -> Result<u32, Refused> {
-        self.known("protection domain", self.pds.contains(&request.pd), request.pd)?;
-        self.known("page", self.pages.contains_key(&request.page), request.page)?;
+        let store = &mut self.link.completions.store;
+        store.known("protection domain", store.pds.contains(&request.pd), request.pd)?;
+        store.known("page", store.pages.contains_key(&request.page), request.page)?;
         for cqn in [request.send_cq, request.receive_cq] {
-            self.known("completion queue", self.cqs.contains_key(&cqn), cqn)?;
+            store.known("completion queue", store.cqs.contains_key(&cqn), cqn)?;
         }
         if let Receives::Shared(srqn) = request.receives {
-            self.known("shared receive queue", self.srqs.contains_key(&srqn), srqn)?;
+            store.known("shared receive queue", store.srqs.contains_key(&srqn), srqn)?;
         }
         if !request.blocks.is_power_of_two() || request.blocks > 32_768 {
-            return Err(self.refuse(format!("a send queue of {} blocks", request.blocks)));
+            return Err(store.refuse(format!("a send queue of {} blocks", request.blocks)));
         }
-        let receive_word = self.read_array(request.record).unwrap_or_default();
-        let qpn = self.number();
-        let qp = queue_pair(request, receive_word, self.config.profile.limits());
-        self.qps.insert(qpn, qp);
+        let receive_word = store.read_array(request.record).unwrap_or_default();
+        let qpn = store.number();
+        let qp = queue_pair(request, receive_word, store.profile.limits());
+        store.qps.insert(qpn, qp);
         Ok(qpn)
     }
 
@@ -219,22 +226,27 @@ impl Hca {
     /// # Errors
     /// There is no queue pair of this number.
     pub fn to_error(&mut self, qpn: u32) -> Result<(), Refused> {
-        self.known("queue pair", self.qps.contains_key(&qpn), qpn)?;
-        self.break_off(qpn);
+        self.link.completions.store.known(
+            "queue pair",
+            self.link.completions.store.qps.contains_key(&qpn),
+            qpn,
+        )?;
+        self.link.completions.break_off(qpn);
         Ok(())
     }
 
     /// The state of a queue pair.
     pub fn state(&self, qpn: u32) -> Option<State> {
-        self.qps.get(&qpn).map(|qp| qp.state)
+        self.link.completions.store.qps.get(&qpn).map(|qp| qp.state)
     }
 
     /// Ends a protection domain.
     pub fn free_pd(&mut self, pd: u32) {
-        let regions = self.regions.values().filter(|region| region.pd == pd).count();
-        let qps = self.qps.values().filter(|qp| qp.pd == pd).count();
+        let regions =
+            self.link.completions.store.regions.values().filter(|region| region.pd == pd).count();
+        let qps = self.link.completions.store.qps.values().filter(|qp| qp.pd == pd).count();
         self.unused("protection domain", pd, &[("regions", regions), ("queue pairs", qps)]);
-        self.pds.remove(&pd);
+        self.link.completions.store.pds.remove(&pd);
     }
 
     /// Ends a region.
@@ -244,52 +256,60 @@ impl Hca {
             let mut works = sent.chain(&qp.waiting);
             works.any(|work| work.operation.locals().iter().any(|piece| piece.key == key))
         };
-        let busy = self.qps.values().filter(names).count();
+        let busy = self.link.completions.store.qps.values().filter(names).count();
         // A user of libmlx5 may deregister memory that requests use, and then gets an error completion.
-        if self.config.profile == Profile::Kernels {
+        if self.link.completions.store.profile == Profile::Kernels {
             self.unused("region", key, &[("queue pairs with work under way", busy)]);
         }
-        self.regions.remove(&key);
+        self.link.completions.store.regions.remove(&key);
     }
 
     /// Ends a umem.
     pub fn free_umem(&mut self, id: u32) {
-        let qps = self.qps.values().filter(|qp| qp.umems.contains(&id)).count();
-        let cqs = self.cqs.values().filter(|cq| cq.umems.contains(&id)).count();
+        let qps =
+            self.link.completions.store.qps.values().filter(|qp| qp.umems.contains(&id)).count();
+        let cqs =
+            self.link.completions.store.cqs.values().filter(|cq| cq.umems.contains(&id)).count();
         self.unused("umem", id, &[("queue pairs", qps), ("completion queues", cqs)]);
-        self.umems.remove(&id);
+        self.link.completions.store.umems.remove(&id);
     }
 
     /// Ends a page of doorbell registers.
     pub fn free_page(&mut self, page: u32) {
-        let qps = self.qps.values().filter(|qp| qp.page == page).count();
+        let qps = self.link.completions.store.qps.values().filter(|qp| qp.page == page).count();
         self.unused("page of registers", page, &[("queue pairs", qps)]);
-        self.pages.remove(&page);
+        self.link.completions.store.pages.remove(&page);
     }
 
     /// Ends a completion queue.
     pub fn destroy_cq(&mut self, cqn: u32) {
         let uses = |qp: &&QueuePair| qp.send_cq == cqn || qp.receive_cq == cqn;
-        let qps = self.qps.values().filter(uses).count();
+        let qps = self.link.completions.store.qps.values().filter(uses).count();
         self.unused("completion queue", cqn, &[("queue pairs", qps)]);
-        self.cqs.remove(&cqn);
+        self.link.completions.store.cqs.remove(&cqn);
     }
 
     /// Ends a shared receive queue.
     pub fn destroy_srq(&mut self, srqn: u32) {
         let uses = |qp: &&QueuePair| matches!(qp.inlet, Inlet::Shared(it) if it == srqn);
-        let qps = self.qps.values().filter(uses).count();
+        let qps = self.link.completions.store.qps.values().filter(uses).count();
         self.unused("shared receive queue", srqn, &[("queue pairs", qps)]);
-        self.srqs.remove(&srqn);
+        self.link.completions.store.srqs.remove(&srqn);
     }
 
     /// Ends a queue pair.
     pub fn destroy_qp(&mut self, qpn: u32) {
-        let busy = self.qps.get(&qpn).map_or(0, |qp| qp.sent.len() + qp.waiting.len());
-        if self.config.profile == Profile::Kernels {
+        let busy = self
+            .link
+            .completions
+            .store
+            .qps
+            .get(&qpn)
+            .map_or(0, |qp| qp.sent.len() + qp.waiting.len());
+        if self.link.completions.store.profile == Profile::Kernels {
             self.unused("queue pair", qpn, &[("requests under way", busy)]);
         }
-        self.qps.remove(&qpn);
+        self.link.completions.store.qps.remove(&qpn);
     }
 
     fn unused(&mut self, what: &str, number: u32, uses: &[(&str, usize)]) {
@@ -297,28 +317,27 @@ impl Hca {
             uses.iter().filter(|(_, n)| *n > 0).map(|(by, n)| format!("{n} {by}")).collect();
         if !used.is_empty() {
             let text = format!("{what} {number:#x} is freed; it is used by {}", used.join(" and "));
-            self.violate(Rule::Lifetime, None, text, &[]);
+            self.link.completions.store.violate(Rule::Lifetime, None, text, &[]);
         }
     }
 
     fn in_state(&mut self, qpn: u32, expected: State) -> Result<&mut QueuePair, Refused> {
-        self.known("queue pair", self.qps.contains_key(&qpn), qpn)?;
+        self.link.completions.store.known(
+            "queue pair",
+            self.link.completions.store.qps.contains_key(&qpn),
+            qpn,
+        )?;
         let found = self.state(qpn);
         if found != Some(expected) {
             let text = format!("queue pair {qpn:#x}: found state {found:?}; expected {expected:?}");
-            return Err(self.refuse(text));
+            return Err(self.link.completions.store.refuse(text));
         }
-        self.qps.get_mut(&qpn).ok_or_else(|| Refused("no queue pair".to_owned()))
-    }
-
-    pub(crate) fn known(&mut self, what: &str, is: bool, number: u32) -> Result<(), Refused> {
-        if is { Ok(()) } else { Err(self.refuse(format!("found no {what} {number:#x}"))) }
-    }
-
-    /// A kernel would refuse, so a driver that asks has made a mistake.
-    pub(crate) fn refuse(&mut self, text: String) -> Refused {
-        self.violate(Rule::Mailbox, None, text.clone(), &[]);
-        Refused(text)
+        self.link
+            .completions
+            .store
+            .qps
+            .get_mut(&qpn)
+            .ok_or_else(|| Refused("no queue pair".to_owned()))
     }
 }
 

@@ -1,13 +1,14 @@
 //! The sending side of a queue pair.
 
-use tokenyard_sys_mlx5::cqe::syndrome;
-use tokenyard_sys_mlx5::wqe::Local;
+use std::collections::VecDeque;
 
+use tokenyard_sys_mlx5::cqe::syndrome;
+
+use crate::completion::Completions;
 use crate::fault::Fate;
-use crate::hca::{Event, Hca, Profile};
+use crate::hca::{Event, Order};
 use crate::object::{Access, Sent, State};
 use crate::parse::{Operation, Source, Work};
-use crate::violation::Rule;
 use crate::wire::{Body, End, Packet};
 
 /// Numbers of messages have 24 bits.
@@ -15,25 +16,26 @@ const NUMBERS: u32 = 0x00ff_ffff;
 /// The number of repetitions that stands for "without end".
 const FOR_EVER: u8 = 7;
 
-/// Memory that a request names by the key of its region.
-#[derive(Clone, Copy)]
-pub(crate) struct KeyedMemory {
-    pub(crate) key: u32,
-    /// The address, as requests name it.
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
+/// The connections of a device: what it sends and receives.
+pub(crate) struct Link {
+    pub(crate) completions: Completions,
+    /// Local id: the address to which its peers send.
+    pub(crate) lid: u16,
+    pub(crate) order: Order,
+    pub(crate) outbox: VecDeque<Packet>,
+    pub(crate) port_is_up: bool,
 }
 
-impl Hca {
+impl Link {
     /// Sends the requests that may be sent. Returns whether there were any.
     pub(crate) fn send(&mut self, qpn: u32) -> bool {
         let mut moved = false;
-        while !self.is_stopped() && self.may_send(qpn) {
-            let Some(qp) = self.qps.get_mut(&qpn) else { break };
+        while !self.completions.is_stopped() && self.may_send(qpn) {
+            let Some(qp) = self.completions.store.qps.get_mut(&qpn) else { break };
             let Some(work) = qp.waiting.pop_front() else { break };
             moved = true;
             if qp.state == State::Error {
-                self.complete_failed(qpn, &work, syndrome::FLUSHED);
+                self.completions.complete_failed(qpn, &work, syndrome::FLUSHED);
                 continue;
             }
             self.send_one(qpn, work);
@@ -43,7 +45,7 @@ impl Hca {
 
     /// Whether the next request of a queue pair may be sent.
     fn may_send(&self, qpn: u32) -> bool {
-        let Some(qp) = self.qps.get(&qpn) else { return false };
+        let Some(qp) = self.completions.store.qps.get(&qpn) else { return false };
         let Some(work) = qp.waiting.front() else { return false };
         if qp.state == State::Error {
             return true;
@@ -58,17 +60,17 @@ impl Hca {
     }
 
     fn send_one(&mut self, qpn: u32, work: Work) {
-        let fate = self.faults.fate();
+        let fate = self.completions.faults.fate();
         let broken = match fate {
             Fate::Fails(syndrome) => Some(syndrome),
             Fate::PortDown => {
                 self.port_is_up = false;
-                self.events.push_back(Event::PortDown);
+                self.completions.events.push_back(Event::PortDown);
                 None
             }
             Fate::Nothing => self.check_locals(qpn, &work),
         };
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let Some(qp) = self.completions.store.qps.get_mut(&qpn) else { return };
         let number = qp.next_number;
         let is_nop = work.operation == Operation::Nop;
         if !is_nop {
@@ -86,71 +88,35 @@ impl Hca {
 
     /// Checks that local keys cover their memory; returns the syndrome if one does not.
     fn check_locals(&mut self, qpn: u32, work: &Work) -> Option<u8> {
-        let pd = self.qps.get(&qpn)?.pd;
+        let pd = self.completions.store.qps.get(&qpn)?.pd;
         let needed = if work.operation.reads() { Access::LOCAL_WRITE } else { Access::default() };
         for piece in work.operation.locals() {
-            if let Err(text) = self.resolve(pd, &piece.into(), needed) {
-                self.bad_key(qpn, format!("request {:#x}, local: {text}", work.index));
+            if let Err(text) = self.completions.store.resolve(pd, &piece.into(), needed) {
+                self.completions
+                    .store
+                    .bad_key(qpn, format!("request {:#x}, local: {text}", work.index));
                 return Some(syndrome::LOCAL_PROTECTION);
             }
         }
         None
     }
 
-    /// Reports a wrong key. From kernels it is a violation; users of libmlx5 may use one.
-    pub(crate) fn bad_key(&mut self, qpn: u32, text: String) {
-        if self.config.profile == Profile::Kernels {
-            self.violate(Rule::Key, Some(qpn), text, &[]);
-        }
-    }
-
-    /// The address of memory that a key names.
-    pub(crate) fn resolve(
-        &self,
-        pd: u32,
-        memory: &KeyedMemory,
-        needed: Access,
-    ) -> Result<u64, String> {
-        let KeyedMemory { key, address, bytes } = *memory;
-        let Some(region) = self.regions.get(&key) else {
-            return Err(format!("found key {key:#x}, which is none, or was revoked"));
-        };
-        if region.pd != pd {
-            return Err(format!("found key {key:#x} of domain {:#x}; expected {pd:#x}", region.pd));
-        }
-        if !region.access.has(needed) {
-            return Err(format!(
-                "found key {key:#x} with rights {:#x}; expected {:#x}",
-                region.access.0, needed.0
-            ));
-        }
-        let offset = address.wrapping_sub(region.address);
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= region.bytes);
-        if !inside {
-            return Err(format!(
-                "found {bytes} bytes at {address:#x}; key {key:#x} covers {} from {:#x}",
-                region.bytes, region.address
-            ));
-        }
-        Ok(region.memory + offset)
-    }
-
     /// Sends a request, for the first time or again.
     fn transmit(&mut self, qpn: u32, number: u32) {
-        let Some(qp) = self.qps.get(&qpn) else { return };
+        let Some(qp) = self.completions.store.qps.get(&qpn) else { return };
         let Some(sent) = qp.sent.iter().find(|sent| sent.number == number && !sent.done) else {
             return;
         };
         let (pd, peer, timeout) = (qp.pd, qp.to.peer, qp.to.timeout);
         let body = self.body(pd, &sent.work.operation);
-        let due = (timeout > 0).then(|| self.now + (4096_u64 << timeout));
-        if let Some(qp) = self.qps.get_mut(&qpn) {
+        let due = (timeout > 0).then(|| self.completions.now + (4096_u64 << timeout));
+        if let Some(qp) = self.completions.store.qps.get_mut(&qpn) {
             qp.due = qp.due.or(due);
         }
-        let from = End { lid: self.config.lid, qpn };
+        let from = End { lid: self.lid, qpn };
         if let Some(body) = body
-            && !self.faults.silent
-            && !self.faults.stopped
+            && !self.completions.faults.silent
+            && !self.completions.faults.stopped
             && self.port_is_up
         {
             self.outbox.push_back(Packet { from, to: peer, number, body });
@@ -182,10 +148,10 @@ impl Hca {
         };
         let mut data = Vec::new();
         for piece in pieces {
-            let at = self.resolve(pd, &piece.into(), Access::default()).ok()?;
+            let at = self.completions.store.resolve(pd, &piece.into(), Access::default()).ok()?;
             let begin = data.len();
             data.resize(begin + piece.bytes as usize, 0);
-            self.memory.read(at, &mut data[begin..]).ok()?;
+            self.completions.store.memory.read(at, &mut data[begin..]).ok()?;
         }
         Some(data)
     }
@@ -193,7 +159,7 @@ impl Hca {
     /// Takes an answer.
     pub(crate) fn answered(&mut self, packet: Packet) {
         let qpn = packet.to.qpn;
-        let Some(qp) = self.qps.get(&qpn) else { return };
+        let Some(qp) = self.completions.store.qps.get(&qpn) else { return };
         if qp.state != State::ReadyToSend || qp.to.peer != packet.from {
             return;
         }
@@ -208,15 +174,20 @@ impl Hca {
             }
             _ => {}
         }
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let Some(qp) = self.completions.store.qps.get_mut(&qpn) else { return };
         (qp.tries, qp.rnr_tries, qp.due) = (0, 0, None);
         for sent in qp.sent.iter_mut().filter(|sent| sent.number == packet.number) {
             sent.done |= sent.work.operation != Operation::Nop;
         }
         self.finish(qpn);
-        let rest = self.qps.get(&qpn).is_some_and(|qp| !qp.sent.is_empty() && qp.to.timeout > 0);
-        if let (true, Some(qp)) = (rest, self.qps.get_mut(&qpn)) {
-            qp.due = Some(self.now + (4096_u64 << qp.to.timeout));
+        let rest = self
+            .completions
+            .store
+            .qps
+            .get(&qpn)
+            .is_some_and(|qp| !qp.sent.is_empty() && qp.to.timeout > 0);
+        if let (true, Some(qp)) = (rest, self.completions.store.qps.get_mut(&qpn)) {
+            qp.due = Some(self.completions.now + (4096_u64 << qp.to.timeout));
         }
     }
 
@@ -227,46 +198,31 @@ impl Hca {
             Operation::Atomic { sink, .. } => std::slice::from_ref(sink),
             _ => return false,
         };
-        self.scatter_to(pd, pieces, data)
-    }
-
-    pub(crate) fn scatter_to(&self, pd: u32, pieces: &[Local], mut data: &[u8]) -> bool {
-        for piece in pieces {
-            let length = data.len().min(piece.bytes as usize);
-            let (part, rest) = data.split_at(length);
-            let Ok(at) = self.resolve(pd, &piece.into(), Access::LOCAL_WRITE) else {
-                return false;
-            };
-            if self.memory.write(at, part).is_err() {
-                return false;
-            }
-            data = rest;
-        }
-        data.is_empty()
+        self.completions.store.scatter_to(pd, pieces, data)
     }
 
     /// Completes requests that are done, in order, up to one that fails: that one breaks the queue pair.
     fn finish(&mut self, qpn: u32) {
-        while let Some(qp) = self.qps.get_mut(&qpn) {
+        while let Some(qp) = self.completions.store.qps.get_mut(&qpn) {
             let ended = |sent: &&Sent| sent.done || sent.fails.is_some();
             if qp.sent.front().filter(ended).is_none() {
                 break;
             }
             let Some(sent) = qp.sent.pop_front() else { break };
             if let Some(syndrome) = sent.fails {
-                self.complete_failed(qpn, &sent.work, syndrome);
-                return self.break_off(qpn);
+                self.completions.complete_failed(qpn, &sent.work, syndrome);
+                return self.completions.break_off(qpn);
             }
             let operation = &sent.work.operation;
             let back = if operation.reads() { operation.locals() } else { &[] };
             let bytes: u64 = back.iter().map(|piece| u64::from(piece.bytes)).sum();
-            self.complete(qpn, &sent.work, bytes as u32);
+            self.completions.complete(qpn, &sent.work, bytes as u32);
         }
     }
 
     /// Marks a request as failed. It fails once earlier ones are done.
     fn fail(&mut self, qpn: u32, number: u32, syndrome: u8) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let Some(qp) = self.completions.store.qps.get_mut(&qpn) else { return };
         let sent = qp.sent.iter_mut().find(|sent| sent.number == number && !sent.done);
         if let Some(sent) = sent {
             sent.fails = Some(syndrome);
@@ -275,7 +231,7 @@ impl Hca {
     }
 
     fn wait_for_receive(&mut self, qpn: u32, after: u64) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        let Some(qp) = self.completions.store.qps.get_mut(&qpn) else { return };
         qp.due = None;
         if qp.to.rnr_retries != FOR_EVER && qp.rnr_tries >= qp.to.rnr_retries {
             let number = qp.sent.iter().find(|sent| !sent.done).map(|sent| sent.number);
@@ -285,18 +241,18 @@ impl Hca {
             return;
         }
         qp.rnr_tries = qp.rnr_tries.saturating_add(1);
-        qp.pause = Some(self.now + after);
+        qp.pause = Some(self.completions.now + after);
     }
 
     /// Repeats requests that were not answered in time, up to the limit of repetitions.
     pub(crate) fn look_at_timers(&mut self, qpn: u32) -> bool {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return false };
-        if qp.pause.is_some_and(|until| until <= self.now) {
+        let Some(qp) = self.completions.store.qps.get_mut(&qpn) else { return false };
+        if qp.pause.is_some_and(|until| until <= self.completions.now) {
             qp.pause = None;
             self.repeat(qpn);
             return true;
         }
-        if qp.due.is_none_or(|due| due > self.now) {
+        if qp.due.is_none_or(|due| due > self.completions.now) {
             return false;
         }
         qp.due = None;
@@ -313,15 +269,9 @@ impl Hca {
     }
 
     fn repeat(&mut self, qpn: u32) {
-        let Some(qp) = self.qps.get(&qpn) else { return };
+        let Some(qp) = self.completions.store.qps.get(&qpn) else { return };
         let open = qp.sent.iter().filter(|sent| !sent.done).map(|sent| sent.number);
         let numbers: Vec<u32> = open.collect();
         numbers.into_iter().for_each(|number| self.transmit(qpn, number));
-    }
-}
-
-impl From<&Local> for KeyedMemory {
-    fn from(piece: &Local) -> Self {
-        Self { key: piece.key, address: piece.address, bytes: u64::from(piece.bytes) }
     }
 }

@@ -20,7 +20,7 @@ impl Switch {
 
     /// Adds a device, under its own local id.
     pub fn add(&mut self, device: Hca) {
-        self.devices.insert(device.config.lid, device);
+        self.devices.insert(device.link.lid, device);
     }
 
     /// A device.

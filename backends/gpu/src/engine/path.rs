@@ -133,6 +133,7 @@ impl Path {
             | if decodes {
                 abi::TY_KERNELS_CAP_PACKED_SUMS
                     | abi::TY_KERNELS_CAP_MASKING
+                    | abi::TY_KERNELS_CAP_MASKS
                     | abi::TY_KERNELS_CAP_STATISTICS
                     | abi::TY_KERNELS_CAP_PACKED_FORMS
             } else {

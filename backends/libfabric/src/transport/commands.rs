@@ -57,7 +57,7 @@ impl Instance {
             let Some(slot) = own.take(&self.shared.slots, command) else { return index };
             let next = batch.get(index + 1).filter(|next| !own.waits_for(next.peer));
             let more = own.has_room()
-                && state.may_hold_back()
+                && state.outbound.may_hold_back()
                 && next.is_some_and(|next| self.follows(next, command));
             let job = Job { command, slot, more };
             // SAFETY: by this function's contract.
@@ -143,7 +143,7 @@ impl Instance {
                 abi::TY_OP_PUT => self.put(state, job, None),
                 abi::TY_OP_PUT_SIGNAL => self.put(state, job, Some(datum)),
                 abi::TY_OP_SIGNAL if self.is_local(command.peer) => self.raise(command),
-                abi::TY_OP_SIGNAL => sent(state.send(command.peer, datum)),
+                abi::TY_OP_SIGNAL => sent(state.outbound.send(command.peer, datum)),
                 abi::TY_OP_PUT_VALUE => self.put_value(state, job),
                 abi::TY_OP_GET => self.get(state, job),
                 _ => Err(Fault::Op),
@@ -184,7 +184,7 @@ impl Instance {
         let transfer = Transfer {
             peer: command.peer,
             local: from,
-            descriptor: state.objects.descriptor(window_region(command.src_window)),
+            descriptor: state.outbound.objects.descriptor(window_region(command.src_window)),
             bytes: command.bytes as usize,
             window: command.dst_window as usize,
             offset: command.dst_offset,
@@ -192,9 +192,9 @@ impl Instance {
         };
         // An injected write copies its source, so it is done at once (INV-4).
         if command.bytes <= self.inject_bytes && source.is_host() {
-            return sent(state.inject(&transfer));
+            return sent(state.outbound.inject(&transfer));
         }
-        posted(state.write(&transfer, self.shared.slots.context(job.slot), job.more))
+        posted(state.outbound.write(&transfer, self.shared.slots.context(job.slot), job.more))
     }
 
     /// A value goes to a mailbox of the receiver, whose CPU stores it: a byte stream may split even
@@ -219,7 +219,7 @@ impl Instance {
         let mut transfer = Transfer {
             peer,
             local: record.cast(),
-            descriptor: state.objects.descriptor(STAGING_REGION),
+            descriptor: state.outbound.objects.descriptor(STAGING_REGION),
             bytes: size_of::<u64>(),
             window: dst_window as usize,
             offset: dst_offset,
@@ -228,10 +228,10 @@ impl Instance {
         if !window.is_host() {
             return self.write_record(state, job, &transfer);
         }
-        if !state.knows(peer) {
+        if !state.outbound.knows(peer) {
             return Err(Fault::Peer);
         }
-        let slot = match state.take_mailbox(peer) {
+        let slot = match state.outbound.take_mailbox(peer) {
             Ok(slot) => slot,
             Err(attempt) => return posted(attempt),
         };
@@ -242,7 +242,7 @@ impl Instance {
         transfer.datum = Some(Datum::Value(place));
         let outcome = self.write_record(state, job, &transfer);
         if !matches!(outcome, Ok(Outcome::Done | Outcome::UnderWay)) {
-            state.leave_mailbox(peer, slot);
+            state.outbound.leave_mailbox(peer, slot);
         }
         outcome
     }
@@ -254,9 +254,9 @@ impl Instance {
         transfer: &Transfer,
     ) -> Result<Outcome, Fault> {
         if transfer.bytes as u64 <= self.inject_bytes {
-            return sent(state.inject(transfer));
+            return sent(state.outbound.inject(transfer));
         }
-        posted(state.write(transfer, self.shared.slots.context(job.slot), job.more))
+        posted(state.outbound.write(transfer, self.shared.slots.context(job.slot), job.more))
     }
 
     /// # Safety
@@ -277,13 +277,13 @@ impl Instance {
         let transfer = Transfer {
             peer: command.peer,
             local: to,
-            descriptor: state.objects.descriptor(window_region(command.src_window)),
+            descriptor: state.outbound.objects.descriptor(window_region(command.src_window)),
             bytes: command.bytes as usize,
             window: command.dst_window as usize,
             offset: command.dst_offset,
             datum: None,
         };
-        posted(state.read(&transfer, self.shared.slots.context(job.slot)))
+        posted(state.outbound.read(&transfer, self.shared.slots.context(job.slot)))
     }
 
     #[cold]

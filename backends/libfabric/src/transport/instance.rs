@@ -145,7 +145,7 @@ impl Instance {
         };
         for rail in &mut self.rails {
             // SAFETY: the window outlives this instance, by this function's contract.
-            unsafe { rail.get_mut().objects.register(&memory)? };
+            unsafe { rail.get_mut().outbound.objects.register(&memory)? };
         }
         let local = LocalWindow::new(window);
         self.host_only &= local.is_host();
@@ -164,7 +164,7 @@ impl Instance {
             .chain([MAILBOX_REGION])
             .collect::<Vec<_>>();
         let rails = self.rails.iter_mut().map(|rail| {
-            let objects = &rail.get_mut().objects;
+            let objects = &rail.get_mut().outbound.objects;
             let keys = regions.iter().map(|region| objects.key(*region)).collect();
             Ok(RailEndpoint { address: objects.address()?, keys })
         });
@@ -180,7 +180,7 @@ impl Instance {
 
     /// This rank's windows, then its mailboxes, as peers address them.
     fn extents(&mut self) -> Vec<Extent> {
-        let mode = self.rails[0].get_mut().objects.info.mr_mode();
+        let mode = self.rails[0].get_mut().outbound.objects.info.mr_mode();
         let extent = |base: *mut u8, bytes: u64| Extent {
             base: if mode & FI_MR_VIRT_ADDR != 0 { base as u64 } else { 0 },
             bytes,
@@ -196,7 +196,7 @@ impl Instance {
         let endpoint = Endpoint::parse(data)?;
         self.compare(peer, &endpoint)?;
         for (rail, theirs) in self.rails.iter_mut().zip(&endpoint.rails) {
-            rail.get_mut().learn(peer, &endpoint.windows, theirs)?;
+            rail.get_mut().outbound.learn(peer, &endpoint.windows, theirs)?;
         }
         self.links[peer as usize] = self.describe(&endpoint);
         if peer == self.shared.team.me {
@@ -215,7 +215,7 @@ impl Instance {
         let bytes = size_of::<u64>();
         for rail in &mut self.rails {
             let state = rail.get_mut();
-            let virtual_addresses = state.objects.info.mr_mode() & FI_MR_VIRT_ADDR != 0;
+            let virtual_addresses = state.outbound.objects.info.mr_mode() & FI_MR_VIRT_ADDR != 0;
             let base = if virtual_addresses { window.base as u64 } else { 0 };
             let here = Memory {
                 base: landing,
@@ -227,8 +227,9 @@ impl Instance {
             };
             // SAFETY: the window outlives this instance, by the contract of `register`; the pages live
             // as long as the instance, whose rails are dropped first.
-            let (source, region) =
-                unsafe { (state.objects.register(&window)?, state.objects.register(&here)?) };
+            let (source, region) = unsafe {
+                (state.outbound.objects.register(&window)?, state.outbound.objects.register(&here)?)
+            };
             state.read_back_first(me, Mirror { source, base, landing, region }, ARRIVALS);
         }
         Ok(())
@@ -239,7 +240,7 @@ impl Instance {
     pub(super) fn forget_names(&mut self) {
         const PREFIX: &[u8] = b"fi_shm://";
         for rail in &mut self.rails {
-            let address = rail.get_mut().objects.address().unwrap_or_default();
+            let address = rail.get_mut().outbound.objects.address().unwrap_or_default();
             let name = address.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(&[0]));
             if let Some(name) = name.and_then(|name| std::str::from_utf8(name).ok())
                 && !name.contains('/')
@@ -276,8 +277,9 @@ impl Instance {
         let mut text = String::new();
         for (rail, theirs) in self.rails.iter_mut().zip(&theirs.rails) {
             let state = rail.get_mut();
-            let own = state.objects.address().unwrap_or_default();
-            let (from, to) = (state.objects.words(&own), state.objects.words(&theirs.address));
+            let own = state.outbound.objects.address().unwrap_or_default();
+            let (from, to) =
+                (state.outbound.objects.words(&own), state.outbound.objects.words(&theirs.address));
             let gap = if text.is_empty() { "" } else { "; " };
             text += &format!("{gap}{} {from} -> {to}", state.interface());
         }
@@ -300,8 +302,8 @@ impl Instance {
                 }
                 state.drive(&self.shared);
                 let unsent = *step == Greeting::Unsent;
-                silent += usize::from(unsent || !state.peers[peer as usize].greeted);
-                leaving |= *step != Greeting::Followed || state.fence_is_out();
+                silent += usize::from(unsent || !state.outbound.peers[peer as usize].greeted);
+                leaving |= *step != Greeting::Followed || state.outbound.fence_is_out();
             }
             if silent == 0 {
                 // A provider that needs an answer of the peer may get none, as the peer may not
@@ -426,7 +428,7 @@ impl Instance {
     /// The processors near a rail's NIC; empty where they are unknown.
     pub(super) fn cpus(&self, rail: usize) -> Vec<u32> {
         let state = self.rails[rail].try_enter();
-        state.map(|state| state.objects.info.cpus()).unwrap_or_default()
+        state.map(|state| state.outbound.objects.info.cpus()).unwrap_or_default()
     }
 
     /// Ends the access of peers through a rail (INV-8).
@@ -447,8 +449,8 @@ impl Instance {
         for (index, rail) in self.rails.iter_mut().enumerate().filter(|_| !delivers) {
             let state = rail.get_mut();
             state.forgive();
-            state.say_goodbye(me);
-            let peers = (0..).zip(&state.peers).filter(|(_, peer)| peer.unflushed);
+            state.outbound.say_goodbye(me);
+            let peers = (0..).zip(&state.outbound.peers).filter(|(_, peer)| peer.unflushed);
             fences.extend(peers.map(|(peer, _)| (index, peer)));
         }
         loop {
@@ -460,9 +462,10 @@ impl Instance {
             });
             fences.retain(|(rail, peer)| {
                 let state = self.rails[*rail].get_mut();
-                !state.peers[*peer as usize].left && state.post_fence(*peer) == Attempt::Full
+                !state.outbound.peers[*peer as usize].left
+                    && state.outbound.post_fence(*peer) == Attempt::Full
             });
-            let fenced = self.rails.iter_mut().all(|rail| !rail.get_mut().fence_is_out());
+            let fenced = self.rails.iter_mut().all(|rail| !rail.get_mut().outbound.fence_is_out());
             if !busy && fenced && fences.is_empty() {
                 return true;
             }
@@ -488,13 +491,15 @@ impl Greeting {
     /// Takes the next step, if it can be taken now. `Err`: a positive error number.
     fn go_on(&mut self, state: &mut State, peer: u32, me: u32) -> Result<(), i32> {
         match *self {
-            Self::Unsent => match state.send(peer, Datum::Hello(me)) {
+            Self::Unsent => match state.outbound.send(peer, Datum::Hello(me)) {
                 Attempt::Posted => *self = Self::Sent,
                 Attempt::Full | Attempt::GivenUp => {}
                 Attempt::Failed(error) => return Err(error),
                 Attempt::Unknown => return Err(FI_ENOKEY),
             },
-            Self::Sent if state.post_fence(peer) != Attempt::Full => *self = Self::Followed,
+            Self::Sent if state.outbound.post_fence(peer) != Attempt::Full => {
+                *self = Self::Followed
+            }
             Self::Sent | Self::Followed => {}
         }
         Ok(())

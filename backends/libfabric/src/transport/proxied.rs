@@ -144,13 +144,16 @@ mod tests {
         let mut sound = share(&instance);
         sound.poll(&mut [NO_EVENT; 4]).unwrap();
         drop(sound);
-        assert!(instance.rail(0).objects.ep().is_some());
+        assert!(instance.rail(0).outbound.objects.ep().is_some());
         let mut failing = share(&instance);
         let inside = instance.queue(1).unwrap();
         failing.poll(&mut [NO_EVENT; 4]).unwrap_err();
         drop(inside);
         drop(failing);
-        assert!(instance.rail(0).objects.ep().is_none(), "no peer writes through it any more");
+        assert!(
+            instance.rail(0).outbound.objects.ep().is_none(),
+            "no peer writes through it any more"
+        );
         drop(instance);
         drop(first.memory);
     }
@@ -192,7 +195,7 @@ mod tests {
         let waiting =
             [0, 1].map(|queue| instance.queue(queue).unwrap().backlog().map_or(0, |b| b.len()));
         assert!(waiting.iter().all(|count| *count as u64 >= EACH), "{waiting:?} commands wait");
-        instance.rail(0).patience = Duration::ZERO;
+        instance.rail(0).outbound.patience = Duration::ZERO;
         let mut failed = 0;
         until("what is for the dead peer ends", || {
             let count = share.poll(&mut events).unwrap();

@@ -124,7 +124,7 @@ fn a_peer_that_takes_nothing_ends_as_an_error_of_its_own_and_others_go_on() {
     let mut ranks = connected(3);
     let [alive, dead, sender] = [2, 1, 0].map(|rank| ranks.remove(rank));
     dead.die();
-    sender.instance.rail(0).patience = Duration::from_secs(2);
+    sender.instance.rail(0).outbound.patience = Duration::from_secs(2);
     let mut sent = 0;
     let mut error = None;
     until("the commands to the dead peer fail", || {

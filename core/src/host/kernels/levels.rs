@@ -38,7 +38,7 @@ fn refusal_of(objection: &Option<Objection>) -> Option<CallRefusal<'_>> {
 impl OpenKernels {
     /// From now on, operations are composed of an exchange on the rail and one inside the domain. `masked`: ranks
     /// go on without lost ones.
-    pub fn compose(&mut self, rank: u32, masked: bool) {
+    pub(crate) fn compose(&mut self, rank: u32, masked: bool) {
         self.levels = Some(TwoLevels { rank, masked });
     }
 

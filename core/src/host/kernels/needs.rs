@@ -30,7 +30,8 @@ pub(super) fn check(kernels: &OpenKernels, limits: &Limits, needs: &KernelNeeds)
         | abi::TY_KERNELS_CAP_PACKED_SUMS
         | abi::TY_KERNELS_CAP_STATISTICS
         | abi::TY_KERNELS_CAP_PACKED_FORMS
-        | abi::TY_KERNELS_CAP_LOGFMT10;
+        | abi::TY_KERNELS_CAP_LOGFMT10
+        | abi::TY_KERNELS_CAP_MASKS;
     let unknown = needs.capabilities & !known;
     if unknown != 0 {
         let text = format!(

@@ -1,11 +1,12 @@
 //! Mailboxes of values: taking them, and returning them to their writers.
 
+use super::State;
+use super::outbound::{Attempt, Outbound};
 use super::patience::Refusals;
-use super::{Attempt, State};
 use crate::transport::datum::{Datum, Mailbox};
 use crate::transport::shared::Shared;
 
-impl State {
+impl Outbound {
     /// Takes a mailbox of `peer` that this rank may fill. `Err`: the reason why there is none.
     pub(in crate::transport) fn take_mailbox(&mut self, peer: u32) -> Result<u32, Attempt> {
         let Some(known) = self.peers.get_mut(peer as usize) else { return Err(Attempt::Unknown) };
@@ -25,20 +26,6 @@ impl State {
         self.peers[peer as usize].free_values |= 1 << slot;
     }
 
-    pub(super) fn value_came(
-        &mut self,
-        shared: &Shared,
-        place: Mailbox,
-    ) -> Result<(), &'static str> {
-        let Some(peer) = self.peers.get_mut(place.peer as usize) else {
-            return Err("a value of a rank that is not in the team");
-        };
-        shared.deliver(self.index, place)?;
-        peer.owed |= 1 << place.slot;
-        self.owed += 1;
-        Ok(())
-    }
-
     pub(super) fn credit_came(&mut self, place: Mailbox) -> Result<(), &'static str> {
         match self.peers.get_mut(place.peer as usize) {
             Some(peer) if peer.free_values & 1 << place.slot == 0 => {
@@ -49,20 +36,38 @@ impl State {
             _ => Err("a credit for a mailbox that was not taken"),
         }
     }
+}
+
+impl State {
+    pub(super) fn value_came(
+        &mut self,
+        shared: &Shared,
+        place: Mailbox,
+    ) -> Result<(), &'static str> {
+        let Some(peer) = self.outbound.peers.get_mut(place.peer as usize) else {
+            return Err("a value of a rank that is not in the team");
+        };
+        shared.deliver(self.index, place)?;
+        peer.owed |= 1 << place.slot;
+        self.owed += 1;
+        Ok(())
+    }
 
     /// Sends credits to writers of values: their mailboxes are empty again.
     pub(super) fn pay(&mut self, shared: &Shared) {
         let me = shared.team.me;
-        for peer in 0..self.peers.len() {
-            while self.peers[peer].owed != 0 {
-                let slot = self.peers[peer].owed.trailing_zeros();
+        for peer in 0..self.outbound.peers.len() {
+            while self.outbound.peers[peer].owed != 0 {
+                let slot = self.outbound.peers[peer].owed.trailing_zeros();
                 let credit = Datum::Credit(Mailbox { peer: me, slot });
                 // A peer that left needs no credits. The others do not wait for a peer that accepts
                 // nothing; if it is lost, writes from it or to it show that.
-                if !self.peers[peer].left && self.send(peer as u32, credit) == Attempt::Full {
+                if !self.outbound.peers[peer].left
+                    && self.outbound.send(peer as u32, credit) == Attempt::Full
+                {
                     break;
                 }
-                self.peers[peer].owed &= !(1 << slot);
+                self.outbound.peers[peer].owed &= !(1 << slot);
                 self.owed -= 1;
             }
         }
@@ -70,7 +75,7 @@ impl State {
 
     /// Drops the credits that this rank owes.
     pub(in crate::transport) fn forgive(&mut self) {
-        self.peers.iter_mut().for_each(|peer| peer.owed = 0);
+        self.outbound.peers.iter_mut().for_each(|peer| peer.owed = 0);
         self.owed = 0;
     }
 }
@@ -91,11 +96,11 @@ mod tests {
         let credit = Datum::Credit(Mailbox { peer: 0, slot: 0 });
         until("the provider takes nothing for the dead rank", || {
             receiver.drive();
-            receiver.instance.rail(0).send(1, credit) == Attempt::Full
+            receiver.instance.rail(0).outbound.send(1, credit) == Attempt::Full
         });
         // As if its values had come just before.
         let mut state = receiver.instance.rail(0);
-        (state.peers[1].owed, state.owed) = (0b111, 3);
+        (state.outbound.peers[1].owed, state.owed) = (0b111, 3);
         drop(state);
         let mut next = 1;
         until("more values of the other arrive than it has mailboxes", || {

@@ -13,7 +13,8 @@ use std::ptr::null_mut;
 
 use tokenyard_sys_fabric::types::fi_context2;
 
-use super::{Attempt, Remote, State, Transfer, errors};
+use super::outbound::{Attempt, Remote, Transfer};
+use super::{State, errors};
 use crate::transport::shared::{Failure, Shared};
 
 /// Signals that wait for a read.
@@ -32,6 +33,10 @@ pub(super) struct ReadBack {
     /// Whether a read could not be posted: the transport is then unhealthy.
     broken: bool,
 }
+
+// SAFETY: the transfer holds addresses; the context holds libfabric's own pointers. Neither belongs to
+// a thread.
+unsafe impl Send for ReadBack {}
 
 impl ReadBack {
     /// There is room for `usual` signals that wait.
@@ -77,14 +82,14 @@ pub(in crate::transport) struct Mirror {
 impl State {
     /// From now on, signals count after a read-back. This rank is connected to itself as `me`.
     pub(in crate::transport) fn read_back_first(&mut self, me: u32, mirror: Mirror, usual: usize) {
-        let remote = Remote { base: mirror.base, key: self.objects.key(mirror.source) };
-        let own = &mut self.peers[me as usize].windows;
+        let remote = Remote { base: mirror.base, key: self.outbound.objects.key(mirror.source) };
+        let own = &mut self.outbound.peers[me as usize].windows;
         let window = own.len();
         *own = own.iter().copied().chain([remote]).collect();
         let transfer = Transfer {
             peer: me,
             local: mirror.landing,
-            descriptor: self.objects.descriptor(mirror.region),
+            descriptor: self.outbound.objects.descriptor(mirror.region),
             bytes: size_of::<u64>(),
             window,
             offset: 0,
@@ -99,7 +104,7 @@ impl State {
         let waits = !read_back.waiting.is_empty();
         if read_back.is_due() {
             let (transfer, context) = (read_back.transfer, read_back.context.get());
-            let attempt = self.read(&transfer, context.cast());
+            let attempt = self.outbound.read(&transfer, context.cast());
             let Some(read_back) = self.read_back.as_mut() else { return false };
             match attempt {
                 Attempt::Posted => read_back.posted(),
@@ -116,7 +121,7 @@ impl State {
     #[cold]
     fn read_failed(&self, shared: &Shared, attempt: Attempt) {
         let why = match attempt {
-            Attempt::Failed(error) => self.objects.info.library().strerror(error),
+            Attempt::Failed(error) => self.outbound.objects.info.library().strerror(error),
             other => format!("{other:?}"),
         };
         let message = format!("a read of this rank's own window cannot be posted: {why}");

@@ -1,10 +1,10 @@
 //! Messages without a payload: single data, farewells, fences.
 
-use super::{Attempt, Peer, State, Transfer};
+use super::outbound::{Attempt, Outbound, Peer, Transfer};
 use crate::transport::datum::Datum;
 use crate::transport::instance::STAGING_REGION;
 
-impl State {
+impl Outbound {
     /// Sends a single datum.
     #[inline]
     pub(in crate::transport) fn send(&mut self, peer: u32, datum: Datum) -> Attempt {
