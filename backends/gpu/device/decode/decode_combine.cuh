@@ -63,7 +63,7 @@ struct OwedRow {
   __device__ void load(const DecodeCombineArgs& args, const SumRange& range, u32 i) {
     const Common& c = args.combine.c;
     u32 number = range.number(i);
-    if (i >= range.rows || number >= c.ranks * c.max_tokens) return;
+    if (i >= range.rows || (u64)number * c.local_experts() >= args.merge.rows) return;
     from = args.sources[number];
     slot = slot_of(args.merge.slots, number, args.merge.topk, args.merge.rows);
   }

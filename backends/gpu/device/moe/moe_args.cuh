@@ -88,7 +88,7 @@ struct DispatchArgs {
   Cast cast;
   DType dtype;
   u32 hidden;
-  u32 source_first;     // of this rank's first token
+  u32 source_first;     // of this rank's first token: rank * M of the call
   const u32* sources;   // [T]: of each, where kGrouped
   u64 staging;          // arena offset of the staged rows, where the device API only puts
   // Expert-major and packed over loads and stores: see tiles.cuh.
@@ -102,6 +102,7 @@ struct DispatchArgs {
   u32 pushers;          // of rows in tiles: the first blocks, which move rows to other ranks, while the others
                         // move this rank's own; 0: each block moves both
   u32 part_rows;        // rows of a share of a tile, which one warp spreads
+  u64 most_tokens;      // R * M of the call, where M is at most that of the exchange
   u64* host_counts;     // host memory: [El] of ticket << 32 | rows of each local expert; or null
 
   __device__ bool is_flat() const { return layout == Layout::kFlat; }
@@ -124,7 +125,6 @@ struct DispatchArgs {
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }
-  __device__ u64 most_tokens() const { return (u64)c.ranks * c.max_tokens; }
   // The source of a received row.
   __device__ u32 source(u32 token) const {
     if constexpr (kGrouped) return sources[token];

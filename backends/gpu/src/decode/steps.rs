@@ -6,7 +6,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::call::{CombineCall, DispatchCall};
-use tokenyard_core::moe::{Layout, Shape};
+use tokenyard_core::moe::Layout;
 
 use crate::decode::loaded::SumKind;
 use crate::decode::sizes::{DecodeCall, DecodeSizes, not_packed, senders};
@@ -22,6 +22,7 @@ use crate::moe::args::{
 use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
 use crate::moe::state::MoeState;
+use crate::moe::wanted::Wanted;
 
 /// The kernel that receives an operation whose send was a separate call.
 #[derive(Clone, Copy, Debug)]
@@ -68,22 +69,21 @@ impl DecodeSteps<'_> {
         &mut self,
         of: &DispatchCall<'_>,
         dispatch: &DispatchArgs,
-        mode: &Mode,
+        wanted: &Wanted,
     ) -> Result<()> {
         let (operation, format) = (of.operation, &of.format);
-        let Shape { ranks, max_tokens, .. } = self.moe.exchange.shape;
-        let rows = u64::from(ranks) * u64::from(max_tokens);
+        let rows = wanted.most.tokens;
         let call = DecodeCall {
             waited_ns: of.waited_ns as u64,
             expert_totals: of.expert_totals as u64,
             scale_stride: format.scale_layout.strides(rows, format.scale_cols).map(|n| n as u32),
-            source_step: format.source_index.step(max_tokens),
+            source_step: format.source_index.step(wanted.max_tokens()),
             ..self.call()
         };
         let Some((kernels, sizes)) = self.moe.decode(Layout::Packed) else {
             return Err(not_packed());
         };
-        let (slot, phases) = (self.engine.slot(operation), Self::phases(mode));
+        let (slot, phases) = (self.engine.slot(operation), Self::phases(&wanted.mode));
         let kernel = kernels.dispatch(dispatch);
         let shared = sizes.shared(&self.moe.exchange.shape);
         let launch = self.size(shared);

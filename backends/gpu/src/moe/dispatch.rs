@@ -2,7 +2,9 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::call::DispatchCall;
-use tokenyard_core::moe::{Cast, Holder, Layout, Region, RegionLayout, RegionRows, RowFormat};
+use tokenyard_core::moe::{
+    Cast, Holder, Layout, Region, RegionLayout, RegionRows, RowFormat, Shape,
+};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::decode::steps::DecodeSteps;
@@ -97,6 +99,7 @@ fn arguments(
         stage_scales: dispatch_tiling.stage_scales,
         pushers: 0,
         part_rows: 1,
+        most_tokens: 0,
         host_counts: 0,
     }
 }
@@ -140,7 +143,7 @@ impl Dispatch<'_> {
         }
         let why = match self.engine.abort_on_fatal(self.engine.order.cannot_capture(&mode))? {
             Some(why) => why.to_owned(),
-            None => match Wanted::of(call, &self.moe.exchange.regions, mode) {
+            None => match self.wanted(call, mode) {
                 Ok(wanted) => match self.cannot_send(&wanted) {
                     Some(why) => why,
                     // SAFETY: by this function's contract.
@@ -155,6 +158,14 @@ impl Dispatch<'_> {
 
     fn decode(&mut self) -> DecodeSteps<'_> {
         DecodeSteps { engine: self.engine, moe: self.moe }
+    }
+
+    fn wanted(&self, call: &DispatchCall<'_>, mode: Mode) -> Result<Wanted> {
+        let max_tokens = match call.is_replay {
+            true => self.moe.routing.handles[call.handle as usize].max_tokens,
+            false => call.max_tokens,
+        };
+        Wanted::of(call, &Shape { max_tokens, ..self.moe.exchange.regions }, mode)
     }
 
     fn cannot_send(&self, wanted: &Wanted) -> Option<String> {
@@ -363,6 +374,7 @@ impl Dispatch<'_> {
             state.has_device_tokens = on_device;
             state.worst = wanted.worst;
             state.layout = wanted.spec.layout;
+            state.max_tokens = wanted.max_tokens();
         }
         common.input_rows = state.tokens;
         let (routing, worst) = (state.routing, state.worst);
@@ -411,11 +423,12 @@ impl Dispatch<'_> {
             cast: call.cast.code(),
             dtype: call.x.dtype,
             hidden: self.moe.exchange.shape.hidden,
-            source_first: self.moe.exchange.world_rank() * self.moe.exchange.shape.max_tokens,
+            source_first: self.moe.exchange.world_rank() * wanted.max_tokens(),
             sources: place.grouped.map_or(0, |grouped| grouped.sources),
             at_once: wanted.mode.at_once.into(),
             pushers: roles.pushers,
             part_rows: roles.part_rows(),
+            most_tokens: wanted.most.tokens,
             tiles: self.moe.sizes.tiles(),
             tile_rows: if wanted.in_tiles(self.moe.has_tiles()) {
                 self.moe.sizes.tile_rows
@@ -432,7 +445,7 @@ impl Dispatch<'_> {
         // SAFETY: the tensors are valid by this function's contract.
         unsafe {
             match self.moe.decodes(wanted.spec.layout) {
-                true => self.decode().launch_dispatch(call, &arguments, &wanted.mode)?,
+                true => self.decode().launch_dispatch(call, &arguments, wanted)?,
                 false => self.launch_kernel(call.operation, &arguments, [roles.blocks, shared])?,
             }
         }

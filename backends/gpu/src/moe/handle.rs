@@ -31,6 +31,8 @@ pub(crate) struct HandleState {
     pub(crate) rows: u64,
     pub(crate) worst: bool,
     pub(crate) layout: Layout,
+    /// M of the dispatch, for its replays.
+    pub(crate) max_tokens: u32,
     /// Expert-major and packed: where the slots and the weights of the first output lie; 0 where it has none.
     pub(crate) slots: u64,
     pub(crate) weights: u64,
@@ -85,6 +87,7 @@ impl HandleState {
             rows: 0,
             worst: false,
             layout: Layout::Flat,
+            max_tokens: 0,
             slots: 0,
             weights: 0,
             landed_sources: 0,

@@ -33,6 +33,12 @@ impl Wanted {
         if most { self.most } else { counted }
     }
 
+    /// M of the call.
+    pub(crate) fn max_tokens(&self) -> u32 {
+        self.spec.shape.max_tokens
+    }
+
+    /// `shape`: that of regions, with M of the call.
     pub(crate) fn of(call: &DispatchCall<'_>, shape: &Shape, mode: Mode) -> Result<Self> {
         let format = call.format;
         let spec = RegionSpec { shape: *shape, layout: call.layout, row: format.row };

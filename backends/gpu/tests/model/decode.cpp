@@ -36,7 +36,7 @@ enum class Way { kAtOnce, kByRole, kHalves };
 
 DecodeArgs decode_of(const Rank& r, Way way) {
   DecodeArgs s{};
-  u32 ranks = r.s.ranks, most = r.s.max_tokens;
+  u32 ranks = r.s.ranks, most = r.s.most();
   s.token_words = (most + 31) / 32;
   s.record_pitch = 16 * (1 + r.s.topk);
   s.topk_factor = factor_of(r.s.topk), s.tokens_factor = factor_of(most);
@@ -60,7 +60,7 @@ u32 blocks_of(const DecodeArgs& s) { return kBlocks + s.senders; }
 // The whole inbox of a rank, as it is when no operation is open.
 void check_clean(const Rank& r, const std::string& when) {
   DecodeArgs s = decode_of(r, Way::kAtOnce);
-  bool clean = all_are(0, r.control + s.rows, (u64)kSlots * r.s.ranks * r.s.max_tokens * s.row_pitch);
+  bool clean = all_are(0, r.control + s.rows, (u64)kSlots * r.s.ranks * r.s.most() * s.row_pitch);
   same("inbox of rank " + std::to_string(r.me) + " is free " + when, clean, true);
 }
 
@@ -122,7 +122,7 @@ void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_stri
 Outcome reported_to(Rank& r, const DispatchArgs& a) {
   Outcome outcome = *r.outcome;
   if (!a.c.no_host_sync) same("ticket of the outcome", outcome.epoch, a.c.ticket);
-  outcome.code = a.c.cell->code, outcome.rows = a.c.local_experts() * a.most_tokens();
+  outcome.code = a.c.cell->code, outcome.rows = a.c.local_experts() * a.most_tokens;
   outcome.tokens = *(u64*)(r.arena + a.region + region_of(a, outcome).totals);
   return outcome;
 }
@@ -226,7 +226,7 @@ DecodeCombineArgs decode_combine(Rank& r, const DispatchArgs& d, Given& mine, co
   m.dispatch_weights = call.weighted && !call.late ? (float*)(base + at.weights) : nullptr;
   a.topk_weights = call.late ? mine.late.data() : nullptr;
   a.topk_idx = call.late && r.me % 2 == 0 ? mine.ids.data() : nullptr;
-  m.slots = (i32*)(base + at.slots), m.rows = d.c.local_experts() * d.most_tokens();
+  m.slots = (i32*)(base + at.slots), m.rows = d.c.local_experts() * d.most_tokens;
   m.row_bytes = r.s.row_bytes, m.topk = r.s.topk;
   a.sources = (u32*)(base + at.landed_source);
   a.decode = decode_of(r, call.way);
@@ -546,7 +546,7 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
     }
     // The rank that did not poll removes the received rows itself.
     DecodeArgs s = decode_of(*r, Way::kAtOnce);
-    if (r->me == 1) memset(r->control + s.rows, 0, (u64)kSlots * r->s.ranks * r->s.max_tokens * s.row_pitch);
+    if (r->me == 1) memset(r->control + s.rows, 0, (u64)kSlots * r->s.ranks * r->s.most() * s.row_pitch);
     ranks[1]->state->turn = ranks[0]->state->turn;
     *r->report = {}, *r->abort = 0, r->state->stopped = 0;
   }

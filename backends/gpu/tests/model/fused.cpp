@@ -93,7 +93,7 @@ void combine_one(Rank& r, const Dispatched& d, const Call& call, const Way& way,
   a.pieces = (u32)((a.row_bytes + a.piece_bytes - 1) / a.piece_bytes);
   a.stages = 1 + r.operations % 4, a.stage_bytes = (u32)align_region(a.piece_bytes), a.table_bytes = 8 << 10;
   a.returns_weights = call.returns_weights, a.at_once = call.at_once || r.operations % 2;
-  a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.max_tokens, a.unit_shift = r.s.topk % 3;
+  a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.most(), a.unit_shift = r.s.topk % 3;
   m = {(u8*)rows.y, call.returns_weights ? rows.weights : nullptr, call.weighted ? d.weights(r) : nullptr, d.slots(r),
        way.fuses ? nullptr : r.arena + a.x, (float*)(r.arena + a.weights), nullptr, d.outcome.tokens, rows.slots,
        a.row_bytes, r.s.topk, a.piece_bytes, a.pieces, a.stages, a.stage_bytes, 0};

@@ -17,10 +17,13 @@ void same(const std::string& what, A found, B expected) {
 }
 
 struct Shape {
-  unsigned ranks, experts, topk, row_bytes, scale_words, max_tokens;
+  unsigned ranks, experts, topk, row_bytes, scale_words;
+  unsigned max_tokens;  // M of the calls
   unsigned long long largest_put;
   unsigned groups = 1;
   unsigned local() const { return experts / ranks; }
+  // M of the exchange.
+  unsigned most() const { return max_tokens + experts % 3; }
 };
 
 template <class T>

@@ -89,13 +89,13 @@ struct Rank : Inputs {
 
   Rank(const Shape& shape, u32 rank) : Inputs{shape, rank} {
     u64 entries = 8ull * kSlots * s.ranks * entry_words();
-    u64 units = 8ull * s.ranks * s.max_tokens + (16 << 10);
+    u64 units = 8ull * s.ranks * s.most() + (16 << 10);
     for (Cell*& cell : cells) cell = (Cell*)room<u64>(128);
     if (entries + std::max(entries, units) > kDecodeAt) fail("the control window is too small");
     *state = State{0, 0, 1, 0, 0, 0, 0, 0, ~0ull, room<u64>(kSlots * s.ranks), room<u64>(kSlots * s.ranks),
                    room<u64>(kSlots), entries, s.largest_put, kQueues, 2ull * s.ranks * kSlots,
                    {control, arena}, room<u64>(s.ranks), counters, 1, room<u64>(s.ranks)};
-    u64 pairs = (u64)s.max_tokens * s.topk, spans = kBlocks * kWarps;
+    u64 pairs = (u64)s.most() * s.topk, spans = kBlocks * kWarps;
     r = Routing{room<i32>(pairs), room<u32>(pairs), room<u32>(pairs), room<u32>(spans * s.ranks),
                 room<u32>(spans * s.experts), room<u32>(kBlocks * s.ranks),
                 room<u32>(kBlocks * s.experts), room<u32>(s.ranks), room<u32>(s.experts),
@@ -116,7 +116,7 @@ struct Rank : Inputs {
     c.signature = signature;
     c.rank = me, c.ranks = s.ranks, c.experts = s.experts, c.topk = s.topk;
     c.local = s.experts / s.ranks, c.local_factor = factor_of(c.local);
-    c.max_tokens = s.max_tokens, c.input_rows = tokens, c.slots = kSlots;
+    c.max_tokens = s.most(), c.input_rows = tokens, c.slots = kSlots;
     c.objector = me, c.group_count = s.groups;
     // The host's own numbers, which differ from the device's.
     c.ticket = (u32)operations++ + 77;
@@ -309,6 +309,7 @@ DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
+  a.most_tokens = (u64)r.s.ranks * r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
   a.host_counts = r.host_counts;
   // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
@@ -335,8 +336,8 @@ void cast_from(DispatchArgs& a, const std::vector<u32>& raw, Cast how, DType dty
 }
 
 Region region_of(const DispatchArgs& a, const Outcome& outcome) {
-  u64 tokens = outcome.tokens, rows = outcome.rows, places = a.c.local_experts() * a.most_tokens();
-  if (a.layout == Layout::kPacked || a.worst) tokens = a.most_tokens();
+  u64 tokens = outcome.tokens, rows = outcome.rows, places = a.c.local_experts() * a.most_tokens;
+  if (a.layout == Layout::kPacked || a.worst) tokens = a.most_tokens;
   if (a.layout == Layout::kPacked) rows = places;
   if (a.layout == Layout::kExpertMajor && a.worst) rows = a.worst_experts;
   return Region(a.region_shape(), tokens, a.layout == Layout::kFlat ? 0 : rows);
@@ -354,7 +355,7 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   Region region = region_of(a, *r.outcome);
   u64 rows = r.outcome->rows;
   bool major = a.layout == Layout::kExpertMajor;
-  if (a.c.no_host_sync) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
+  if (a.c.no_host_sync) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens;
   auto at = [&](u64 offset) { return r.arena + a.region + offset; };
   SpreadArgs s{at(0), (u32*)at(region.scales), (float*)at(region.weights),
                major ? nullptr : (u32*)at(region.source), (i32*)at(region.slots),
@@ -394,7 +395,7 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
       for (i32 id : local_ids(*source, t, d))
         if (id >= 0) counts[id]++;
   for (u32 e = 0; e < local; e++) {
-    u64 place = a.layout == Layout::kPacked ? a.most_tokens() : (counts[e] + 3) / 4 * 4;
+    u64 place = a.layout == Layout::kPacked ? a.most_tokens : (counts[e] + 3) / 4 * 4;
     starts[e + 1] = starts[e] + place;
     next[e] = starts[e];
   }
@@ -497,7 +498,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   a.at_once = kAtOnce && r.operations % 2;
   a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
   // Units of 1, 2 or 4 rows, behind the counts of tiles.
-  a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.max_tokens, a.unit_shift = r.s.topk % 3;
+  a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.most(), a.unit_shift = r.s.topk % 3;
   a.push_bytes = 128, a.push_warps = 2 + r.operations % 3, a.pushers = 1 + r.operations % kBlocks;
   std::vector<u8> outside;
   if (how.refuses) a.c.verdict = kRefuseText, a.r = Routing{};

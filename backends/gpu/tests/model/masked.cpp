@@ -50,11 +50,11 @@ struct DecodeBy {
     return at.control + s.words + 8ull * (slot * at.s.ranks + source) * (s.token_words + at.s.local());
   }
   void clear_rows() const {
-    for (u32 slot = 0; slot < kSlots; slot++) memset(row(slot, 0), 0, at.s.max_tokens * s.row_pitch);
+    for (u32 slot = 0; slot < kSlots; slot++) memset(row(slot, 0), 0, at.s.most() * s.row_pitch);
   }
 
  private:
-  u64 place(u32 slot, u32 token) const { return ((u64)slot * at.s.ranks + source) * at.s.max_tokens + token; }
+  u64 place(u32 slot, u32 token) const { return ((u64)slot * at.s.ranks + source) * at.s.most() + token; }
 };
 
 // Returns true if a token of a source has arrived.
@@ -65,7 +65,7 @@ void lose(const Ranks& ranks, u32 lost, u32 slot, Stop stop) {
   for (Rank* r : ranks) {
     DecodeBy inbox{*r, decode_of(*r, Way::kHalves), lost};
     if (stop == Stop::kReports) memset(inbox.words(slot), 0, 8ull * (inbox.s.token_words + r->s.local()));
-    for (u32 t = 1; t < r->s.max_tokens && stop != Stop::kReports; t += 2) {
+    for (u32 t = 1; t < r->s.most() && stop != Stop::kReports; t += 2) {
       if (stop != Stop::kPieces) memset(inbox.record(slot, t), 0, inbox.s.record_pitch);
       memset(inbox.row(slot, t), 0, stop == Stop::kPieces ? 16 : inbox.s.row_pitch);
     }
