@@ -4,7 +4,7 @@ use super::*;
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [Mutant; 17] = [
+const MUTANTS: [Mutant; 18] = [
     (
         "a row is taken before it has come",
         "there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
@@ -89,6 +89,11 @@ const MUTANTS: [Mutant; 17] = [
         "heads of a dispatch are not waited for",
         "      u32 value = poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);\n      t.heard",
         "      u32 value = model::mutant == 17 ? (u32)load_relaxed(at) : poll_seen(at, 0, {kPhaseEntry, source, word, epoch}, guard);\n      t.heard",
+    ),
+    (
+        "packed rows lie as the exchange has room, and not as M of the call says",
+        "most = (u32)a.most_tokens;\n  u32 expert = entry.named",
+        "most = model::mutant == 18 ? a.c.ranks * a.c.max_tokens : (u32)a.most_tokens;\n  u32 expert = entry.named",
     ),
 ];
 
