@@ -170,7 +170,7 @@ struct PackedOutput {
 
   __device__ PackedOutput(const DispatchArgs& a, u8* region)
       : base(region),
-        at(a.region_shape(), a.most_tokens, (u64)a.c.local_experts() * a.most_tokens) {}
+        at(a.region_shape(), a.most_tokens(), (u64)a.c.local_experts() * a.most_tokens()) {}
   template <class T>
   __device__ T* array(u64 offset) const { return reinterpret_cast<T*>(base + offset); }
   // The first word of the scales of row `row` of a block of `most` rows, the first of which is `block`.
@@ -217,7 +217,7 @@ __device__ void note_coming(const DecodeDispatchArgs& args, const Up& up, const 
   u64 heard = now_ns();
   if (!a.c.no_host_sync) {
     a.c.outcome->tokens = tokens;
-    a.c.outcome->rows = (u64)t.local * a.most_tokens;
+    a.c.outcome->rows = (u64)t.local * a.most_tokens();
   }
   tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
   a.c.trace->entered = heard;
@@ -234,7 +234,7 @@ template <u32 N>
 __device__ TY_INLINED void spread_row(const DecodeDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
                                       const ComingRow& from, const Entry& entry, const uint4 (&row)[N]) {
   const DispatchArgs& a = args.dispatch;
-  u32 lane = lane_id(), topk = a.c.topk, own = row_pieces(a), pieces = sent_pieces(a), most = (u32)a.most_tokens;
+  u32 lane = lane_id(), topk = a.c.topk, own = row_pieces(a), pieces = sent_pieces(a), most = (u32)a.most_tokens();
   u32 expert = entry.named >> 16;
   u32 at = expert < t.local ? t.base[from.source * t.local + expert] + (entry.named & 0xffff) : most;
   i32 slot = at < most ? (i32)(expert * most + at) : -1;
@@ -294,7 +294,7 @@ __device__ TY_COLD void miss_row(const DecodeDispatchArgs& args, u8* region, u32
 __device__ TY_COLD void clear_rows(const DecodeDispatchArgs& args, const ComingTables& t, const PackedOutput& out,
                                    u32 source) {
   const DispatchArgs& a = args.dispatch;
-  u32 most = (u32)a.most_tokens, topk = a.c.topk;
+  u32 most = (u32)a.most_tokens(), topk = a.c.topk;
 #pragma unroll 1
   for (u32 i = t.first[source] * topk + threadIdx.x; i < t.first[source + 1] * topk; i += blockDim.x)
     out.array<i32>(out.at.slots)[i] = -1;

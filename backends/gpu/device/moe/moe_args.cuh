@@ -102,7 +102,7 @@ struct DispatchArgs {
   u32 pushers;          // of rows in tiles: the first blocks, which move rows to other ranks, while the others
                         // move this rank's own; 0: each block moves both
   u32 part_rows;        // rows of a share of a tile, which one warp spreads
-  u64 most_tokens;      // R * M of the call, where M is at most that of the exchange
+  u32 call_tokens;      // M of the call: at most that of the exchange
   u64* host_counts;     // host memory: [El] of ticket << 32 | rows of each local expert; or null
 
   __device__ bool is_flat() const { return layout == Layout::kFlat; }
@@ -125,6 +125,7 @@ struct DispatchArgs {
   __device__ RegionShape region_shape() const {
     return {layout, c.ranks * c.groups(), c.topk, c.local_experts(), row_bytes, scale_words, weights != nullptr};
   }
+  __device__ u64 most_tokens() const { return (u64)c.ranks * call_tokens; }
   // The source of a received row.
   __device__ u32 source(u32 token) const {
     if constexpr (kGrouped) return sources[token];

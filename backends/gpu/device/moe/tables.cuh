@@ -62,12 +62,12 @@ __device__ inline Region& own_region() {
 __device__ inline Region region_of(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
   bool packed = a.layout == Layout::kPacked, exact = !packed && !a.worst;
   u64 rows = a.is_flat() ? 0 : !packed && a.worst ? a.worst_experts : t.expert_rows[rank];
-  return Region(a.region_shape(), exact ? t.tokens[rank] : a.most_tokens, rows);
+  return Region(a.region_shape(), exact ? t.tokens[rank] : a.most_tokens(), rows);
 }
 
 // Rows from one expert's start to the next.
 __device__ inline u32 room_of(const DispatchArgs& a, u32 rows) {
-  if (a.layout == Layout::kPacked) return (u32)a.most_tokens;
+  if (a.layout == Layout::kPacked) return (u32)a.most_tokens();
   return (rows + a.alignment - 1) / a.alignment * a.alignment;
 }
 

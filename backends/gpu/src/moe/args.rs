@@ -117,7 +117,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) stage_scales: u32,
     pub(crate) pushers: u32,
     pub(crate) part_rows: u32,
-    pub(crate) most_tokens: u64,
+    pub(crate) call_tokens: u32,
     pub(crate) host_counts: u64,
 }
 

@@ -99,7 +99,7 @@ fn arguments(
         stage_scales: dispatch_tiling.stage_scales,
         pushers: 0,
         part_rows: 1,
-        most_tokens: 0,
+        call_tokens: 0,
         host_counts: 0,
     }
 }
@@ -428,7 +428,7 @@ impl Dispatch<'_> {
             at_once: wanted.mode.at_once.into(),
             pushers: roles.pushers,
             part_rows: roles.part_rows(),
-            most_tokens: wanted.most.tokens,
+            call_tokens: wanted.max_tokens(),
             tiles: self.moe.sizes.tiles(),
             tile_rows: if wanted.in_tiles(self.moe.has_tiles()) {
                 self.moe.sizes.tile_rows

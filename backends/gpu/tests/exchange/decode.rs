@@ -92,8 +92,8 @@ const MUTANTS: [Mutant; 18] = [
     ),
     (
         "packed rows lie as the exchange has room, and not as M of the call says",
-        "most = (u32)a.most_tokens;\n  u32 expert = entry.named",
-        "most = model::mutant == 18 ? a.c.ranks * a.c.max_tokens : (u32)a.most_tokens;\n  u32 expert = entry.named",
+        "most = (u32)a.most_tokens();\n  u32 expert = entry.named",
+        "most = model::mutant == 18 ? a.c.ranks * a.c.max_tokens : (u32)a.most_tokens();\n  u32 expert = entry.named",
     ),
 ];
 

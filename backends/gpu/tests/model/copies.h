@@ -12,7 +12,7 @@ void check_host_counts(const Rank& r, const DispatchArgs& a, const Region& regio
 // Copies of flat arrays with `extra` more rows than arrived, or than the output has.
 void check_copies(Rank& r, const DispatchArgs& a, const Region& region, const Outcome& outcome, u64 extra) {
   u8* base = r.arena + a.region;
-  u64 arrived = outcome.tokens, rows = a.worst ? a.most_tokens : arrived, all = rows + extra;
+  u64 arrived = outcome.tokens, rows = a.worst ? a.most_tokens() : arrived, all = rows + extra;
   u32 topk = r.s.topk;
   std::vector<i64> ids(all * topk + 1, 77);
   std::vector<float> weights(all * topk + 1, 77);

@@ -122,7 +122,7 @@ void no_ended_wait(const Rank& r) { same("an ended wait of rank " + std::to_stri
 Outcome reported_to(Rank& r, const DispatchArgs& a) {
   Outcome outcome = *r.outcome;
   if (!a.c.no_host_sync) same("ticket of the outcome", outcome.epoch, a.c.ticket);
-  outcome.code = a.c.cell->code, outcome.rows = a.c.local_experts() * a.most_tokens;
+  outcome.code = a.c.cell->code, outcome.rows = a.c.local_experts() * a.most_tokens();
   outcome.tokens = *(u64*)(r.arena + a.region + region_of(a, outcome).totals);
   return outcome;
 }
@@ -226,7 +226,7 @@ DecodeCombineArgs decode_combine(Rank& r, const DispatchArgs& d, Given& mine, co
   m.dispatch_weights = call.weighted && !call.late ? (float*)(base + at.weights) : nullptr;
   a.topk_weights = call.late ? mine.late.data() : nullptr;
   a.topk_idx = call.late && r.me % 2 == 0 ? mine.ids.data() : nullptr;
-  m.slots = (i32*)(base + at.slots), m.rows = d.c.local_experts() * d.most_tokens;
+  m.slots = (i32*)(base + at.slots), m.rows = d.c.local_experts() * d.most_tokens();
   m.row_bytes = r.s.row_bytes, m.topk = r.s.topk;
   a.sources = (u32*)(base + at.landed_source);
   a.decode = decode_of(r, call.way);

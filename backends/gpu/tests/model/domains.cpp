@@ -109,7 +109,7 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
   out_level::dispatch_on(*r.out, first);
   // Does nothing if the dispatch was refused.
   if (r.out->outcome->code != ty::kGo) r.out->arrive(first.c, true);
-  out_level::Region region(first.region_shape(), first.most_tokens, 0);
+  out_level::Region region(first.region_shape(), first.most_tokens(), 0);
   u8* at = r.out->arena;
   // The most that may come.
   r.in->tokens = r.in->s.max_tokens;

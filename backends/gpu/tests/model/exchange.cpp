@@ -20,7 +20,7 @@ Outcome reported_to(Rank& r, const DispatchArgs& a) {
   Outcome outcome{};
   const u64* totals = (u64*)(r.arena + a.region + region_of(a, outcome).totals);
   outcome.code = a.c.cell->code, outcome.tokens = totals[0];
-  outcome.rows = a.layout == Layout::kPacked ? a.c.local_experts() * a.most_tokens : totals[1];
+  outcome.rows = a.layout == Layout::kPacked ? a.c.local_experts() * a.most_tokens() : totals[1];
   return outcome;
 }
 

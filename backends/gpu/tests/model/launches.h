@@ -8,7 +8,7 @@ void launches(std::vector<Rank*>& ranks, Layout layout, std::mt19937& random) {
   for (Rank* r : ranks) {
     r->tokens = r->s.max_tokens;
     DispatchArgs a = dispatch_args(*r, layout, false);
-    a.worst = 1, a.worst_experts = a.most_tokens * std::min(r->s.topk, r->s.local()) + 64;
+    a.worst = 1, a.worst_experts = a.most_tokens() * std::min(r->s.topk, r->s.local()) + 64;
     a.tokens = r->tokens_word, a.c.no_host_sync = 1, a.c.outcome = r->late;
     a.host_counts = nullptr;
     args.push_back(a);

@@ -309,7 +309,7 @@ DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
-  a.most_tokens = (u64)r.s.ranks * r.s.max_tokens;
+  a.call_tokens = r.s.max_tokens;
   a.at_once = kAtOnce && r.operations % 2;
   a.host_counts = r.host_counts;
   // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
@@ -336,8 +336,8 @@ void cast_from(DispatchArgs& a, const std::vector<u32>& raw, Cast how, DType dty
 }
 
 Region region_of(const DispatchArgs& a, const Outcome& outcome) {
-  u64 tokens = outcome.tokens, rows = outcome.rows, places = a.c.local_experts() * a.most_tokens;
-  if (a.layout == Layout::kPacked || a.worst) tokens = a.most_tokens;
+  u64 tokens = outcome.tokens, rows = outcome.rows, places = a.c.local_experts() * a.most_tokens();
+  if (a.layout == Layout::kPacked || a.worst) tokens = a.most_tokens();
   if (a.layout == Layout::kPacked) rows = places;
   if (a.layout == Layout::kExpertMajor && a.worst) rows = a.worst_experts;
   return Region(a.region_shape(), tokens, a.layout == Layout::kFlat ? 0 : rows);
@@ -355,7 +355,7 @@ void dispatch_on(Rank& r, const DispatchArgs& a) {
   Region region = region_of(a, *r.outcome);
   u64 rows = r.outcome->rows;
   bool major = a.layout == Layout::kExpertMajor;
-  if (a.c.no_host_sync) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens;
+  if (a.c.no_host_sync) rows = major ? a.worst_experts : a.c.local_experts() * a.most_tokens();
   auto at = [&](u64 offset) { return r.arena + a.region + offset; };
   SpreadArgs s{at(0), (u32*)at(region.scales), (float*)at(region.weights),
                major ? nullptr : (u32*)at(region.source), (i32*)at(region.slots),
@@ -395,7 +395,7 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
       for (i32 id : local_ids(*source, t, d))
         if (id >= 0) counts[id]++;
   for (u32 e = 0; e < local; e++) {
-    u64 place = a.layout == Layout::kPacked ? a.most_tokens : (counts[e] + 3) / 4 * 4;
+    u64 place = a.layout == Layout::kPacked ? a.most_tokens() : (counts[e] + 3) / 4 * 4;
     starts[e + 1] = starts[e] + place;
     next[e] = starts[e];
   }
