@@ -233,11 +233,12 @@ DecodeCombineArgs decode_combine(Rank& r, const DispatchArgs& d, Given& mine, co
   return a;
 }
 
-void launch_combine(Rank& r, const DecodeCombineArgs& a, const Call& call, u32 phases) {
+void launch_combine(Rank& r, const DecodeCombineArgs& a, const Call& call, u32 phases, const Late& late = {}) {
   DecodeCombineArgs part = a;
   part.decode.phases = phases;
   bool is_long = is_long_for(r.s.row_bytes / 16, 2);
   model::launch(blocks_of(part.decode), kWarps * kWave, [=, &r] {
+    if (blockIdx.x == late.block && threadIdx.x == 0) late.hold();
     if (call.coded)
       ty_combine_decode_bf16_logfmt(part, r.params());
     else if (call.narrow && call.once)
