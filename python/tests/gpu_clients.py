@@ -21,7 +21,9 @@ import graphs
 import overlap
 import pool as pools
 import visible
+import with_lmdeploy
 import with_megatron
+import with_nemo
 import with_sglang
 import with_torchtitan
 import with_vllm
@@ -34,6 +36,7 @@ CHECKS = [
     *(("vllm", check) for check in overlap.CHECKS),
     *((client, check) for client, checks in graphs.CHECKS.items() for check in checks),
     ("megatron-core", with_megatron.fused_calls_are_a_dense_layer),
+    ("megatron-core", with_megatron.trains_as_its_own_all_to_all),
     ("torchtitan", with_torchtitan.steps_are_those_of_a_dense_layer),
     ("torchtitan", with_torchtitan.checkpoints_save_the_communication),
     ("torchtitan", with_torchtitan.inference_has_the_values_of_training),
@@ -41,6 +44,11 @@ CHECKS = [
     ("vllm", with_vllm.low_latency),
     ("vllm", with_vllm.elastic),
     ("sglang", with_sglang.layers_are_dense),
+    ("nemo-automodel", with_nemo.flex_dispatcher_is_a_dense_layer),
+    ("nemo-automodel", with_nemo.buffer_is_freed_before_the_group),
+    ("lmdeploy", with_lmdeploy.plain_dispatcher),
+    ("lmdeploy", with_lmdeploy.normal_dispatcher),
+    ("lmdeploy", with_lmdeploy.low_latency_dispatcher),
     ("torchtitan", with_torchtitan.compiles_around_a_layer),
     ("torchtitan", with_torchtitan.compiles_by_inductor),
 ]
