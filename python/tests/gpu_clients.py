@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).with_name("clients")))
 
 import fetch
 import graphs
+import isolated
+import namespaces
 import overlap
 import pool as pools
 import visible
@@ -95,6 +97,8 @@ def named(folder, gpus, ranks):
     of_client = fetch.folder_of(folder, "vllm")
     for form, values in visible.forms(gpus).items():
         yield f"visible.{form}", lambda values=values: visible.run(values, of_client)
+    for form in namespaces.FORMS:
+        yield f"isolated.{form}", lambda form=form: isolated.run(form, of_client)
 
 
 def main(folder, wanted):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 
+import namespaces
 import pytest
 from pool import CONFIG, LIMIT_S
 
@@ -25,10 +26,11 @@ def say(*words):
 
 @pytest.fixture
 def programs(tmp_path):
-    """`programs(text, ...)` runs a program per rank, and returns what they printed and how they ended."""
+    """`programs(text, ...)` runs a program per rank, and returns what they printed and how they ended. Each is in own
+    namespaces of the kinds `within`."""
     started = []
 
-    def run(*texts, deadline_ms=20000, head=HEAD):
+    def run(*texts, deadline_ms=20000, head=HEAD, within=()):
         settings = CONFIG.format(arena_mib=4).replace("20000", str(deadline_ms))
         for rank, text in enumerate(texts):
             env = {
@@ -42,6 +44,8 @@ def programs(tmp_path):
             }
             program = head.format(config=settings) + textwrap.dedent(text)
             words = [sys.executable, "-c", program]
+            if within:
+                words = namespaces.behind(within, rank, words)
             pipe = subprocess.PIPE
             started.append(subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True))
         ended = [process.communicate(timeout=LIMIT_S) for process in started]
