@@ -3,7 +3,7 @@ import os
 import pool
 import pytest
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "programs"]
 
 
 def pytest_addoption(parser):

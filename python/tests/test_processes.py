@@ -1,11 +1,7 @@
 """Threads, forks, exits and kills. Each test has processes of its own, which may end as they like."""
 
-import os
 import pathlib
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -15,52 +11,6 @@ from oracle import Case
 from pool import CONFIG, LIMIT_S, config
 
 import tokenyard
-
-# Every program below starts with this: `world` and `comm` of rank sys.argv[1] of two.
-HEAD = """
-import os, signal, sys, threading, time
-import numpy as np
-import tokenyard
-config = tokenyard.Config.parse({config!r}, "test.toml")
-world = tokenyard.World.from_env(config)
-comm = tokenyard.Communicator(world, config, 4, 2, 64, 8, in_flight=4)
-x, idx = np.ones((3, 64), np.float32), np.array([[0, 3]] * 3)
-me = world.rank
-def say(*words):
-    print(*words, flush=True)
-"""
-
-
-@pytest.fixture
-def programs(tmp_path):
-    """`programs(text, ...)` runs a program per rank, and returns what they printed and how they ended."""
-    started = []
-
-    def run(*texts, deadline_ms=20000, head=HEAD):
-        settings = CONFIG.format(arena_mib=4).replace("20000", str(deadline_ms))
-        for rank, text in enumerate(texts):
-            env = {
-                **os.environ,
-                "TOKENYARD_BOOTSTRAP": f"file://{tmp_path}/meet",
-                "TOKENYARD_SECRET": "a secret of this test alone",
-                "TOKENYARD_RANK": str(rank),
-                "TOKENYARD_RANKS": str(len(texts)),
-                "TOKENYARD_LOCAL_RANK": str(rank),
-                "TOKENYARD_REPORTS": str(tmp_path),
-            }
-            program = head.format(config=settings) + textwrap.dedent(text)
-            words = [sys.executable, "-c", program]
-            pipe = subprocess.PIPE
-            started.append(subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True))
-        ended = [process.communicate(timeout=LIMIT_S) for process in started]
-        codes = [process.returncode for process in started]
-        return [(out.split(), error, code) for (out, error), code in zip(ended, codes, strict=True)]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
-
 
 WAITS = """
 start = time.monotonic()
@@ -545,65 +495,3 @@ def test_the_environment_names_the_interface_where_no_config_does(monkeypatch):
     named = tokenyard.Config.parse(text, "named.toml")
     monkeypatch.setenv("TOKENYARD_INTERFACE", "nowhere0")
     tokenyard.World(0, 1, exchange=lambda mine: [mine], config=named).close()
-
-
-ENDS_EARLY = """
-#include <stdlib.h>
-#include <unistd.h>
-__attribute__((constructor)) static void early(void) {
-    ENDS;
-}
-"""
-
-
-def early_plugin(folder, ends):
-    source, plugin = folder / "early.c", folder / "libearly.so"
-    source.write_text(ENDS_EARLY.replace("ENDS", ends))
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", plugin, source], check=True)
-    return plugin
-
-
-LOADS = """
-import os, tokenyard
-plugins = os.environ.get("PLUGINS_OF_RANK_" + os.environ["TOKENYARD_RANK"], "")
-config = tokenyard.Config.parse({config!r} + plugins, "test.toml")
-world = tokenyard.World.from_env(config)
-try:
-    tokenyard.Communicator(world, config, 4, 2, 64, 8)
-except tokenyard.errors.PeerLostError as error:
-    print(error, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("victim", "ends"),
-    [(1, "_exit(0)"), (1, "abort()"), (1, "*(volatile int *)8 = 1"), (0, "_exit(0)")],
-)
-def test_a_plugin_that_ends_its_process_while_it_loads_is_named_on_the_others(
-    programs, tmp_path, monkeypatch, victim, ends
-):
-    plugin = early_plugin(tmp_path, ends)
-    monkeypatch.setenv(f"PLUGINS_OF_RANK_{victim}", f'[plugins]\npaths = ["{plugin}"]\n')
-    ended = programs("", "", head=LOADS)
-    (words, error, _), says = ended[1 - victim], f"announced is `dlopen` of plugin `{plugin}`"
-    assert f"rank {victim}" in " ".join(words), (words, error)
-    assert says in " ".join(words), (words, error)
-
-
-@pytest.mark.parametrize("ends", ["_exit(0)", "abort()"])
-def test_the_documented_command_names_the_plugin_that_ends_a_lone_process(tmp_path, ends):
-    plugin, program = early_plugin(tmp_path, ends), tmp_path / "train.py"
-    program.write_text(
-        "import tokenyard\n"
-        f"config = tokenyard.Config.parse({CONFIG.format(arena_mib=4)!r} + "
-        f"'[plugins]\\npaths = [\"{plugin}\"]', 'test.toml')\n"
-        "world = tokenyard.World(0, 1, exchange=lambda mine: [mine], config=config)\n"
-        "tokenyard.Communicator(world, config, 4, 2, 64, 8)\n"
-    )
-    page = (pathlib.Path(__file__).parents[2] / "docs/failures.md").read_text()
-    (command,) = (line for line in page.splitlines() if line.startswith("LD_DEBUG="))
-    command = command.replace("python train.py", f"{sys.executable} {program}")
-    out = subprocess.run(
-        ["sh", "-c", command], capture_output=True, text=True, timeout=LIMIT_S
-    ).stdout
-    assert out.strip().endswith(f"calling init: {plugin}"), out

@@ -362,6 +362,8 @@ fn visible_devices_say_which_gpu_a_rank_drives() {
     assert_eq!(with("5"), ["0 1 mlx5_5", "0 1 mlx5_5"]);
     let uuid = "GPU-5c1f0a70-0000-4000-8000-0000000000df";
     assert_eq!(with(uuid)[0], "0 1 mlx5_7");
+    // Cut short, as long as one GPU alone begins so.
+    assert_eq!(with("GPU-5c1f0a70-0000-4000-8000-00000000009")[0], "0 1 mlx5_4");
     // Unknown: no device, and the nearest of all.
     assert_eq!(with("MIG-1")[0], "- - mlx5_0,mlx5_1,mlx5_2,mlx5_3");
 }

@@ -1,6 +1,11 @@
-"""The table of frameworks in `docs/deep_ep.md`: of what has run, from the reports of the tests that ran it."""
+"""The tables of frameworks in `docs/deep_ep.md`: of what has run, from the reports of the tests that ran it.
+
+python table.py FILE    writes the one of GPUs, from what `gpu_clients.py --save FILE` has saved
+"""
 
 import datetime
+import json
+import sys
 from pathlib import Path
 
 import fetch
@@ -9,6 +14,9 @@ PAGE = Path(__file__).parents[3] / "docs/deep_ep.md"
 BEGIN = "<!-- made by python/tests/clients/table.py from what ran -->\n"
 END = "<!-- end of what ran -->\n"
 HEAD = "| framework | version | last change | what ran, on 2 and 4 ranks | passed |\n|---|---|---|---|---|\n"
+GPU_BEGIN = "<!-- python/tests/clients/table.py FILE puts here what ran on GPUs -->\n"
+GPU_END = "<!-- end of what ran on GPUs -->\n"
+GPU_HEAD = "| framework | version | date | where | what ran | passed |\n|---|---|---|---|---|---|\n"
 
 
 class Outcomes:
@@ -34,7 +42,7 @@ class Outcomes:
 
 
 def read(page):
-    """The text before the table, its rows, and the text behind it."""
+    """The text before the first table, its rows, and the text behind it."""
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
     return before, table.removeprefix(HEAD).splitlines(keepends=True), after
@@ -58,3 +66,33 @@ def differs(outcomes, page=PAGE, writes=False):
     if writes:
         page.write_text(before + BEGIN + HEAD + "".join(now) + END + after)
     return not writes
+
+
+def rows_of_gpus(records):
+    """A row per client, version, date and place, in the order of the records."""
+    checks = {}
+    for one in records:
+        cells = tuple(one[name] for name in ("client", "version", "date", "place"))
+        checks.setdefault(cells, []).append((one["check"], one["passed"]))
+    lines = []
+    for cells, ran in checks.items():
+        names = ", ".join(name.replace("_", " ").replace(".", ": ") for name, _ in ran)
+        passed = f"{sum(passed for _, passed in ran)} of {len(ran)}"
+        lines.append("| {} |\n".format(" | ".join([*cells, names, passed])))
+    return lines
+
+
+def write_gpus(records, page=PAGE):
+    """Puts the records of a run on GPUs where the page has the last one."""
+    before, begin, rest = page.read_text().partition(GPU_BEGIN)
+    _, end, after = rest.partition(GPU_END)
+    if not begin or not end:
+        raise ValueError(
+            f"{page}: found no place for what ran on GPUs; expected the lines {GPU_BEGIN.strip()} and "
+            f"{GPU_END.strip()}. Fix: add them around its table"
+        )
+    page.write_text(before + begin + GPU_HEAD + "".join(rows_of_gpus(records)) + end + after)
+
+
+if __name__ == "__main__":
+    write_gpus(json.loads(Path(sys.argv[1]).read_text()))

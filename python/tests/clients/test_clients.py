@@ -4,6 +4,7 @@
 processes, because an import of torch costs seconds.
 """
 
+import gpu_clients
 import pytest
 import with_lmdeploy
 import with_megatron
@@ -91,3 +92,19 @@ def test_lmdeploy(check, function, size):
 )
 def test_sglang(check, function, size):
     check(function, "sglang", size)
+
+
+# Those that no test above has.
+OF_GPUS = [
+    (client, function)
+    for client, function in gpu_clients.CHECKS
+    if function not in gpu_clients.NEED_GPUS and function.__module__ in ("graphs", "overlap")
+]
+
+
+@pytest.mark.parametrize(
+    ("client", "function"), OF_GPUS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_checks_of_graphs_and_overlap_pass_without_a_graph(check, client, function):
+    """In host memory a graph is its step. The table leaves them out: what they are for did not run."""
+    check(function, client, 2, listed=False)

@@ -24,6 +24,8 @@ def forms(gpus):
         "own_index": (str(own), str(other)),
         "swapped_indices": (str(other), str(own)),
         "uuids": (names[own], names[other]),
+        # "GPU-" and eight digits.
+        "uuids_cut_short": (names[own][:12], names[other][:12]),
         "uuid_beside_all_backwards": (names[own], backwards),
     }
     # On one GPU some are the same.

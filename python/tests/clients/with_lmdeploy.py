@@ -94,7 +94,7 @@ def low_latency_dispatcher(world, port, size, folder):
             )
             rows, scales = (module.DisposibleTensor.maybe_unwrap(one) for one in packed)
             assert expected_m >= 1
-            y = torch.zeros(rows.shape, dtype=torch.bfloat16)
+            y = torch.zeros(rows.shape, dtype=torch.bfloat16, device=rows.device)
             for expert, count in enumerate(counts.tolist()):
                 own = per_token_cast_back(rows[expert, :count], scales[expert, :count].contiguous())
                 y[expert, :count] = layer.expert(own.bfloat16(), layer.first + expert)

@@ -5,7 +5,8 @@ import importlib
 import types
 
 import torch
-from common import Layer, close, group_of, on_path, own_group, replaced
+from common import Layer, close, device, group_of, on_path, own_group, replaced
+from gpu_common import is_gpu
 
 PACKAGE = "megatron.core.transformer.moe"
 STEPS = 50
@@ -26,7 +27,11 @@ class HostStream:
 
 @contextlib.contextmanager
 def cuda_of_the_host():
-    """The oracle, megatron's all-to-all dispatcher, asks torch.cuda for streams and the device of its tensors."""
+    """The oracle, megatron's all-to-all dispatcher, asks torch.cuda for streams and the device of its tensors. With a
+    GPU it has them."""
+    if is_gpu():
+        yield
+        return
     stream = HostStream()
     with replaced(
         torch.cuda,
@@ -68,7 +73,8 @@ def dispatcher_of(layer, name):
 
 
 def splits_as_lists(dispatcher):
-    """The oracle reads its split sizes from arrays of numpy, into which it copies tensors of CUDA only."""
+    """The oracle reads its split sizes from arrays of numpy, into which it copies tensors of CUDA only: with a GPU
+    they are arrays here, and stay so."""
     for name in ("input_splits", "output_splits"):
         splits = getattr(dispatcher, name, None)
         if isinstance(splits, torch.Tensor):
@@ -107,14 +113,16 @@ def train(layer, name):
     """The losses of 50 steps, and the router and expert weights after them."""
     dispatcher = dispatcher_of(layer, name)
     draw = torch.Generator().manual_seed(7)
-    router = torch.randn(layer.hidden, layer.experts, generator=draw).requires_grad_()
+    # Drawn on the host, as the layer's numbers are.
+    router = torch.randn(layer.hidden, layer.experts, generator=draw).to(device()).requires_grad_()
     wanted = torch.randn(layer.hidden, layer.hidden, generator=draw) / layer.hidden**0.5
+    wanted = wanted.to(device())
     weights, losses = layer.own_weights(), []
     for step in range(STEPS):
         x, _, _ = layer.inputs(tokens_of(layer, step), step)
         x.requires_grad_()
         out = through(dispatcher, layer, x, route(x, router, layer.topk), weights)
-        tokens = layer.sum_of_ranks(torch.tensor(len(x)))
+        tokens = layer.sum_of_ranks(torch.tensor(len(x), device=device()))
         loss = (out - torch.tanh(x.detach() @ wanted)).square().sum() / tokens
         loss.backward()
         losses.append(layer.sum_of_ranks(loss).item())
