@@ -298,9 +298,9 @@ void too_late(const Ranks& ranks) {
   for (Rank* r : ranks) r->masking.after_ns = ~0ull;
 }
 
-// Holds rank 1 back until the last blocks of all others have begun and wait for words of operations, and a moment longer.
-// Their reports may name any rank: where the lanes of a wavefront wait in one loop, the wait of a lane that has ended is
-// reported until those of the others end.
+// Holds rank 1 back until the last blocks of all others have begun and wait for words of operations, and a moment
+// longer. Their reports may name any rank: where the lanes of a wavefront wait in one loop, the wait of a lane that has
+// ended is reported until those of the others end.
 void come_last(const Ranks& ranks, const Rank& rank, const std::atomic<u32>& begun) {
   if (rank.me != 1) return;
   // The last block of a rank measures the time.
