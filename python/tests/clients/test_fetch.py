@@ -54,7 +54,7 @@ def test_the_clients_that_are_required_cannot_be_excused(tmp_path):
 
 
 def test_the_reason_is_the_last_line_of_pip():
-    with pytest.raises(OSError, match="^ERROR: why$"):
+    with pytest.raises(OSError, match=r"^ERROR: why$"):
         fetch.download(["sh", "-c", "echo first >&2; echo ERROR: why >&2; exit 1"])
-    with pytest.raises(OSError, match="^pip ended with 3$"):
+    with pytest.raises(OSError, match=r"^pip ended with 3$"):
         fetch.download(["sh", "-c", "exit 3"])
