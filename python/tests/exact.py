@@ -7,6 +7,8 @@ import ml_dtypes
 import numpy as np
 from test_deep_ep_normal import same
 
+from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
+
 BF16 = ml_dtypes.bfloat16
 # FP8 has them too, whichever of them is the largest of its group.
 DIGITS = np.array([-4, -2, -1, 0, 1, 2, 4], np.float32)
@@ -76,6 +78,11 @@ def values(packed):
     return (rows.astype(np.float32) * wide).astype(BF16)
 
 
+def given(x, use_fp8):
+    """Rows as a caller gives them to a dispatch that casts nothing."""
+    return per_token_cast_to_fp8(x) if use_fp8 else x
+
+
 def nothing():
     pass
 
@@ -105,13 +112,13 @@ def low_latency(buffer, it, pause=nothing, use_fp8=False):
     return check
 
 
-def normal(buffer, it, pause=nothing):
+def normal(buffer, it, pause=nothing, use_fp8=False):
     """As `low_latency`, in normal mode, with a cached dispatch."""
     me = buffer.rank
     x, ids = it.x(me), it.ids(me)
     per_rank, per_domain, per_expert, is_in, _ = buffer.get_dispatch_layout(ids, it.experts)
     rows, *_, handle, _ = buffer.dispatch(
-        x,
+        given(x, use_fp8),
         topk_idx=ids,
         topk_weights=np.ones(ids.shape, np.float32),
         num_tokens_per_rank=per_rank,
@@ -120,37 +127,39 @@ def normal(buffer, it, pause=nothing):
         is_token_in_rank=is_in,
     )
     pause()
-    again, *_ = buffer.dispatch(-x, handle=handle)
+    again, *_ = buffer.dispatch(given(-x, use_fp8), handle=handle)
     pause()
-    out, _, _ = buffer.combine(rows, handle)
+    assert isinstance(rows, tuple) == isinstance(again, tuple) == use_fp8
+    out, _, _ = buffer.combine(values(rows), handle)
 
     def check():
         expected = it.rows(me)
-        same(rows, expected)
-        same(again, -expected)
+        same(values(rows), expected)
+        same(values(again), -expected)
         same(out, scaled(x, it.times(me)[0]))
 
     return check
 
 
-def elastic(buffer, it, pause=nothing, is_expanded=False):
+def elastic(buffer, it, pause=nothing, is_expanded=False, use_fp8=False):
     """As `low_latency`, of V2: a row for each rank, or expanded for each expert."""
     me = buffer.rank_idx
     x, ids = it.x(me), it.ids(me)
     rows, _, _, handle, _ = buffer.dispatch(
-        x,
+        given(x, use_fp8),
         topk_idx=ids,
         num_experts=it.experts,
         num_max_tokens_per_rank=it.most,
         do_expand=is_expanded,
     )
     pause()
-    out, _, _ = buffer.combine(rows, handle)
+    assert isinstance(rows, tuple) == use_fp8
+    out, _, _ = buffer.combine(values(rows), handle)
 
     def check():
         experts = range(me * it.local, (me + 1) * it.local)
         parts = [it.rows(me, one) for one in experts] if is_expanded else [it.rows(me)]
-        same(rows, np.concatenate(parts))
+        same(values(rows), np.concatenate(parts))
         same(out, scaled(x, it.times(me)[1 if is_expanded else 0]))
 
     return check

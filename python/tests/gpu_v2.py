@@ -66,7 +66,7 @@ def check_flat(world, case, is_synced):
 def pre_combine(case, rows, ids, me, is_local):
     """The experts' outputs of tokens, `[n, K, H]`, 0 where an id is -1."""
     y = refs.generate_pre_combine_data(rows, case.max_tokens, case.topk, case.hidden)
-    y = y.to(ids.device)
+    assert y.device == ids.device
     y[ids < 0] = 0
     return y
 
@@ -123,7 +123,7 @@ def check_expanded(world, case, is_synced, alignment):
     slots = handle.recv_src_metadata[:found, 2:].long()
     sources = handle.recv_src_metadata[:found, 0].long()
     local = refs.generate_pre_combine_data(sources, case.max_tokens, case.topk, case.hidden)
-    local = local.to(x.device)
+    assert local.device == x.device
     rows = torch.zeros_like(recv_x)
     rows[slots[slots >= 0]] = local[slots >= 0]
     tokens = me * case.max_tokens + torch.arange(len(x), device=x.device)

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import shutil
@@ -34,6 +35,14 @@ def test_ranks_have_one_global_seed_and_draw_other_numbers(ranks):
     found = ranks(2, torch_ranks.seeds, free_port())
     assert [one[:2] for one in found] == [(7, 7), (7, 8)]
     assert found[0][2:] != found[1][2:]
+
+
+@needs_torch
+def test_a_group_of_torch_has_domains(ranks):
+    import torch_ranks
+
+    found = ranks(4, torch_ranks.domain_sizes, free_port())
+    assert found == [((2, 2), (2, 2), (1, 4))] * 4
 
 
 def test_a_seed_without_a_group_is_its_own():
@@ -252,6 +261,63 @@ def test_torch_groups_ids_and_scores_as_numpy_does():
     for one in (ids, ids_of_torch):
         math.inplace_unique(one, 6)
     assert bits(ids_of_torch) == bits(ids)
+
+
+def calls_of_utils(torch):
+    """Every public function of math, refs and gate, with arguments of torch, in a group of this process alone."""
+    x, ids = torch.randn(6, 256), torch.randint(-1, 8, (6, 3))
+    weights, y = torch.rand(6, 3), torch.randn(6, 3, 256).bfloat16()
+    cast = math.per_token_cast_to_fp8(x)
+    return {
+        math.ceil_div: [(7, 2)],
+        math.align: [(7, 2)],
+        math.safe_div: [(7, 2)],
+        math.calc_diff: [(x, x)],
+        math.per_token_cast_to_fp8: [(x,), (y[:, 0],)],
+        math.per_token_cast_back: [cast, (cast[0], torch.full((6, 1), 0x7F7F, dtype=torch.int32))],
+        math.inplace_unique: [(ids.clone(), 8)],
+        math.create_grouped_scores: [(torch.rand(6, 8), torch.tensor([[0, 1]] * 6), 4)],
+        math.hash_tensor: [(x,), (y,), cast[:1]],
+        math.hash_tensors: [(x, (y, cast))],
+        math.count_bytes: [(x, (y, cast))],
+        refs.dispatch: [(x, ids, weights, 6, 8), (cast, ids, weights, 6, 8)],
+        refs.arrivals: [([[*cast, ids, weights]], 0, 6, 8)],
+        refs.generate_pre_combine_data: [(torch.arange(6), 6, 3, 256)],
+        refs.ordered_accumulate: [(y,), (y, y[:, 0])],
+        refs.combine: [(y, ids, 1, 1, 8, (y[:, 0], None), True, True)],
+        gate.get_unbalanced_scores: [(50, 8, 4, 3, 1.5, True), (50, 8, 4, 3, 1.5, False)],
+    }
+
+
+@needs_torch
+def test_no_function_of_utils_takes_a_tensor_of_torch_to_the_host(monkeypatch):
+    import torch
+    import torch.distributed as dist
+
+    def refuse(*arguments):
+        raise AssertionError("a tensor of torch became an array of numpy")
+
+    calls = calls_of_utils(torch)
+    functions = [one for module in (math, refs, gate) for one in vars(module).values()]
+    public = {
+        one
+        for one in functions
+        if inspect.isfunction(one) and one.__module__.startswith(math.__package__ + ".")
+        if not one.__name__.startswith("_")
+    }
+    assert public == set(calls)
+    monkeypatch.setattr(math, "to_host", refuse)
+    for name in ("numpy", "cpu", "__array__"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for function, of_each in calls.items():
+            for arguments in of_each:
+                found = function(*arguments)
+                parts = found if isinstance(found, tuple) else (found,)
+                assert not any(isinstance(part, np.ndarray) for part in parts), function
+    finally:
+        dist.destroy_process_group()
 
 
 def install(site, name, files):

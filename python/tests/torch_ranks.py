@@ -382,6 +382,23 @@ def seeds(world, port):
         dist.destroy_process_group()
 
 
+def domain_sizes(world, port):
+    """Domains and their ranks, of a group of torch: physical, logical, and logical where all ranks are one domain."""
+    buffer_of(world, 2).destroy()  # for its config
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.ranks
+    )
+    try:
+        group = dist.new_group(list(range(world.ranks)))
+        return (
+            envs.get_physical_domain_size(group),
+            envs.get_logical_domain_size(group),
+            envs.get_logical_domain_size(group, allow_hybrid_mode=False),
+        )
+    finally:
+        dist.destroy_process_group()
+
+
 def no_rows(world):
     """One rank without tokens, then both: with values of FP8 and without, cached, and without ids."""
     me, buffer = world.rank, buffer_of(world, low_latency_mode=True)

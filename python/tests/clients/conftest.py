@@ -33,9 +33,13 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_sessionfinish(session, exitstatus):
     choice = session.config.getoption("--table")
-    if choice is not None and table.differs(
-        session.config.stash[OUTCOMES], writes=choice == "write"
-    ):
+    if choice is None:
+        return
+    excused = fetch.excused(session.config.getoption("--clients"))
+    for client, reason in excused.items():
+        print(f"\n{client}: not run: {reason}")
+    outcomes = session.config.stash[OUTCOMES]
+    if table.differs(outcomes, writes=choice == "write", excused=excused):
         print("\ndocs/deep_ep.md: its table differs from what has run: run this with --table write")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -55,9 +59,13 @@ def check(four, request, record_property):
     workers, port = four
 
     def run(function, client, size, listed=True):
-        folder = fetch.folder_of(request.config.getoption("--clients"), client)
+        clients = request.config.getoption("--clients")
+        folder = fetch.folder_of(clients, client)
         if not folder.exists():
-            pytest.skip(f"{client} was not fetched: its checks did not run")
+            reason = fetch.excused(clients).get(client)
+            # What may not be missing fails here, too, where nothing was fetched.
+            assert reason is not None, f"{client} was not fetched; run fetch.py first"
+            pytest.skip(f"{client}: not run: {reason}")
         if listed:
             record_property("check", (client, function.__name__))
         return workers.run(4, function, port, size, folder)

@@ -1,7 +1,8 @@
 """Fetches the clients: `fetch.py FOLDER` downloads each package by pip and keeps the files that `clients.toml` names.
 
 The files lie in a folder of FOLDER, where a later run finds them. A wheel holds binaries for one Python each: the
-files are source, so any of them serves.
+files are source, so any of them serves. A package that does not come leaves its reason there. It fails the run where
+it is `required`.
 """
 
 import fnmatch
@@ -31,12 +32,34 @@ def folder_of(folder, name):
     return Path(folder) / f"{name}-{pin['version']}-{files:08x}"
 
 
+def reason_file(folder, name):
+    """Where the reason lies for which a package did not come."""
+    return Path(folder) / f"{folder_of(folder, name).name}.reason"
+
+
+def excused(folder):
+    """The reasons of the clients that are not there and may be missing, by client."""
+    reasons = {}
+    for name, pin in pins().items():
+        if not pin["required"] and not folder_of(folder, name).exists():
+            file = reason_file(folder, name)
+            reasons[name] = file.read_text() if file.exists() else "it was not fetched"
+    return reasons
+
+
+def download(words):
+    """Runs pip. Its last line says why a package did not come."""
+    ended = subprocess.run(words, stderr=subprocess.PIPE, text=True)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or [f"pip ended with {ended.returncode}"]
+        raise OSError(lines[-1])
+
+
 def fetch(folder, name, pin):
     """Downloads one package; its files appear at once, or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        words = [*DOWNLOAD, "--dest", scratch, f"{name}=={pin['version']}"]
-        subprocess.run(words, check=True)
+        download([*DOWNLOAD, "--dest", scratch, f"{name}=={pin['version']}"])
         (wheel,) = Path(scratch).glob("*.whl")
         unpacked = Path(scratch) / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
@@ -55,10 +78,13 @@ def main(folder):
             continue
         try:
             fetch(folder, name, pin)
-        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        except (OSError, zipfile.BadZipFile) as error:
             print(f"{name} {pin['version']}: not fetched: {error}", file=sys.stderr)
+            reason_file(folder, name).write_text(str(error))
             missing.append(name)
-    return any(pins()[name]["required"] for name in missing)
+        else:
+            reason_file(folder, name).unlink(missing_ok=True)
+    return int(any(pins()[name]["required"] for name in missing))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,19 @@ def test_a_check_that_fails_changes_the_page(tmp_path):
     assert table.differs(outcomes(False), page)
 
 
+def test_a_client_that_is_excused_and_did_not_run_leaves_the_page_as_it_is(tmp_path):
+    page, both = tmp_path / "page.md", outcomes(True)
+    page.write_text(PAGE)
+    both.add("sglang", "layers_are_dense", True)
+    assert not table.differs(both, page, writes=True)
+    assert table.differs(outcomes(True), page)
+    assert not table.differs(outcomes(True), page, excused={"sglang": "it did not come"})
+    # Others are compared, and so is a client that has run.
+    assert table.differs(outcomes(False), page, excused={"sglang": "it did not come"})
+    both.add("sglang", "layers_are_dense", False)
+    assert table.differs(both, page, excused={"sglang": "it did not come"})
+
+
 def record(client, check, passed=True, date="2026-11-29"):
     where = {"date": date, "place": "2 GPUs: NVIDIA H200"}
     return {"client": client, "version": "1.2", "check": check, "passed": passed, **where}
