@@ -63,7 +63,7 @@ def check(four, request, record_property):
         folder = fetch.folder_of(clients, client)
         if not folder.exists():
             reason = fetch.excused(clients).get(client)
-            # What may not be missing fails here, too, where nothing was fetched.
+            # A client that may not be missing fails here, too, where nothing was fetched.
             assert reason is not None, f"{client} was not fetched; run fetch.py first"
             pytest.skip(f"{client}: not run: {reason}")
         if listed:
