@@ -27,9 +27,7 @@ pub(crate) fn execute(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
     let opcode = OPCODE.get(input);
     match opcode {
         // libmlx5 itself asks about offloads. This device has none.
-        0x100
-            if hca.link.completions.store.profile == Profile::Library && OP_MOD.get(input) != 1 =>
-        {
+        0x100 if hca.store().profile == Profile::Library && OP_MOD.get(input) != 1 => {
             Ok(QueryHcaCapOut::default().to_bytes())
         }
         0x100 => {
@@ -39,22 +37,14 @@ pub(crate) fn execute(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
         0x400 => create_cq(hca, input),
         0x401 => {
             let DestroyCq { cqn } = parse(hca, input)?;
-            hca.link.completions.store.known(
-                "completion queue",
-                hca.link.completions.store.cqs.contains_key(&cqn),
-                cqn,
-            )?;
+            hca.store().known_cq(cqn)?;
             hca.destroy_cq(cqn);
             Ok(Done::default().to_bytes())
         }
         0x500 => create_qp(hca, input),
         0x501 => {
             let DestroyQp { qpn } = parse(hca, input)?;
-            hca.link.completions.store.known(
-                "queue pair",
-                hca.link.completions.store.qps.contains_key(&qpn),
-                qpn,
-            )?;
+            hca.store().known_qp(qpn)?;
             hca.destroy_qp(qpn);
             Ok(Done::default().to_bytes())
         }
@@ -67,18 +57,18 @@ pub(crate) fn execute(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
             Ok(Done::default().to_bytes())
         }
         0x50b => query_qp(hca, input),
-        _ => Err(hca.link.completions.store.refuse(format!("command {opcode:#x}: not known"))),
+        _ => Err(hca.store().refuse(format!("command {opcode:#x}: not known"))),
     }
 }
 
 fn parse<M: Mailbox>(hca: &mut Hca, input: &[u8]) -> Result<M, Refused> {
-    M::from_bytes(input).map_err(|error| hca.link.completions.store.refuse(error.to_string()))
+    M::from_bytes(input).map_err(|error| hca.store().refuse(error.to_string()))
 }
 
 /// The address of `bytes` bytes at an offset of a umem.
 fn in_umem(hca: &mut Hca, id: u32, offset: u64, bytes: u64) -> Result<u64, Refused> {
-    let Some(umem) = hca.link.completions.store.umems.get(&id) else {
-        return Err(hca.link.completions.store.refuse(format!("found no umem {id:#x}")));
+    let Some(umem) = hca.store().umems.get(&id) else {
+        return Err(hca.store().refuse(format!("found no umem {id:#x}")));
     };
     let fits = offset.checked_add(bytes).is_some_and(|end| end <= umem.bytes);
     let (address, size) = (umem.address.wrapping_add(offset), umem.bytes);
@@ -86,19 +76,13 @@ fn in_umem(hca: &mut Hca, id: u32, offset: u64, bytes: u64) -> Result<u64, Refus
         return Ok(address);
     }
     Err(hca
-        .link
-        .completions
-        .store
+        .store()
         .refuse(format!("umem {id:#x}: found {bytes} bytes at {offset:#x}; it has {size}")))
 }
 
 fn create_cq(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
     let cq: CreateCq = parse(hca, input)?;
-    hca.link.completions.store.known(
-        "page",
-        hca.link.completions.store.pages.contains_key(&cq.uar_page),
-        cq.uar_page,
-    )?;
+    hca.store().known_page(cq.uar_page)?;
     let bytes = (cqe::BYTES as u64) << cq.log_size;
     let buffer = in_umem(hca, cq.buffer_umem_id, cq.buffer_offset, bytes)?;
     let record = in_umem(hca, cq.dbr_umem_id, cq.dbr_offset, doorbell::RECORD as u64)?;
@@ -121,7 +105,7 @@ fn create_qp(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
             "found completion queues {:#x} and {:#x}; expected one for both",
             qp.send_cqn, qp.receive_cqn
         );
-        return Err(hca.link.completions.store.refuse(text));
+        return Err(hca.store().refuse(text));
     }
     let bytes = (wqe::BLOCK as u64) << qp.log_sq_size;
     let sq = in_umem(hca, qp.wq_umem_id, qp.wq_offset, bytes)?;
@@ -138,8 +122,8 @@ fn create_qp(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
         receives: Receives::None,
         umems: vec![qp.wq_umem_id, qp.dbr_umem_id],
     })?;
-    // A program that writes mailboxes itself writes requests ithca.
-    if let Some(qp) = hca.link.completions.store.qps.get_mut(&qpn) {
+    // A program that writes mailboxes itself writes requests itself.
+    if let Some(qp) = hca.store().qps.get_mut(&qpn) {
         qp.limits = Profile::Kernels.limits();
     }
     Ok(CreateQpOut { qpn, ..CreateQpOut::default() }.to_bytes())
@@ -148,15 +132,11 @@ fn create_qp(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
 fn to_init(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
     let init: Rst2Init = parse(hca, input)?;
     if init.port != 1 {
-        return Err(hca
-            .link
-            .completions
-            .store
-            .refuse(format!("found port {}; expected 1", init.port)));
+        return Err(hca.store().refuse(format!("found port {}; expected 1", init.port)));
     }
     if init.remote_atomic && init.atomic_mode != ATOMIC_8 {
         let text = format!("found atomic mode {}; expected {ATOMIC_8}", init.atomic_mode);
-        return Err(hca.link.completions.store.refuse(text));
+        return Err(hca.store().refuse(text));
     }
     let rights = [
         (init.remote_read, Access::REMOTE_READ),
@@ -180,9 +160,7 @@ fn to_rtr(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
     for (name, found, expected) in numbers {
         if !expected.contains(&found) {
             return Err(hca
-                .link
-                .completions
-                .store
+                .store()
                 .refuse(format!("Init2Rtr: found {name} {found}; expected {expected:?}")));
         }
     }
@@ -200,7 +178,7 @@ fn to_rts(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
     let rts: Rtr2Rts = parse(hca, input)?;
     if rts.log_sra_max > LOG_READS {
         let text = format!("found log_sra_max {}; expected 0 to {LOG_READS}", rts.log_sra_max);
-        return Err(hca.link.completions.store.refuse(text));
+        return Err(hca.store().refuse(text));
     }
     let to = Connection {
         send_number: rts.next_send_psn,
@@ -216,12 +194,8 @@ fn to_rts(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
 
 fn query_qp(hca: &mut Hca, input: &[u8]) -> Result<Vec<u8>, Refused> {
     let QueryQp { qpn } = parse(hca, input)?;
-    hca.link.completions.store.known(
-        "queue pair",
-        hca.link.completions.store.qps.contains_key(&qpn),
-        qpn,
-    )?;
-    let taken = hca.link.completions.store.qps.get(&qpn).map_or(0, |qp| qp.taken);
+    hca.store().known_qp(qpn)?;
+    let taken = hca.store().qps.get(&qpn).map_or(0, |qp| qp.taken);
     let state = match hca.state(qpn) {
         None | Some(State::Reset) => QP_STATE_RST,
         Some(State::Init) => QP_STATE_INIT,

@@ -105,6 +105,10 @@ impl Hca {
         commands::execute(self, input)
     }
 
+    pub(crate) fn store(&mut self) -> &mut Store {
+        &mut self.link.completions.store
+    }
+
     /// The rules that the driver broke. The device stops at the first.
     pub fn violations(&self) -> &[Violation] {
         &self.link.completions.store.violations

@@ -80,7 +80,7 @@ pub struct QpRequest {
 impl Hca {
     /// Makes a protection domain, and returns its number.
     pub fn allocate_pd(&mut self) -> u32 {
-        let store = &mut self.link.completions.store;
+        let store = self.store();
         let pd = store.number();
         store.pds.insert(pd);
         pd
@@ -91,8 +91,8 @@ impl Hca {
     /// # Errors
     /// There is no such domain.
     pub fn register(&mut self, region: Region) -> Result<u32, Refused> {
-        let store = &mut self.link.completions.store;
-        store.known("protection domain", store.pds.contains(&region.pd), region.pd)?;
+        let store = self.store();
+        store.known_pd(region.pd)?;
         // The driver chooses the lowest 8 bits.
         let key = store.number() << 8;
         store.regions.insert(key, region);
@@ -101,7 +101,7 @@ impl Hca {
 
     /// Names memory for commands, and returns its id.
     pub fn register_umem(&mut self, address: u64, bytes: u64) -> u32 {
-        let store = &mut self.link.completions.store;
+        let store = self.store();
         let id = store.number();
         store.umems.insert(id, UserMemory { address, bytes });
         id
@@ -109,7 +109,7 @@ impl Hca {
 
     /// Makes a page of doorbell registers that lies at `address`, and returns its number.
     pub fn allocate_page(&mut self, address: u64) -> u32 {
-        let store = &mut self.link.completions.store;
+        let store = self.store();
         let page = store.number();
         store.pages.insert(page, address);
         page
@@ -117,7 +117,7 @@ impl Hca {
 
     /// Sets the address of a page of registers.
     pub fn place_page(&mut self, page: u32, address: u64) {
-        self.link.completions.store.pages.insert(page, address);
+        self.store().pages.insert(page, address);
     }
 
     /// Makes a completion queue, and returns its number.
@@ -125,7 +125,7 @@ impl Hca {
     /// # Errors
     /// The arguments are not possible.
     pub fn create_cq(&mut self, request: CqRequest) -> Result<u32, Refused> {
-        let store = &mut self.link.completions.store;
+        let store = self.store();
         let CqRequest { buffer, log_size, stride, collapsed, overrun_ignored, record, umems } =
             request;
         if log_size > 22 || !matches!(stride, 64 | 128) {
@@ -154,8 +154,8 @@ impl Hca {
     /// # Errors
     /// There is no such domain.
     pub fn create_srq(&mut self, request: ReceiveRequest) -> Result<u32, Refused> {
-        let store = &mut self.link.completions.store;
-        store.known("protection domain", store.pds.contains(&request.pd), request.pd)?;
+        let store = self.store();
+        store.known_pd(request.pd)?;
         let number = store.number();
         store.srqs.insert(number, receive_queue(request, true));
         Ok(number)
@@ -166,14 +166,14 @@ impl Hca {
     /// # Errors
     /// An object that it names is missing, or its size is invalid.
     pub fn create_qp(&mut self, request: QpRequest) -> Result<u32, Refused> {
-        let store = &mut self.link.completions.store;
-        store.known("protection domain", store.pds.contains(&request.pd), request.pd)?;
-        store.known("page", store.pages.contains_key(&request.page), request.page)?;
+        let store = self.store();
+        store.known_pd(request.pd)?;
+        store.known_page(request.page)?;
         for cqn in [request.send_cq, request.receive_cq] {
-            store.known("completion queue", store.cqs.contains_key(&cqn), cqn)?;
+            store.known_cq(cqn)?;
         }
         if let Receives::Shared(srqn) = request.receives {
-            store.known("shared receive queue", store.srqs.contains_key(&srqn), srqn)?;
+            store.known_srq(srqn)?;
         }
         if !request.blocks.is_power_of_two() || request.blocks > 32_768 {
             return Err(store.refuse(format!("a send queue of {} blocks", request.blocks)));
@@ -226,11 +226,7 @@ impl Hca {
     /// # Errors
     /// There is no queue pair of this number.
     pub fn to_error(&mut self, qpn: u32) -> Result<(), Refused> {
-        self.link.completions.store.known(
-            "queue pair",
-            self.link.completions.store.qps.contains_key(&qpn),
-            qpn,
-        )?;
+        self.store().known_qp(qpn)?;
         self.link.completions.break_off(qpn);
         Ok(())
     }
@@ -242,11 +238,10 @@ impl Hca {
 
     /// Ends a protection domain.
     pub fn free_pd(&mut self, pd: u32) {
-        let regions =
-            self.link.completions.store.regions.values().filter(|region| region.pd == pd).count();
-        let qps = self.link.completions.store.qps.values().filter(|qp| qp.pd == pd).count();
+        let regions = self.store().regions.values().filter(|region| region.pd == pd).count();
+        let qps = self.store().qps.values().filter(|qp| qp.pd == pd).count();
         self.unused("protection domain", pd, &[("regions", regions), ("queue pairs", qps)]);
-        self.link.completions.store.pds.remove(&pd);
+        self.store().pds.remove(&pd);
     }
 
     /// Ends a region.
@@ -256,60 +251,52 @@ impl Hca {
             let mut works = sent.chain(&qp.waiting);
             works.any(|work| work.operation.locals().iter().any(|piece| piece.key == key))
         };
-        let busy = self.link.completions.store.qps.values().filter(names).count();
+        let busy = self.store().qps.values().filter(names).count();
         // A user of libmlx5 may deregister memory that requests use, and then gets an error completion.
-        if self.link.completions.store.profile == Profile::Kernels {
+        if self.store().profile == Profile::Kernels {
             self.unused("region", key, &[("queue pairs with work under way", busy)]);
         }
-        self.link.completions.store.regions.remove(&key);
+        self.store().regions.remove(&key);
     }
 
     /// Ends a umem.
     pub fn free_umem(&mut self, id: u32) {
-        let qps =
-            self.link.completions.store.qps.values().filter(|qp| qp.umems.contains(&id)).count();
-        let cqs =
-            self.link.completions.store.cqs.values().filter(|cq| cq.umems.contains(&id)).count();
+        let qps = self.store().qps.values().filter(|qp| qp.umems.contains(&id)).count();
+        let cqs = self.store().cqs.values().filter(|cq| cq.umems.contains(&id)).count();
         self.unused("umem", id, &[("queue pairs", qps), ("completion queues", cqs)]);
-        self.link.completions.store.umems.remove(&id);
+        self.store().umems.remove(&id);
     }
 
     /// Ends a page of doorbell registers.
     pub fn free_page(&mut self, page: u32) {
-        let qps = self.link.completions.store.qps.values().filter(|qp| qp.page == page).count();
+        let qps = self.store().qps.values().filter(|qp| qp.page == page).count();
         self.unused("page of registers", page, &[("queue pairs", qps)]);
-        self.link.completions.store.pages.remove(&page);
+        self.store().pages.remove(&page);
     }
 
     /// Ends a completion queue.
     pub fn destroy_cq(&mut self, cqn: u32) {
         let uses = |qp: &&QueuePair| qp.send_cq == cqn || qp.receive_cq == cqn;
-        let qps = self.link.completions.store.qps.values().filter(uses).count();
+        let qps = self.store().qps.values().filter(uses).count();
         self.unused("completion queue", cqn, &[("queue pairs", qps)]);
-        self.link.completions.store.cqs.remove(&cqn);
+        self.store().cqs.remove(&cqn);
     }
 
     /// Ends a shared receive queue.
     pub fn destroy_srq(&mut self, srqn: u32) {
         let uses = |qp: &&QueuePair| matches!(qp.inlet, Inlet::Shared(it) if it == srqn);
-        let qps = self.link.completions.store.qps.values().filter(uses).count();
+        let qps = self.store().qps.values().filter(uses).count();
         self.unused("shared receive queue", srqn, &[("queue pairs", qps)]);
-        self.link.completions.store.srqs.remove(&srqn);
+        self.store().srqs.remove(&srqn);
     }
 
     /// Ends a queue pair.
     pub fn destroy_qp(&mut self, qpn: u32) {
-        let busy = self
-            .link
-            .completions
-            .store
-            .qps
-            .get(&qpn)
-            .map_or(0, |qp| qp.sent.len() + qp.waiting.len());
-        if self.link.completions.store.profile == Profile::Kernels {
+        let busy = self.store().qps.get(&qpn).map_or(0, |qp| qp.sent.len() + qp.waiting.len());
+        if self.store().profile == Profile::Kernels {
             self.unused("queue pair", qpn, &[("requests under way", busy)]);
         }
-        self.link.completions.store.qps.remove(&qpn);
+        self.store().qps.remove(&qpn);
     }
 
     fn unused(&mut self, what: &str, number: u32, uses: &[(&str, usize)]) {
@@ -317,27 +304,18 @@ impl Hca {
             uses.iter().filter(|(_, n)| *n > 0).map(|(by, n)| format!("{n} {by}")).collect();
         if !used.is_empty() {
             let text = format!("{what} {number:#x} is freed; it is used by {}", used.join(" and "));
-            self.link.completions.store.violate(Rule::Lifetime, None, text, &[]);
+            self.store().violate(Rule::Lifetime, None, text, &[]);
         }
     }
 
     fn in_state(&mut self, qpn: u32, expected: State) -> Result<&mut QueuePair, Refused> {
-        self.link.completions.store.known(
-            "queue pair",
-            self.link.completions.store.qps.contains_key(&qpn),
-            qpn,
-        )?;
+        self.store().known_qp(qpn)?;
         let found = self.state(qpn);
         if found != Some(expected) {
             let text = format!("queue pair {qpn:#x}: found state {found:?}; expected {expected:?}");
-            return Err(self.link.completions.store.refuse(text));
+            return Err(self.store().refuse(text));
         }
-        self.link
-            .completions
-            .store
-            .qps
-            .get_mut(&qpn)
-            .ok_or_else(|| Refused("no queue pair".to_owned()))
+        self.store().qps.get_mut(&qpn).ok_or_else(|| Refused("no queue pair".to_owned()))
     }
 }
 

@@ -72,7 +72,27 @@ impl Store {
         Ok(bytes)
     }
 
-    pub(crate) fn known(&mut self, what: &str, is: bool, number: u32) -> Result<(), Refused> {
+    pub(crate) fn known_pd(&mut self, pd: u32) -> Result<(), Refused> {
+        self.known("protection domain", self.pds.contains(&pd), pd)
+    }
+
+    pub(crate) fn known_page(&mut self, page: u32) -> Result<(), Refused> {
+        self.known("page", self.pages.contains_key(&page), page)
+    }
+
+    pub(crate) fn known_cq(&mut self, cqn: u32) -> Result<(), Refused> {
+        self.known("completion queue", self.cqs.contains_key(&cqn), cqn)
+    }
+
+    pub(crate) fn known_srq(&mut self, srqn: u32) -> Result<(), Refused> {
+        self.known("shared receive queue", self.srqs.contains_key(&srqn), srqn)
+    }
+
+    pub(crate) fn known_qp(&mut self, qpn: u32) -> Result<(), Refused> {
+        self.known("queue pair", self.qps.contains_key(&qpn), qpn)
+    }
+
+    fn known(&mut self, what: &str, is: bool, number: u32) -> Result<(), Refused> {
         if is { Ok(()) } else { Err(self.refuse(format!("found no {what} {number:#x}"))) }
     }
 
