@@ -88,7 +88,7 @@ impl Masks<'_> {
         }
         // Others come to the barriers, whatever is wrong with this call.
         course.world.barrier("unmask ranks")?;
-        let done = flushed.and_then(|()| run(course));
+        let done = flushed.and_then(|()| check_taken(course)).and_then(|()| run(course));
         course.world.barrier("unmask ranks")?;
         done
     }
