@@ -21,18 +21,19 @@ EMPTY = Case(2, seed=3, hidden=256, tokens=(0, 7))
 # Ranks share a GPU, and take turns there, where a config names it.
 SHARED = """
 [world]
-deadline_ms = 20000
-late_ms = 60000
+{world}
 [kernels]
 use = "cuda"
 [kernels.cuda]
 decode = "{decode}"
-device = 0
+device = {device}
+{keys}
 [transport.scale_up]
 use = "nvlink"
 [transport.scale_up.nvlink]
-device = 0
+device = {device}
 """
+WAITS = "deadline_ms = 20000\nlate_ms = 60000"
 
 
 class Skipped(str):
@@ -43,17 +44,22 @@ def is_gpu():
     return torch.cuda.is_available()
 
 
+def shared(decode, device=0, world=WAITS, keys=""):
+    """The text of a config of ranks that share a GPU, with more keys of the world and of the kernels."""
+    return SHARED.format(decode=decode, device=device, world=world, keys=keys)
+
+
 def config(decode="direct"):
     """For the package's own calls on GPUs."""
     if torch.cuda.device_count() == 1:
-        return tokenyard.Config.parse(SHARED.format(decode=decode), "one GPU")
+        return tokenyard.Config.parse(shared(decode), "one GPU")
     return tokenyard.Config.built_in("nvlink", deadline_ms=20_000, decode=decode)
 
 
 def share_one_gpu():
     """Lets the drop-in of this process, and of those that it starts, share the machine's only GPU."""
     path = pathlib.Path(tempfile.gettempdir()) / f"tokenyard-one-gpu-{os.getpid()}.toml"
-    path.write_text(SHARED.format(decode="low_latency"))
+    path.write_text(shared("low_latency"))
     os.environ["TOKENYARD_CONFIG"] = str(path)
 
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 
 import torch
-from gpu_common import CASE, device_of, difference, inputs, raised, rows_of, same, v1
+from gpu_common import CASE, device_of, difference, inputs, raised, rows_of, same, shared, v1
 from gpu_kill import answers_of_others
 from oracle import Case
 
@@ -16,22 +16,7 @@ import tokenyard
 
 NEEDS_GPUS = True
 # Ranks share GPUs and take turns, so an operation of all of them takes long.
-CONFIG = """
-[world]
-on_failure = "mask"
-deadline_ms = 6000
-late_ms = 120000
-[kernels]
-use = "cuda"
-[kernels.cuda]
-decode = "low_latency"
-device = {device}
-{keys}
-[transport.scale_up]
-use = "nvlink"
-[transport.scale_up.nvlink]
-device = {device}
-"""
+WORLD = 'on_failure = "mask"\ndeadline_ms = 6000\nlate_ms = 120000'
 FOUR = Case(4, experts=32, topk=6, hidden=512, max_tokens=64, tokens=(64, 61, 0, 33), seed=7)
 LOST = 1
 # How late a live rank comes, and how long the other waits for it.
@@ -48,7 +33,7 @@ def masking(world, folder, keys=""):
     """A world of the same ranks whose losses are masked, and its config in the environment, with more keys of the
     kernels."""
     path, before = pathlib.Path(folder) / f"{world.rank}.toml", os.environ.get("TOKENYARD_CONFIG")
-    path.write_text(CONFIG.format(device=device_of(world).index, keys=keys))
+    path.write_text(shared("low_latency", device_of(world).index, WORLD, keys))
     os.environ["TOKENYARD_CONFIG"] = str(path)
     try:
         with tokenyard.World(
