@@ -141,16 +141,17 @@ def main(folder, wanted, save=None):
         pools.LIMIT_S = LIMIT_S
     if gpus == 1:
         share_one_gpu()
-    records, ranks = [], Ranks()
+    records, failed, ranks = [], [], Ranks()
     for client, name, call in named(folder, gpus, ranks):
         if wanted and not any(word in name for word in wanted):
             continue
-        records.append(record(client, name, passes(name, call), place))
+        passed = passes(name, call)
+        failed += [] if passed else [name]
+        records.append(record(client, name, passed, place))
         if save is not None:
             # After each one: a run that is ended has what it did.
             save.write_text(json.dumps(records, indent=1) + "\n")
     ranks.pool.close()
-    failed = [one["check"] for one in records if not one["passed"]]
     print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all ok", flush=True)
     return 1 if failed else 0
 

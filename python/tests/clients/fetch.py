@@ -34,7 +34,7 @@ def folder_of(folder, name):
 
 def reason_file(folder, name):
     """Where the reason lies for which a package did not come."""
-    return Path(folder) / f"{folder_of(folder, name).name}.reason"
+    return Path(f"{folder_of(folder, name)}.reason")
 
 
 def excused(folder):
@@ -72,7 +72,7 @@ def fetch(folder, name, pin):
 
 
 def main(folder):
-    missing = []
+    is_short = False
     for name, pin in pins().items():
         if folder_of(folder, name).exists():
             continue
@@ -81,10 +81,10 @@ def main(folder):
         except (OSError, zipfile.BadZipFile) as error:
             print(f"{name} {pin['version']}: not fetched: {error}", file=sys.stderr)
             reason_file(folder, name).write_text(str(error))
-            missing.append(name)
+            is_short |= pin["required"]
         else:
             reason_file(folder, name).unlink(missing_ok=True)
-    return int(any(pins()[name]["required"] for name in missing))
+    return int(is_short)
 
 
 if __name__ == "__main__":

@@ -41,10 +41,16 @@ class Outcomes:
         return lines
 
 
+def around(page, begin, end):
+    """The text before the line `begin`, that between the two lines, and the text behind the line `end`."""
+    before, _, rest = page.partition(begin)
+    between, _, after = rest.partition(end)
+    return before, between, after
+
+
 def read(page):
     """The text before the first table, its rows, and the text behind it."""
-    before, _, rest = page.partition(BEGIN)
-    table, _, after = rest.partition(END)
+    before, table, after = around(page, BEGIN, END)
     return before, table.removeprefix(HEAD).splitlines(keepends=True), after
 
 
@@ -92,14 +98,15 @@ def rows_of_gpus(records):
 
 def write_gpus(records, page=PAGE):
     """Puts the records of a run on GPUs where the page has the last one."""
-    before, begin, rest = page.read_text().partition(GPU_BEGIN)
-    _, end, after = rest.partition(GPU_END)
-    if not begin or not end:
+    text = page.read_text()
+    if GPU_BEGIN not in text or GPU_END not in text:
         raise ValueError(
             f"{page}: found no place for what ran on GPUs; expected the lines {GPU_BEGIN.strip()} and "
             f"{GPU_END.strip()}. Fix: add them around its table"
         )
-    page.write_text(before + begin + GPU_HEAD + "".join(rows_of_gpus(records)) + end + after)
+    before, _, after = around(text, GPU_BEGIN, GPU_END)
+    rows = "".join(rows_of_gpus(records))
+    page.write_text(before + GPU_BEGIN + GPU_HEAD + rows + GPU_END + after)
 
 
 if __name__ == "__main__":
