@@ -123,7 +123,7 @@ fn text(target: &Path) -> Result<String> {
         notes.push_str(&reasons(shown, &report)?);
     }
     if !notes.is_empty() {
-        out.push_str("\n## Cases that did not apply, and cases that failed as expected\n\n");
+        out.push_str("\n## Cases that did not apply, failed as expected, or may fail\n\n");
         out.push_str(&notes);
     }
     Ok(out)
@@ -164,13 +164,14 @@ fn row(shown: &Shown, report: &Value) -> Result<String> {
         let counts = &report["levels"][level];
         let count = |word: &str| counts[word].as_u64().unwrap_or(0);
         unsupported += count("not supported");
-        let (passed, expected) = (count("pass"), count("expected fail"));
+        let (passed, expected, chance) = (count("pass"), count("expected fail"), count("may fail"));
         let failed = count("FAIL") + count("UNEXPECTED PASS");
         // Writing to a String cannot fail.
-        let _ = match (counts.is_object(), failed, expected) {
+        let _ = match (counts.is_object(), failed, expected, chance) {
             (false, ..) => write!(text, " |"),
-            (true, 0, 0) => write!(text, " {passed} |"),
-            (true, 0, _) => write!(text, " {passed}, {expected} failed as expected |"),
+            (true, 0, 0, 0) => write!(text, " {passed} |"),
+            (true, 0, 0, _) => write!(text, " {passed}, {chance} that may fail |"),
+            (true, 0, ..) => write!(text, " {passed}, {expected} failed as expected |"),
             (true, ..) => write!(text, " {passed}, **{failed} FAILED** |"),
         };
     }
@@ -190,6 +191,8 @@ fn reasons(shown: &Shown, report: &Value) -> Result<String> {
         let key = match outcome {
             "pass" => continue,
             "not_supported" => format!("not supported: {}", test["why"].as_str().unwrap_or("?")),
+            // Of these a run may pass any part: the page says the same of each run.
+            "may_fail" => format!("may fail: {}", test["reason"].as_str().unwrap_or("?")),
             _ => format!(
                 "{} {}: {}",
                 outcome.replace('_', " "),
@@ -256,6 +259,29 @@ mod tests {
         let target = target();
         save(&target.path().join("conformance/results"), "cpu.json", 2);
         assert!(text(target.path()).unwrap().contains("3, **2 FAILED**"));
+    }
+
+    #[test]
+    fn the_page_is_the_same_whether_what_may_fail_passed_or_not() {
+        let page = |message: Option<&str>| {
+            let target = target();
+            let test = |name| serde_json::json!({ "name": name, "outcome": "may_fail", "reason": "by chance" });
+            let mut tests = [test("l3/a"), test("l3/b")];
+            if let Some(message) = message {
+                tests[0]["message"] = message.into();
+            }
+            let report = serde_json::json!({
+                "environment": { "capabilities": { "flags": [] } },
+                "levels": { "L3": { "pass": 5, "may fail": 2 } },
+                "tests": tests,
+            });
+            let file = target.path().join("conformance/results/cpu.json");
+            std::fs::write(file, report.to_string()).unwrap();
+            text(target.path()).unwrap()
+        };
+        assert_eq!(page(None), page(Some("it hangs")));
+        assert!(page(None).contains("| 5, 2 that may fail |"), "{}", page(None));
+        assert!(page(None).contains("2 × may fail: by chance"), "{}", page(None));
     }
 
     #[test]

@@ -51,6 +51,11 @@ fn write_case(out: &mut String, level: &str, line: &Line) {
             "<system-out>{}</system-out>",
             escape(&format!("expected failure: {reason} ({link})\n{message}"))
         ),
+        Status::MayFail { message, reason, link } => {
+            let ended = message.as_deref().unwrap_or("passed this time");
+            let why = format!("may fail: {reason} ({link})\n{ended}");
+            format!("<system-out>{}</system-out>", escape(&why))
+        }
         Status::UnexpectedPass { reason } => {
             let why = format!("passed, but a failure was expected: {reason}");
             format!("<failure message=\"unexpected pass\">{}{breaks}</failure>", escape(&why))

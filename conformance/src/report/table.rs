@@ -2,8 +2,15 @@ use std::fmt::Write;
 
 use super::{Status, SuiteReport};
 
-/// The words of [`Status::word`], in the order of the columns.
-const WORDS: [&str; 5] = ["pass", "not supported", "expected fail", "FAIL", "UNEXPECTED PASS"];
+/// The words of [`Status::word`] and the widths of their columns, in order.
+const WORDS: [(&str, usize); 6] = [
+    ("pass", 6),
+    ("not supported", 13),
+    ("expected fail", 13),
+    ("may fail", 8),
+    ("FAIL", 6),
+    ("UNEXPECTED PASS", 15),
+];
 
 /// The whole table.
 pub(super) fn write(report: &SuiteReport) -> String {
@@ -14,6 +21,10 @@ pub(super) fn write(report: &SuiteReport) -> String {
             Status::NotSupported { why } => why.clone(),
             Status::Fail { message } => message.clone(),
             Status::ExpectedFail { reason, link, .. } => format!("{reason} ({link})"),
+            Status::MayFail { message, reason, link } => {
+                let ended = if message.is_some() { "failed" } else { "passed" };
+                format!("{ended} this time; {reason} ({link})")
+            }
             Status::UnexpectedPass { reason } => format!("expected to fail: {reason}"),
         };
         // Writing to a String cannot fail.
@@ -29,14 +40,14 @@ pub(super) fn write(report: &SuiteReport) -> String {
         out.push('\n');
     }
     let _ = write!(out, "{:<6}", "level");
-    WORDS.iter().for_each(|word| {
-        let _ = write!(out, "  {word:>15}");
+    WORDS.iter().for_each(|(word, width)| {
+        let _ = write!(out, "  {word:>width$}");
     });
     out.push('\n');
     for (level, counts) in &report.levels {
         let _ = write!(out, "{level:<6}");
-        for word in WORDS {
-            let _ = write!(out, "  {:>15}", counts.get(word).copied().unwrap_or_default());
+        for (word, width) in WORDS {
+            let _ = write!(out, "  {:>width$}", counts.get(word).copied().unwrap_or_default());
         }
         out.push('\n');
     }
