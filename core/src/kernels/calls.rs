@@ -119,3 +119,27 @@ impl KernelCall<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    macro_rules! tags {
+        ($life:lifetime
+            submit { $($submit:ident($argument:ty) = $submit_name:literal, $submit_tag:ident;)* }
+            finish { $($finish:ident($end:ty) = $finish_name:literal, $finish_tag:ident;)* }
+            query { $($query:ident($answer:ty) = $query_name:literal, $query_tag:ident;)* }
+        ) => {
+            const TAGS: &[&str] =
+                &[$(stringify!($submit_tag),)* $(stringify!($finish_tag),)* $(stringify!($query_tag),)*];
+        };
+    }
+    kernel_calls!(tags);
+
+    #[test]
+    fn each_tag_of_the_header_is_in_the_list() {
+        let declared = include_str!("../../../abi/src/calls.rs").lines().filter_map(|line| {
+            let (name, _) = line.strip_prefix("pub const ")?.split_once(": u32")?;
+            Some(name)
+        });
+        assert_eq!(declared.collect::<Vec<_>>(), TAGS);
+    }
+}
