@@ -10,8 +10,11 @@ use std::path::{Component, Path};
 use anyhow::{Context, Result};
 
 /// Folders of tools that are not shipped to users.
-const MAKERS: [&str; 8] = [
+const MAKERS: [&str; 11] = [
+    "abi/header",
+    "bench/abi",
     "fuzz",
+    "lints",
     "standins/device_put",
     "standins/twin",
     "standins/hca",
