@@ -9,6 +9,7 @@ from test_deep_ep_refusals import raises
 
 from tokenyard import errors
 from tokenyard.deep_ep import ElasticBuffer, EventOverlap
+from tokenyard.deep_ep.buffers.handle import EPHandle
 
 BF16 = ml_dtypes.bfloat16
 F32 = np.float32
@@ -314,9 +315,10 @@ def saved(world, case):
     me, buffer = world.rank, elastic(world, case)
     x = case.x[me].astype(BF16)
     recv_x, _, _, handle, _ = buffer.dispatch(x, topk_idx=case.idx[me], num_experts=case.experts)
-    names = [name for name, value in vars(handle).items() if isinstance(value, np.ndarray)]
+    names = ["topk_idx", *EPHandle.__annotations__]
     assert len(names) == 6
     tensors = [getattr(handle, name) for name in names]
+    assert all(isinstance(tensor, np.ndarray) for tensor in tensors)
     for name in names:
         setattr(handle, name, None)
     for name, tensor in zip(names, tensors, strict=True):

@@ -7,6 +7,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from oracle import Case
 from pool import LIMIT_S
 from test_deep_ep_normal import buffer_of, close, layout_of, same, times
@@ -283,8 +284,8 @@ def test_bad_low_latency_calls_are_refused_on_all_ranks(ranks, with_hook):
 
 def other_calls(world, case):
     buffer = buffer_of(world, num_rdma_bytes=256, enable_shrink=True)
-    memory = buffer.get_local_buffer_tensor(np.int8, use_rdma_buffer=True)
-    assert (memory.shape, memory.dtype) == ((256,), np.int8)
+    memory = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)
+    assert (memory.shape, memory.dtype) == ((256,), torch.int8)
     status = np.full(case.ranks, 7, np.int32)
     buffer.low_latency_query_mask_buffer(status)
     same(status, np.zeros(case.ranks, np.int32))

@@ -1,14 +1,12 @@
-"""Arguments of normal calls, judged alike whichever library their tensors are of. Values are looked at elsewhere: the
-host reads none of a GPU."""
+"""Arguments of the normal calls of V1. Values are looked at elsewhere: the host reads none of a GPU."""
 
 import numbers
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ._arrays import FLOATS, FP8, Array, Refusal, Tensor, read
+from ._arrays import Refusal, Tensor
+from ._gpu.tensors import floats, read
+from ._torch import torch
 
 FIRST_TOKENS = 1024
 # Above it, a map of ranks cannot route: its ranks are the choices of a token.
@@ -40,62 +38,28 @@ class DispatchCall:
         return self.x[0] if isinstance(self.x, tuple) else self.x
 
 
-@dataclass(frozen=True)
-class Library:
-    """How tensors of a library are read, and its types."""
-
-    # Name, tensor, types, shape: the tensor or array, or a Refusal.
-    read: Callable[[str, Tensor, tuple[Any, ...], tuple[int | None, ...]], Any]
-    contiguous: Callable[[Any], Any]
-    bool: Any
-    uint8: Any
-    int32: Any
-    int64: Any
-    float32: Any
-    fp8: Any
-    floats: tuple[Any, ...]
-
-
-def _contiguous(array: Array) -> Array:
-    return np.ascontiguousarray(array)
-
-
-NUMPY = Library(
-    read=read,
-    contiguous=_contiguous,
-    bool=np.bool_,
-    uint8=np.uint8,
-    int32=np.int32,
-    int64=np.int64,
-    float32=np.float32,
-    fp8=FP8,
-    floats=FLOATS,
-)
-
-
 def read_rows(
-    library: Library, x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int | None
+    x: Tensor | tuple[Tensor, Tensor], tokens: int | None, hidden: int | None
 ) -> tuple[Any, Any]:
     """Rows that travel as they are, and their scales or None."""
     if isinstance(x, tuple):
         if len(x) != 2:
             raise Refusal(f"x: found {len(x)} tensors; expected one, or rows and their scales")
-        rows = library.read("x", x[0], (library.fp8, library.uint8), (tokens, hidden))
-        types = (library.float32, library.int32)
-        scales = library.read("scales", x[1], types, (rows.shape[0], None))
-        return library.contiguous(rows), scales
-    return library.contiguous(library.read("x", x, library.floats, (tokens, hidden))), None
+        rows = read("x", x[0], (torch.float8_e4m3fn, torch.uint8), (tokens, hidden))
+        scales = read("scales", x[1], (torch.float32, torch.int32), (rows.shape[0], None))
+        return rows.contiguous(), scales
+    return read("x", x, floats(), (tokens, hidden)).contiguous(), None
 
 
-def read_bias(library: Library, bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Any]:
+def read_bias(bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Any]:
     """None, one or two biases."""
     if bias is None:
         return []
     listed = list(bias) if isinstance(bias, (tuple, list)) else [bias]
     if len(listed) > 2:
         raise Refusal(f"bias: found {len(listed)} tensors; expected at most 2")
-    found = [library.read("bias", one, (dtype,), shape) for one in listed if one is not None]
-    return [library.contiguous(one) for one in found]
+    found = [read("bias", one, (dtype,), shape) for one in listed if one is not None]
+    return [one.contiguous() for one in found]
 
 
 def expect_integer(name: str, value: Any, least: int) -> None:
@@ -124,16 +88,14 @@ class Routing:
     weights: Any
 
 
-def read_routing(library: Library, call: DispatchCall, tokens: int, ranks: int) -> Routing:
+def read_routing(call: DispatchCall, tokens: int, ranks: int) -> Routing:
     """The tensors of the routing, of the right types and shapes."""
     for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
         if getattr(call, name) is None:
             raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
     shape = (tokens, ranks)
-    is_in = library.read("is_token_in_rank", call.is_token_in_rank, (library.bool,), shape)
-    counts = library.read(
-        "num_tokens_per_expert", call.num_tokens_per_expert, (library.int32,), (None,)
-    )
+    is_in = read("is_token_in_rank", call.is_token_in_rank, (torch.bool,), shape)
+    counts = read("num_tokens_per_expert", call.num_tokens_per_expert, (torch.int32,), (None,))
     experts = counts.shape[0]
     if experts == 0 or experts % ranks:
         raise Refusal(
@@ -156,13 +118,12 @@ def read_routing(library: Library, call: DispatchCall, tokens: int, ranks: int) 
                 f"topk_idx: found None with {ranks} ranks; expected ids above {MOST_CHOICES} ranks"
             )
         return Routing(is_in, counts, experts, None, None)
-    ids = library.read("topk_idx", call.topk_idx, (library.int64,), (tokens, None))
+    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None))
     if call.topk_weights is None:
         raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
     shape = (tokens, ids.shape[1])
-    weights = library.read("topk_weights", call.topk_weights, (library.float32,), shape)
-    ids, weights = library.contiguous(ids), library.contiguous(weights)
-    return Routing(is_in, counts, experts, ids, weights)
+    weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
+    return Routing(is_in, counts, experts, ids.contiguous(), weights.contiguous())
 
 
 def first_tokens(tokens: int) -> int:

@@ -13,7 +13,6 @@ Tensor: TypeAlias = Any  # torch.Tensor or numpy.ndarray
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
-FLOATS = (BF16, np.dtype(np.float16), np.dtype(np.float32))
 
 
 class Refusal(Exception):
@@ -63,18 +62,19 @@ def to_host(name: str, tensor: Tensor) -> Array:
     return to_numpy(name, tensor.cpu() if is_on_gpu else tensor)
 
 
-def like(reference: Tensor, array: Array) -> Tensor:
-    """The array as a tensor of the library that `reference` is of, on its device."""
-    if not is_torch(reference):
-        return array
+def from_numpy(array: Array) -> Tensor:
+    """The array as a tensor of torch over the same memory. Raises TypeError or ValueError for one that cannot be."""
     torch = sys.modules["torch"]
     if array.dtype == BF16:
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    elif array.dtype == FP8:
-        tensor = torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
-    else:
-        tensor = torch.from_numpy(array)
-    return tensor.to(reference.device)
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype == FP8:
+        return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
+    return torch.from_numpy(array)
+
+
+def like(reference: Tensor, array: Array) -> Tensor:
+    """The array as a tensor of the library that `reference` is of, on its device."""
+    return from_numpy(array).to(reference.device) if is_torch(reference) else array
 
 
 def integers(values: Iterable[int], beside: Tensor, dtype: str = "int64") -> Tensor:
@@ -84,40 +84,8 @@ def integers(values: Iterable[int], beside: Tensor, dtype: str = "int64") -> Ten
     return made.to(beside.device) if is_torch(beside) else made
 
 
-def like_type(dtype: Any, memory: Array, shape: Any) -> Tensor:
-    """Bytes as elements of a type of torch or numpy."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
-        tensor = torch.from_numpy(memory).view(dtype)
-        return tensor if shape is None else tensor[: shape.numel()].view(shape)
-    array = memory.view(dtype)
-    return array if shape is None else array[: int(np.prod(shape))].reshape(shape)
-
-
 def address(tensor: Tensor) -> int:
     """Where the first element lies."""
     if is_torch(tensor):
         return int(tensor.data_ptr())
     return int(tensor.__array_interface__["data"][0])
-
-
-def expect(name: str, array: Array, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]) -> None:
-    """Refuses another type or shape; None stands for any length."""
-    if array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
-        names = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-        raise Refusal(f"{name}: found type {array.dtype.name}; expected {names}")
-    is_same = len(array.shape) == len(shape) and all(
-        wanted is None or found == wanted for found, wanted in zip(array.shape, shape, strict=True)
-    )
-    if not is_same:
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        raise Refusal(f"{name}: found shape {list(array.shape)}; expected [{wanted}]")
-
-
-def read(
-    name: str, tensor: Tensor, dtypes: tuple[Any, ...], shape: tuple[int | None, ...]
-) -> Array:
-    """The checked array of a tensor."""
-    array = to_numpy(name, tensor)
-    expect(name, array, dtypes, shape)
-    return array

@@ -9,25 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tokenyard._native import _Anchor, _record_at
+from tokenyard._native import _record_at
 
-from ._arrays import Array, Refusal, Tensor, address, is_torch, like
+from ._arrays import Refusal, address, is_torch
 
 T = TypeVar("T")
-
-
-class HostAnchor:
-    """Memory of an array that is not empty, with a record of it."""
-
-    def __init__(self, array: Array, record: object) -> None:
-        self.memory = np.ascontiguousarray(array)
-        self.anchor = _Anchor(address(self.memory), record)
-        self.__array_interface__ = self.memory.__array_interface__
-
-
-def anchored(reference: Tensor, array: Array, record: object) -> Tensor:
-    """A tensor with the content of `array`, by which `record_of` finds the record."""
-    return like(reference, np.asarray(HostAnchor(array, record)))
 
 
 def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:

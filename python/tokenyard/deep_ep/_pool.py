@@ -14,13 +14,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
-import numpy as np
-
 import tokenyard
 from tokenyard import errors
 
 from . import _world
-from ._arrays import Array, Refusal, reason
+from ._arrays import Refusal, reason
 from ._gaps import Gaps
 from ._hooks import Hook
 from ._sizes import Sizes, align, by_looks, sizes_of
@@ -87,7 +85,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Way:
+class Mode:
     """How ranks make a dispatch: the layout of its rows, and whether a rank waits for what the others say of it.
 
     Where it does not, a rank that refuses raises at once: the others have gone on, and learn it in a later call.
@@ -97,8 +95,8 @@ class Way:
     waits: bool = True
 
 
-# The same object for the same way.
-way_of = functools.lru_cache(maxsize=None)(Way)
+# The same object for the same mode.
+mode_of = functools.lru_cache(maxsize=None)(Mode)
 
 # Reads the arguments, and sends them: both may find that they cannot.
 Read: TypeAlias = Callable[[], tuple[Sizes, T]]
@@ -153,7 +151,7 @@ class Pool:
         self.domains: int = choices["domains"]
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
-        self.gaps = Gaps(self.config, self.device if self.on_device else None)
+        self.gaps = Gaps(self.config, self.device)
         # By sizes; by M as well where calls that name M have communicators of their own.
         self._opened: dict[tuple[int, ...], Opened] = {}
         self._counts: Opened | None = None
@@ -166,22 +164,24 @@ class Pool:
 
     @property
     def device(self) -> Any:
-        """torch's device of the buffer, whichever GPU is the current one of this thread; the host's memory without
-        GPUs."""
-        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
+        """torch's device of the buffer, whichever GPU is the current one of this thread; the host's memory where
+        kernels run on the CPU."""
+        if self.gpu is None or not self.on_device:
+            return torch.device("cpu")
+        return torch.device("cuda", self.gpu)
 
     def sms_of(self, chosen: int | None) -> int | None:
         """The multiprocessors of a call for which the caller has chosen a number, where such a choice counts."""
         return chosen if self._can_choose_sms else None
 
     def dispatch(
-        self, read: Read[T], send: Send[T], way: Way, looks: Looks = None
+        self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None
     ) -> tuple[Opened, Any]:
         """Sends what `read` gives, and receives. Where a rank cannot, all raise, or open what fits and try again."""
-        return self.dispatch_send(read, send, way, looks)()
+        return self.dispatch_send(read, send, mode, looks)()
 
     def dispatch_send(
-        self, read: Read[T], send: Send[T], way: Way, looks: Looks = None
+        self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None
     ) -> Callable[[], tuple[Opened, Any]]:
         """The first half of `dispatch`; calling what it returns is the second, which raises what is wrong.
 
@@ -190,7 +190,7 @@ class Pool:
         sizes, refused, send_it = self._prepared(read, send, looks)
 
         def enter() -> Attempt:
-            return self._enter(sizes, refused, send_it, way)
+            return self._enter(sizes, refused, send_it, mode)
 
         first = enter()
 
@@ -202,13 +202,13 @@ class Pool:
                         return attempt.opened, attempt.pending.recv()
                     except REFUSALS as error:
                         attempt.take(error)
-                self._end_attempt(sizes, attempt, way)
+                self._end_attempt(sizes, attempt, mode)
                 attempt = enter()
 
         return finish
 
     def dispatch_sent(
-        self, read: Read[T], send: Send[T], way: Way, looks: Looks = None
+        self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None
     ) -> tuple[Opened, Any]:
         """Sends, and returns what `send` gave: ranks agree on sizes before it returns.
 
@@ -218,7 +218,7 @@ class Pool:
         try:
             sizes, call = read()
         except Exception as error:
-            return self._sent(by_looks(looks), reason(error), None, way)
+            return self._sent(by_looks(looks), reason(error), None, mode)
         opened = self._named(sizes) or self._usable()
         if opened is not None and self._fits(opened, sizes):
             # As nearly every call: nothing is to be agreed on.
@@ -227,8 +227,8 @@ class Pool:
             except REFUSALS as error:
                 attempt = Attempt(opened, None)
                 attempt.take(error)
-                self._end_attempt(sizes, attempt, way)
-        return self._sent(sizes, None, lambda opened: send(opened, call), way)
+                self._end_attempt(sizes, attempt, mode)
+        return self._sent(sizes, None, lambda opened: send(opened, call), mode)
 
     def _prepared(
         self, read: Read[T], send: Send[T], looks: Looks
@@ -246,21 +246,21 @@ class Pool:
         sizes: Sizes | None,
         refused: str | None,
         send: Callable[[Opened], Any] | None,
-        way: Way,
+        mode: Mode,
     ) -> tuple[Opened, Any]:
         """Sends; or refuses, agrees on what fits, and tries again."""
         while True:
-            attempt = self._enter(sizes, refused, send, way)
+            attempt = self._enter(sizes, refused, send, mode)
             if attempt.pending is not None:
                 return attempt.opened, attempt.pending
-            self._end_attempt(sizes, attempt, way)
+            self._end_attempt(sizes, attempt, mode)
 
     def _enter(
         self,
         sizes: Sizes | None,
         refused: str | None,
         send: Callable[[Opened], Any] | None,
-        way: Way,
+        mode: Mode,
     ) -> Attempt:
         """Sends, or refuses: then the attempt says why."""
         opened = self._named(sizes) or self._usable()
@@ -279,7 +279,7 @@ class Pool:
             else:
                 why = refused or f"sizes to agree on: {sizes}"
                 opened.make_room()
-                opened.communicator.refuse("dispatch", why, layout=way.layout)
+                opened.communicator.refuse("dispatch", why, layout=mode.layout)
         except REFUSALS as error:
             # It has the number of an operation.
             opened.hooks.append(None)
@@ -287,10 +287,10 @@ class Pool:
                 attempt.take(error)
         return attempt
 
-    def _end_attempt(self, sizes: Sizes | None, attempt: Attempt, way: Way) -> None:
+    def _end_attempt(self, sizes: Sizes | None, attempt: Attempt, mode: Mode) -> None:
         """Raises what this rank alone has found, where the others have gone on; else agrees with them."""
         opened, refused = attempt.opened, attempt.refused
-        is_left = not way.waits and opened.takes("without_sync")
+        is_left = not mode.waits and opened.takes("without_sync")
         # Of sizes that do not fit, no rank has sent.
         if refused is not None and is_left and self._fits(opened, sizes):
             self._raise_refused(self.rank, refused, attempt.is_full)
@@ -499,17 +499,6 @@ class Pool:
             opened = self._open_new(sizes, handles=4)
             self._counts = opened
         return opened
-
-    def sum_over_sources(self, counts: Array) -> Array:
-        """Gives row r of `counts` (`[R, n]` int32) to rank r; returns the sum of what came here. Collective."""
-        opened = self.open_counts(counts.shape[1])
-        rows = np.zeros((self.ranks, opened.sizes.hidden), np.int32)
-        rows[:, : counts.shape[1]] = counts
-        ranks = np.arange(self.ranks, dtype=np.int64)[:, None]
-        # The words pass untouched, whatever they are called.
-        received, _ = opened.communicator.dispatch(rows.view(np.float32), ranks)
-        gathered = np.asarray(received.x).view(np.int32)[:, : counts.shape[1]]
-        return np.asarray(gathered.sum(axis=0))
 
     def barrier(self) -> None:
         self._expect_usable()

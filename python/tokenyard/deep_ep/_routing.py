@@ -6,7 +6,7 @@ import tokenyard
 from tokenyard import errors
 
 from ._arguments import expect_integer
-from ._arrays import Array, Refusal, expect
+from ._arrays import Array, Refusal
 
 
 def check_experts(experts: int, ranks: int) -> None:
@@ -34,9 +34,3 @@ def counts_of(ids: Array, experts: int, ranks: int) -> tuple[Array, Array, Array
         raise Refusal(str(error)) from None
     per_rank, per_expert, is_in = (np.asarray(array) for array in counts)
     return per_rank, per_expert, is_in.view(np.bool_)
-
-
-def ids_of_map(is_in: Array, ranks: int) -> Array:
-    """Ids that route by a bool map `[T, R]`, one expert per rank."""
-    expect("is_token_in_rank", is_in, (np.bool_,), (None, ranks))
-    return np.where(is_in, np.arange(ranks, dtype=np.int64), -1)

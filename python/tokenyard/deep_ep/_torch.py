@@ -1,4 +1,4 @@
-"""torch, imported when it is first used: the package itself needs numpy alone."""
+"""torch, imported when the drop-in uses it first: the package itself needs numpy alone."""
 
 import importlib
 from typing import Any
@@ -6,7 +6,13 @@ from typing import Any
 
 class _Torch:
     def __getattr__(self, name: str) -> Any:
-        value = getattr(importlib.import_module("torch"), name)
+        try:
+            module = importlib.import_module("torch")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "deep_ep: found no torch; expected it, as for DeepEP. Fix: pip install torch"
+            ) from error
+        value = getattr(module, name)
         setattr(self, name, value)
         return value
 

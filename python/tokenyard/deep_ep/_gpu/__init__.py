@@ -1,4 +1,4 @@
-"""The calls on tensors of torch that lie on GPUs. The host reads only values that DeepEP gives on the host.
+"""The calls, on tensors of torch. On GPUs the host reads only values that DeepEP gives on the host.
 
-Nothing in it is special to a GPU but streams, so tests run it on tensors in host memory, too.
+Nothing but streams is special to a GPU, and nothing but the halves of low latency calls to the CPU.
 """

@@ -1,4 +1,4 @@
-"""Dispatch and combine of V2 on tensors of torch."""
+"""Dispatch and combine of V2: flat rows, or expanded ones, a row per (token, local expert)."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +9,7 @@ from .._arguments import check_tokens, expect_integer, read_bias, read_rows
 from .._arrays import Refusal
 from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._pool import Opened, Pool
-from .._routing import check_experts
+from .._routing import check_experts, check_ids
 from .._sizes import Sizes, align, sizes_of
 from .._torch import torch
 from ..buffers.handle import EPHandle
@@ -17,14 +17,16 @@ from ..utils.event import EventOverlap
 from .ordered import Ordered
 from .streams import CallStream, Timing
 from .tensors import (
+    add_lost,
     expect_device,
+    expect_host,
     floats,
-    library,
     name_stream,
     read,
     reader,
     stays_in_arena,
     stream_of,
+    take,
     take_all,
     typed,
 )
@@ -63,7 +65,7 @@ class Given:
     weights: Any = None
 
 
-class Between:
+class DelayedReceive:
     """A dispatch that was sent, of which the stream waits for an event before it receives."""
 
     def __init__(self, pending: Any, event: Any, stream: CallStream) -> None:
@@ -109,17 +111,19 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
             alignment=(call.alignment or 1) if call.is_expanded else 1,
             zero_padding=call.is_expanded,
             worst_case=not call.has_cpu_sync,
+            max_tokens=call.tokens if opened.takes("max_tokens") else None,
             stream=stream.raw,
             without_sync=no_sync,
         )
-        return Between(sent, before_epilogue, stream) if before_epilogue else sent
+        return DelayedReceive(sent, before_epilogue, stream) if before_epilogue else sent
 
     # Of a call in halves the pool receives the second, which may be refused, too.
     run = pool.dispatch if before_epilogue else pool.dispatch_sent
     with stream.inside():
         opened, (received, native) = run(
-            lambda: _read_dispatch(pool, call), send, call.way, lambda: _sizes(pool, call)
+            lambda: _read_dispatch(pool, call), send, call.mode, lambda: _sizes(pool, call)
         )
+        add_lost(pool, received)
         checked = kept[0]
         record = Record(
             opened,
@@ -134,6 +138,8 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
         )
         places = Places(pool, record, received)
         given = _give(checked, record, received, stream, places)
+        if not pool.on_device and not record.is_exact:
+            _clear_rest(given, received)
         handle = _make_handle(pool, call, record, received, places)
     return _finish(call, checked, given, handle, stream)
 
@@ -155,7 +161,7 @@ def _finish(
 
 
 def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
-    x, scales = read_rows(library(), call.x, None, None)
+    x, scales = read_rows(call.x, None, None)
     tokens = x.shape[0]
     if call.topk_idx is None or call.experts is None:
         raise Refusal(
@@ -168,6 +174,9 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
     check_tokens(tokens, "num_max_tokens_per_rank", call.tokens)
     check_experts(call.experts, pool.ranks)
     expect_integer("expert_alignment", call.alignment, 1)
+    expect_host(pool, x)
+    if not pool.on_device:
+        check_ids(ids.numpy(), call.experts)
     if call.stats is not None:
         local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
@@ -181,7 +190,8 @@ def _sizes(pool: Pool, call: DispatchCall) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors."""
     ids: Any = call.topk_idx
     experts, tokens, sms = call.experts or 0, call.tokens or 0, pool.sms_of(call.chosen_sms)
-    return sizes_of(experts, ids.shape[1], call.reference.shape[1], tokens, tokens, sms=sms)
+    most = tokens if pool.on_device else max(tokens, call.most_tokens)
+    return sizes_of(experts, ids.shape[1], call.reference.shape[1], most, tokens, sms=sms)
 
 
 def _replay(
@@ -194,11 +204,12 @@ def _replay(
             opened, layout = record.opened, record.native.layout
             expect_equal(call, record)
             tokens, topk = record.native.tokens, opened.sizes.topk
-            x, scales = read_rows(library(), call.x, tokens, opened.sizes.hidden)
+            x, scales = read_rows(call.x, tokens, opened.sizes.hidden)
             weights = call.topk_weights
             if weights is not None:
                 weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
                 weights = weights.contiguous()
+            expect_host(pool, x)
             expect_device(x, scales=scales, topk_weights=weights)
         except Exception as error:
             pool.refuse(opened, "replay", error, layout)
@@ -209,9 +220,12 @@ def _replay(
         sent = act(
             record.native, x, weights, scales=scales, stream=stream.raw, without_sync=no_sync
         )
-        received = Between(sent, before_epilogue, stream).recv() if before_epilogue else sent
+        received = DelayedReceive(sent, before_epilogue, stream).recv() if before_epilogue else sent
+        add_lost(pool, received)
         checked = replace(call, x=x, scales=scales, topk_weights=weights)
         given = _give(checked, record, received, stream)
+        if not pool.on_device and not record.is_exact:
+            _clear_rest(given, received)
     return _finish(call, checked, given, handle, stream)
 
 
@@ -260,6 +274,14 @@ def _give(
     if given.scales is not None:
         given.scales = typed(given.scales, checked.scales.dtype)
     return given
+
+
+def _clear_rest(given: Given, received: Any) -> None:
+    """Zeros behind the rows that arrived: on the CPU nothing is undefined."""
+    filled = int(take(received.totals)[1])
+    for one in (given.x, given.scales, given.weights):
+        if one is not None:
+            one[filled:] = 0
 
 
 def _room(
@@ -407,6 +429,7 @@ def combine(
             opened, native = record.opened, record.native
             sizes = opened.sizes
             rows, weights, biases = _read_combine(call, record)
+            expect_host(pool, rows)
             out, ordered = rows.new_empty((native.tokens, sizes.hidden)), None
             if record.is_expanded and not call.rounds_per_rank:
                 ordered = Ordered(rows, call.handle._places.slots(), biases, out)
@@ -416,6 +439,7 @@ def combine(
             pool.refuse(opened, "combine", error)
         name_stream(opened, stream)
         without_sync = record.opened.takes("without_sync")
+        missing = None if pool.on_device else pool.gaps.room(native.tokens)
 
         def bring(rows: Any, out: Any, biases: Any = None) -> None:
             record.opened.communicator.combine(
@@ -427,12 +451,15 @@ def combine(
                 out_weights=out_weights,
                 stream=stream.raw,
                 without_sync=without_sync and (stream.is_captured or not record.is_exact),
+                missing=missing,
             )
 
         if ordered is None:
             bring(rows, out, biases or None)
         else:
             out.copy_(ordered.sum(bring))
+        # Of several combines each says it of all k, and later ones of more ranks.
+        pool.gaps.add_experts(missing)
     if not stream.is_async:
         return out, out_weights, EventOverlap()
     inputs = (call.x, call.topk_weights, rows, weights, *biases)
@@ -444,7 +471,7 @@ def combine(
 def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any]]:
     given, hidden, topk = record.native.rows, record.opened.sizes.hidden, record.opened.sizes.topk
     rows = read("x", call.x, floats(), (given, hidden)).contiguous()
-    biases = read_bias(library(), call.bias, rows.dtype, (record.native.tokens, hidden))
+    biases = read_bias(call.bias, rows.dtype, (record.native.tokens, hidden))
     weights = call.topk_weights
     if weights is None:
         return rows, None, biases

@@ -1,4 +1,7 @@
-"""The low latency calls of V1 on tensors of torch. The host waits for nothing where the kernel set allows it."""
+"""The low latency calls of V1: a block of R * M rows for each local expert.
+
+On GPUs the host waits for nothing where the kernel set allows it. On the CPU a call is its two halves: `halves.py`.
+"""
 
 import functools
 from collections.abc import Callable
@@ -12,9 +15,9 @@ from .._arguments import check_tokens
 from .._arrays import Refusal
 from .._gaps import Gaps
 from .._hooks import Hook
-from .._low_latency import COMBINE_WAITS, DISPATCH_WAITS, CombineCall, DispatchCall
+from .._low_latency import CombineCall, DispatchCall
 from .._missing import missing
-from .._pool import Opened, Pool, way_of
+from .._pool import Opened, Pool, mode_of
 from .._routing import check_experts
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
@@ -38,7 +41,7 @@ from .tensors import (
 # The place of the handle's tensor that has the record.
 _RANGES = 1
 
-_WAY = way_of("packed", False)
+_MODE = mode_of("packed", False)
 # Above it, rows of the packed layout are not staged.
 _MOST_DECODE_TOKENS = 1024
 
@@ -47,11 +50,14 @@ _MOST_DECODE_TOKENS = 1024
 class Record:
     """The dispatch that a handle stands for. `native` comes with the rows."""
 
-    opened: Opened
+    # On the CPU it comes with the rows, too.
+    opened: Any
     ids: Any
     native: Any
     # The shape of the rows.
     blocks: tuple[int, ...] = ()
+    # On the CPU, `[E / R]`: rows that are filled.
+    counts: Any = None
     # The input of a combine with `zero_copy`.
     buffer: Any = None
 
@@ -148,7 +154,7 @@ def _sizes(experts: int, topk: int, hidden: int, tokens: int) -> Sizes:
 _judged = functools.lru_cache(maxsize=256)(_judge)
 
 
-def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
+def read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
     x, ids, ranks = call.x, call.topk_idx, pool.ranks
     if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
         expect_tensor("x", x)
@@ -161,8 +167,7 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, An
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
         # The package itself judges where the others lie.
         expect_device(x, cumulative_local_expert_recv_stats=call.stats)
-    if call.wait_stats is not None:
-        read(DISPATCH_WAITS, call.wait_stats, (torch.int64,), (ranks,))
+    expect_wait_stats(pool, "dispatch", call.wait_stats)
     if x.requires_grad:
         x = x.detach()
     return sizes, (x.contiguous(), ids.contiguous())
@@ -174,6 +179,12 @@ def _has_room(opened: Opened, x: Any) -> bool:
     # Arrays beside the rows are smaller than an eighth of them.
     most = sizes.experts * sizes.tokens * sizes.hidden * x.element_size() * 9 // 8
     return bool(opened.arena_bytes - opened.communicator.held_bytes >= most)
+
+
+def expect_wait_stats(pool: Pool, operation: str, stats: Any) -> None:
+    """Refuses numbers of nanoseconds that are not one for each rank."""
+    if stats is not None:
+        read(f"{operation}_wait_recv_cost_stats", stats, (torch.int64,), (pool.ranks,))
 
 
 def _expect_statistics(opened: Opened, operation: str) -> None:
@@ -220,9 +231,9 @@ def _dispatch(
         return arrays, sent
 
     opened, ((x, ids), sent) = pool.dispatch_sent(
-        lambda: _read_dispatch(pool, call),
+        lambda: read_dispatch(pool, call),
         send,
-        _WAY,
+        _MODE,
         lambda: _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens),
     )
     received, native = (None, None) if has_hook else sent
@@ -272,7 +283,7 @@ def _hook(
     return Hook(receive)
 
 
-def _arrived(handle: Any) -> Record:
+def arrived(handle: Any) -> Record:
     """The dispatch that a handle stands for. Refuses one whose rows are not there."""
     record = _handles.record_of(handle, Record, _RANGES)
     if record.native is None:
@@ -280,7 +291,7 @@ def _arrived(handle: Any) -> Record:
     return record
 
 
-def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
+def read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
     call.check_format()
     shape = record.ids.shape
     ids = read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
@@ -335,12 +346,11 @@ def _combine(
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     opened = None
     try:
-        record = _arrived(call.handle)
+        record = arrived(call.handle)
         pool.expect_own(record.opened)
         opened = record.opened
-        rows, ids, weights, out = _read_combine(call, record)
-        if call.wait_stats is not None:
-            read(COMBINE_WAITS, call.wait_stats, (torch.int64,), (pool.ranks,))
+        rows, ids, weights, out = read_combine(call, record)
+        expect_wait_stats(pool, "combine", call.wait_stats)
         sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
@@ -390,7 +400,7 @@ def _combine(
 def combine_buffer(handle: Any) -> Any:
     """`[El, R*M, H]` bfloat16 that a combine with `zero_copy` reads where it lies: in the arena, if that has room."""
     try:
-        record = _arrived(handle)
+        record = arrived(handle)
     except Refusal as refusal:
         raise errors.InvalidInputError(
             str(refusal), kind="invalid_input", operation="get_next_low_latency_combine_buffer"

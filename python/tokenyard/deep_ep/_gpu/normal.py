@@ -1,4 +1,4 @@
-"""The normal calls of V1 on tensors of torch: flat rows, one per token and rank."""
+"""The normal calls of V1: flat rows, one per token and rank."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,20 +9,21 @@ from tokenyard._native import _routing
 from .. import _handles
 from .._arguments import MOST, DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
-from .._pool import Opened, Pool, way_of
-from .._routing import check_experts
+from .._pool import Opened, Pool, mode_of
+from .._routing import check_experts, counts_of
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .streams import CallStream, Timing
 from .tensors import (
+    add_lost,
     adopted,
     dummy,
     expect_device,
+    expect_host,
     fit,
     floats,
     gpu_of,
-    library,
     name_stream,
     read,
     reader,
@@ -58,6 +59,8 @@ def layout(
     try:
         ids = read("topk_idx", adopted(topk_idx), (torch.int64,), (None, None))
         check_experts(experts, pool.ranks)
+        if not pool.on_device:
+            return (*_count_on_host(pool, ids, experts), CallStream(None, timing).finish((), ()))
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
         raise errors.InvalidInputError(
@@ -96,15 +99,45 @@ def _count(pool: Pool, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
     selected = selected.scatter_(1, known, True)[:, :experts]
     per_expert = selected.sum(0, dtype=torch.int32)
     is_in = selected.view(tokens, ranks, experts // ranks).any(dim=2)
-    per_domain = None
-    if pool.domains > 1:
-        in_domain = is_in.view(tokens, pool.domains, ranks // pool.domains).any(dim=2)
-        per_domain = in_domain.sum(0, dtype=torch.int32)
-    return is_in.sum(0, dtype=torch.int32), per_domain, per_expert, is_in
+    return is_in.sum(0, dtype=torch.int32), _per_domain(pool, is_in), per_expert, is_in
+
+
+def _per_domain(pool: Pool, is_in: Any) -> Any:
+    if pool.domains == 1:
+        return None
+    in_domain = is_in.view(len(is_in), pool.domains, pool.ranks // pool.domains).any(dim=2)
+    return in_domain.sum(0, dtype=torch.int32)
+
+
+def _count_on_host(pool: Pool, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
+    """The counts by the package, which looks at each id."""
+    counts = counts_of(ids.numpy(), experts, pool.ranks)
+    per_rank, per_expert, is_in = map(torch.from_numpy, counts)
+    return per_rank, _per_domain(pool, is_in), per_expert, is_in
 
 
 def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
-    return _read_at_once(pool, call) or _read_each(pool, call)
+    sizes, checked = _read_at_once(pool, call) or _read_each(pool, call)
+    if not pool.on_device:
+        _expect_one_routing(pool, checked, sizes.experts)
+    return sizes, checked
+
+
+def _expect_one_routing(pool: Pool, call: DispatchCall, experts: int) -> None:
+    """Refuses tensors of a routing that contradict each other. The host reads them only where it need not wait."""
+    expect_host(pool, call.reference)
+    is_in: Any = call.is_token_in_rank
+    ids: Any = call.topk_idx
+    per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (torch.int32,), (pool.ranks,))
+    sums = is_in.sum(0, dtype=torch.int32)
+    if not torch.equal(per_rank, sums):
+        raise Refusal(
+            f"num_tokens_per_rank: found {per_rank.tolist()}; expected the columns' sums of is_token_in_rank, "
+            f"{sums.tolist()}"
+        )
+    _, _, routes = counts_of(ids.numpy(), experts, pool.ranks)
+    if not torch.equal(is_in, torch.from_numpy(routes)):
+        raise Refusal("is_token_in_rank: found another routing than that of topk_idx")
 
 
 def _looks(pool: Pool, call: DispatchCall) -> Sizes:
@@ -121,10 +154,10 @@ def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall] 
     found = _routing(call, pool.ranks)
     if found is None or call.num_tokens_per_rank is None:
         return None
-    if not 1 <= call.expert_alignment <= MOST:
+    alignment, worst = call.expert_alignment, call.num_worst_tokens
+    if type(alignment) is not int or type(worst) is not int or not 1 <= alignment <= MOST:
         return None
     tokens, hidden, topk, experts = found
-    worst = call.num_worst_tokens
     if worst and not pool.ranks * tokens <= worst <= MOST:
         return None
     most, named = _room(pool, call, tokens)
@@ -135,14 +168,14 @@ def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall] 
 def _room(pool: Pool, call: DispatchCall, tokens: int) -> tuple[int, int | None]:
     """M, and M if the caller names it: with worst-case sizes the output has room for R * M rows."""
     worst = call.num_worst_tokens
-    named = -(-worst // pool.ranks) if worst else None
+    named = -(-worst // pool.ranks) if worst and pool.on_device else None
     return named or first_tokens(tokens), named
 
 
 def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
-    x, scales = read_rows(library(), call.x, None, None)
+    x, scales = read_rows(call.x, None, None)
     tokens, hidden = x.shape
-    routing = read_routing(library(), call, tokens, pool.ranks)
+    routing = read_routing(call, tokens, pool.ranks)
     most, named = _room(pool, call, tokens)
     if routing.ids is None:
         ranks = torch.arange(pool.ranks, device=x.device)
@@ -185,10 +218,12 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         opened, (checked, has_sync, (received, native)) = pool.dispatch_sent(
             lambda: _read_dispatch(pool, call),
             send,
-            way_of("flat", not call.num_worst_tokens),
+            mode_of("flat", not call.num_worst_tokens),
             lambda: _looks(pool, call),
         )
+        add_lost(pool, received)
         given = call.num_worst_tokens or received.tokens
+        _expect_room(pool, given, received)
         record = Record(opened, native, given, has_sync)
         outputs = _give(pool, call, Arrival(record, received, checked, stream))
         handle = _make_handle(pool, call, record, outputs)
@@ -203,6 +238,19 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
             (*given_rows, ids, weights, outputs.block, *handle),
         )
     return rows, ids, weights, per_expert, handle, event
+
+
+def _expect_room(pool: Pool, given: int, received: Any) -> None:
+    """Refuses a number of rows that is too small for those that arrived, where the host knows how many did."""
+    if not pool.on_device and received.tokens > given:
+        # Each rank's own tokens were below it, so ranks gave different numbers.
+        raise errors.InvalidInputError(
+            f"num_worst_tokens: found {given} on this rank; expected at least the {received.tokens} tokens that "
+            "arrived",
+            kind="invalid_input",
+            rank=pool.rank,
+            operation="dispatch",
+        )
 
 
 def _tensors(call: DispatchCall) -> tuple[Any, ...]:
@@ -356,15 +404,17 @@ def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple
             for name in ("topk_idx", "topk_weights"):
                 if getattr(call, name) is not None:
                     raise Refusal(f"{name}: found some with a handle; expected None")
-            x, scales = read_rows(library(), call.x, record.native.tokens, opened.sizes.hidden)
+            x, scales = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
+            expect_host(pool, x)
             expect_device(x, scales=scales)
         except Exception as error:
             pool.refuse(opened, "replay", error)
         name_stream(opened, stream)
-        no_sync = not record.has_sync or stream.is_captured
+        no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
         received = opened.communicator.replay(
             record.native, x, scales=scales, stream=stream.raw, without_sync=no_sync
         )
+        add_lost(pool, received)
         checked = replace(call, x=x, scales=scales)
         stays = stays_in_arena(opened, stream)
         room = max(record.given, received.rows)
@@ -391,6 +441,16 @@ class CombineCall:
     bias: Any
 
 
+def _read_rows_back(x: Any, record: Record) -> Any:
+    """Rows for a combine: as many as were given, or as arrived. Those behind them are left out."""
+    rows = read("x", x, floats(), (None, record.opened.sizes.hidden))
+    if len(rows) not in (record.given, record.native.rows):
+        raise Refusal(
+            f"x: found {len(rows)} rows; expected {record.given}, the rows of the dispatch"
+        )
+    return fit(rows.contiguous(), record.native.rows)
+
+
 def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
     stream = stream_of(call, timing)
@@ -400,20 +460,21 @@ def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, Ev
             record = _own_record(pool, call.handle)
             opened, native = record.opened, record.native
             sizes = opened.sizes
-            rows = read("x", call.x, floats(), (record.given, sizes.hidden)).contiguous()
-            rows = fit(rows, native.rows)
+            rows = _read_rows_back(call.x, record)
             if call.topk_weights is not None:
-                shape = (record.given, sizes.topk)
+                shape = (len(call.x), sizes.topk)
                 weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
                 weights = fit(weights.contiguous(), native.rows)
-            biases = read_bias(library(), call.bias, rows.dtype, (native.tokens, sizes.hidden))
+            biases = read_bias(call.bias, rows.dtype, (native.tokens, sizes.hidden))
             expect_device(call.x, topk_weights=weights)
+            expect_host(pool, rows)
             out = rows.new_empty((native.tokens, sizes.hidden))
             if weights is not None:
                 out_weights = weights.new_empty((native.tokens, sizes.topk))
         except Exception as error:
             pool.refuse(opened, "combine", error)
         name_stream(opened, stream)
+        missing = None if pool.on_device else pool.gaps.room(native.tokens)
         opened.communicator.combine(
             native,
             rows,
@@ -426,7 +487,9 @@ def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, Ev
             out_weights=out_weights,
             stream=stream.raw,
             without_sync=stream.is_captured or not record.has_sync,
+            missing=missing,
         )
+        pool.gaps.add_experts(missing)
     if not stream.is_async:
         return out, out_weights, EventOverlap()
     inputs = (call.x, call.topk_weights, rows, weights, *biases)

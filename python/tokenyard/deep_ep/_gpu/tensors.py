@@ -2,16 +2,19 @@
 
 import contextlib
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 import tokenyard
 from tokenyard._native import _fits, _Reader
 
-from .._arguments import Library
-from .._arrays import Refusal
-from .._pool import Opened
+from .._arrays import Refusal, from_numpy, to_numpy
+from .._pool import Opened, Pool
 from .._torch import torch
 from .streams import CallStream, Timing
+
+R = TypeVar("R")
 
 
 def floats() -> tuple[Any, ...]:
@@ -34,7 +37,8 @@ def read(name: str, tensor: Any, dtypes: tuple[Any, ...], shape: tuple[int | Non
 def expect_tensor(name: str, tensor: Any) -> None:
     """Refuses what is no tensor of torch."""
     if not isinstance(tensor, torch.Tensor):
-        raise Refusal(f"{name}: found {type(tensor).__name__}; expected a tensor of torch")
+        found = type(tensor).__name__
+        raise Refusal(f"{name}: found {found}; expected a tensor of torch or an array of numpy")
 
 
 def expect(
@@ -43,7 +47,8 @@ def expect(
     """Refuses a tensor of another type or shape, as `read`."""
     if dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise Refusal(f"{name}: found type {dtype}; expected {names}")
+        found_name = str(dtype).removeprefix("torch.")
+        raise Refusal(f"{name}: found type {found_name}; expected {names}")
     is_same = len(found) == len(shape) and all(
         wanted in (None, length) for length, wanted in zip(found, shape, strict=True)
     )
@@ -52,39 +57,21 @@ def expect(
         raise Refusal(f"{name}: found shape {list(found)}; expected [{wanted}]")
 
 
-_libraries: dict[Any, Library] = {}
-
-
-def library() -> Library:
-    """torch, as arguments are read with it."""
-    found = _libraries.get(torch)
-    if found is None:
-        found = _libraries[torch] = Library(
-            read=read,
-            contiguous=torch.Tensor.contiguous,
-            bool=torch.bool,
-            uint8=torch.uint8,
-            int32=torch.int32,
-            int64=torch.int64,
-            float32=torch.float32,
-            fp8=torch.float8_e4m3fn,
-            floats=floats(),
-        )
-    return found
-
-
 def stream_of(call: Any, timing: Timing) -> CallStream:
-    """The stream of a call, a dataclass, where its `x` lies.
+    """The stream of a call, a dataclass, where its `x` lies, behind `adopt`."""
+    adopt(call)
+    return CallStream(gpu_of(_first(call.x)), timing)
 
-    If `x` is no tensor of torch, arrays are taken over as such, without a copy. An array that cannot be is left, and
-    refused in the operation: then it counts as one in the host's memory.
+
+def adopt(call: Any) -> None:
+    """Takes over arrays as tensors of torch, without a copy, if `x` is none.
+
+    An array that cannot be taken over is left, and refused in the operation: then it counts as one in the host's
+    memory.
     """
-    x = _first(call.x)
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(_first(call.x), torch.Tensor):
         for field in fields(call):
             setattr(call, field.name, adopted(getattr(call, field.name)))
-        x = _first(call.x)
-    return CallStream(gpu_of(x), timing)
 
 
 def gpu_of(tensor: Any) -> Any:
@@ -99,17 +86,52 @@ def _first(x: Any) -> Any:
 
 def adopted(value: Any) -> Any:
     """An array of another library as a tensor of torch, and the members of a tuple so; all else as it is."""
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and any(hasattr(one, "__dlpack__") for one in value):
         return tuple(adopted(one) for one in value)
     if isinstance(value, torch.Tensor):
         return value
     with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
+        if isinstance(value, np.ndarray):
+            return from_numpy(value)
         if hasattr(value, "__dlpack__"):
             # torch lets its current stream wait for the array's.
             return torch.from_dlpack(value)
         if hasattr(value, "__cuda_array_interface__"):
             return torch.as_tensor(value, device="cuda")
     return value
+
+
+def given_back(pool: Pool, x: Any, results: R) -> R:
+    """The results of a call: on the CPU, for rows in an array of numpy, as such arrays over the same memory."""
+    if not is_array(pool, x):
+        return results
+    arrays: R = _arrays_of(results)
+    return arrays
+
+
+def is_array(pool: Pool, x: Any) -> bool:
+    """Whether the rows of a call are an array of numpy, and the caller wants such back."""
+    return isinstance(_first(x), np.ndarray) and not pool.on_device
+
+
+def _arrays_of(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_arrays_of(one) for one in value)
+    return to_numpy("result", value) if isinstance(value, torch.Tensor) else value
+
+
+def add_lost(pool: Pool, received: Any) -> None:
+    """Adds the ranks whose rows an output lacks to the gaps. On GPUs only low latency calls leave any out."""
+    if pool.gaps.is_counted and not pool.on_device:
+        pool.gaps.add_sources(take(received.lost))
+
+
+def expect_host(pool: Pool, x: Any) -> None:
+    """Refuses rows that lie where kernels of the CPU do not read them."""
+    if not pool.on_device and x.device.type != "cpu":
+        raise Refusal(
+            f"x: found a tensor on {x.device}; expected one on cpu, where the drop-in runs"
+        )
 
 
 def expect_device(reference: Any, **tensors: Any) -> None:

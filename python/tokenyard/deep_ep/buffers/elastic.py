@@ -7,12 +7,13 @@ from .. import _C, _elastic
 from .._arrays import Tensor
 from .._dynamo import make_opaque
 from .._gpu import elastic, streams
+from .._gpu.tensors import given_back, is_array
 from .._missing import missing, refuse_missing
 from .._pool import Pool
 from .._sizes import align
 from .._torch import torch
 from .._world import Waits
-from ..utils.event import EventHandle, EventOverlap, finished
+from ..utils.event import EventHandle, EventOverlap
 from ._device import gpu_stream
 from .handle import EPHandle as EPHandle
 
@@ -239,10 +240,11 @@ class ElasticBuffer:
             is_expanded=do_expand,
             is_column_major=use_tma_aligned_col_major_sf,
         )
-        if self._pool.on_device:
-            timing = streams.timing_of(previous_event, async_with_compute_stream)
-            return elastic.dispatch(self._pool, call, timing, previous_event_before_epilogue)
-        return (*_elastic.dispatch(self._pool, call), finished(async_with_compute_stream))
+        timing = streams.timing_of(previous_event, async_with_compute_stream)
+        results = elastic.dispatch(self._pool, call, timing, previous_event_before_epilogue)
+        if handle is None and is_array(self._pool, x):
+            results[3].give_arrays(None if do_handle_copy else topk_idx)
+        return given_back(self._pool, x, results)
 
     def combine(
         self,
@@ -270,11 +272,9 @@ class ElasticBuffer:
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
         call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
-        if self._pool.on_device:
-            timing = streams.timing_of(previous_event, async_with_compute_stream)
-            return elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
-        combined = _elastic.combine(self._pool, call)
-        return (*combined, finished(async_with_compute_stream))
+        timing = streams.timing_of(previous_event, async_with_compute_stream)
+        results = elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
+        return given_back(self._pool, x, results)
 
     get_engram_storage_size_hint = _absent("get_engram_storage_size_hint")
     get_pp_buffer_size_hint = _absent("get_pp_buffer_size_hint")

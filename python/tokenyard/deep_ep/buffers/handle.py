@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from .._arrays import Tensor
+from .._arrays import Tensor, to_numpy
 from .._dynamo import metaclass_of_opaque_types
 
-# Computed fields. On the CPU each is an argument, on GPUs a method of `Places`.
+# Computed fields, and the methods of `Places` that compute them.
 _COMPUTED = {
     # [ranks of a domain] int32: tokens from those up to each, inclusive.
     "psum_num_recv_tokens_per_scaleup_rank": "scaleup_psum",
@@ -36,8 +36,9 @@ class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass
 
     def __init__(self, record: Any, **fields: Any) -> None:
         self._record = record
-        # On GPUs: computes fields where they are read first, from memory of its own.
-        self._places: Any = fields.get("places")
+        # Computes fields where they are read first, from memory of its own.
+        self._places: Any = fields["places"]
+        self._gives_arrays = False
         self.do_expand: bool = fields["do_expand"]
         self.num_experts: int = fields["num_experts"]
         self.expert_alignment: int = fields["expert_alignment"]
@@ -49,9 +50,6 @@ class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass
         self.num_expanded_tokens: int = fields["num_expanded_tokens"]
         # Aligned counts; empty without CPU sync.
         self.num_recv_tokens_per_expert_list: list[int] = fields["per_expert"]
-        if self._places is None:
-            for name, key in _COMPUTED.items():
-                setattr(self, name, fields[key])
         self.token_metadata_at_forward: Tensor | None = None
         self.channel_linked_list: Tensor | None = None
         self.cached_recv_src_metadata_before_sort: Tensor | None = None
@@ -61,5 +59,13 @@ class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass
         if places is None or name not in _COMPUTED:
             raise AttributeError(f"EPHandle has no {name}")
         value = getattr(places, _COMPUTED[name])()
+        if self._gives_arrays:
+            value = to_numpy(name, value)
         setattr(self, name, value)
         return value
+
+    def give_arrays(self, topk_idx: Tensor | None) -> None:
+        """Its tensors become arrays of numpy, as those of the call that made it; `topk_idx`: the caller's own, if it
+        has these."""
+        self._gives_arrays = True
+        self.topk_idx = to_numpy("topk_idx", self.topk_idx) if topk_idx is None else topk_idx

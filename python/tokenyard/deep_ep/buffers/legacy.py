@@ -3,22 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import tokenyard
 from tokenyard import errors
 
-from .. import _C, _low_latency, _normal
+from .. import _C, _low_latency
 from .._arguments import DispatchCall
-from .._arrays import Tensor, like_type, to_numpy
+from .._arrays import Tensor
 from .._dynamo import make_opaque
-from .._gpu import low_latency, normal, streams
+from .._gpu import halves, low_latency, normal, streams
+from .._gpu.tensors import adopted, given_back, is_array
 from .._hooks import Hook
 from .._missing import ignored_keywords, refuse_missing
 from .._pool import Pool
 from .._tables import chunk_config
 from .._torch import torch
-from ..utils.event import EventHandle, EventOverlap, finished
+from ..utils.event import EventHandle, EventOverlap
 from ._device import gpu_stream
 
 
@@ -137,11 +136,10 @@ class Buffer:
 
         Local. Raises InvalidInputError.
         """
-        if self._pool.on_device:
-            timing = streams.timing_of(previous_event, async_finish)
-            return normal.layout(self._pool, topk_idx, num_experts, timing)
-        layout = _normal.layout(self._pool, topk_idx, num_experts)
-        return (*layout, finished(async_finish))
+        timing = streams.timing_of(previous_event, async_finish)
+        return given_back(
+            self._pool, topk_idx, normal.layout(self._pool, topk_idx, num_experts, timing)
+        )
 
     def dispatch(
         self,
@@ -184,16 +182,11 @@ class Buffer:
             num_worst_tokens,
             self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
         )
-        if self._pool.on_device:
-            timing = streams.timing_of(previous_event, async_finish)
-            if handle is None:
-                return normal.dispatch(self._pool, call, timing)
-            recv_x, event = normal.replay(self._pool, call, handle, timing)
-            return recv_x, None, None, None, None, event
-        if handle is not None:
-            recv_x = _normal.replay(self._pool, call, handle)
-            return recv_x, None, None, None, None, finished(async_finish)
-        return (*_normal.dispatch(self._pool, call), finished(async_finish))
+        timing = streams.timing_of(previous_event, async_finish)
+        if handle is None:
+            return given_back(self._pool, x, normal.dispatch(self._pool, call, timing))
+        recv_x, event = normal.replay(self._pool, call, handle, timing)
+        return given_back(self._pool, x, (recv_x, None, None, None, None, event))
 
     def combine(
         self,
@@ -216,11 +209,9 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.combine", others, ())
-        if self._pool.on_device:
-            call = normal.CombineCall(x, handle, topk_weights, bias)
-            return normal.combine(self._pool, call, streams.timing_of(previous_event, async_finish))
-        combined = _normal.combine(self._pool, x, handle, topk_weights, bias)
-        return (*combined, finished(async_finish))
+        call = normal.CombineCall(x, handle, topk_weights, bias)
+        timing = streams.timing_of(previous_event, async_finish)
+        return given_back(self._pool, x, normal.combine(self._pool, call, timing))
 
     internode_dispatch = dispatch
     internode_combine = combine
@@ -275,13 +266,8 @@ class Buffer:
             round_scale,
             use_ue8m0,
         )
-        if self._pool.on_device:
-            return low_latency.dispatch(self._pool, call, return_recv_hook, async_finish)
-        packed, counts, handle, hook = _low_latency.dispatch(self._pool, call)
-        if not return_recv_hook:
-            hook()
-        event = finished(async_finish)
-        return packed, counts, handle, event, hook if return_recv_hook else None
+        dispatch = low_latency.dispatch if self._pool.on_device else halves.dispatch
+        return given_back(self._pool, x, dispatch(self._pool, call, return_recv_hook, async_finish))
 
     def low_latency_combine(
         self,
@@ -322,18 +308,13 @@ class Buffer:
             combine_wait_recv_cost_stats,
             use_logfmt,
         )
-        if self._pool.on_device:
-            return low_latency.combine(self._pool, call, async_finish)
-        combined, hook = _low_latency.combine(self._pool, call)
-        if not return_recv_hook:
-            hook()
-        return combined, finished(async_finish), hook if return_recv_hook else None
+        combine = low_latency.combine if self._pool.on_device else halves.combine
+        combined, event, hook = given_back(self._pool, x, combine(self._pool, call, async_finish))
+        return (out if is_array(self._pool, out) else combined), event, hook
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
-        if self._pool.on_device:
-            return low_latency.combine_buffer(handle)
-        return _low_latency.combine_buffer(handle)
+        return given_back(self._pool, handle, low_latency.combine_buffer(handle))
 
     def get_local_buffer_tensor(
         self,
@@ -344,11 +325,9 @@ class Buffer:
     ) -> Tensor:
         """Memory of `num_rdma_bytes` or `num_nvl_bytes`, as elements of `dtype`. No call reads or writes it."""
         most = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        if self._pool.on_device:
-            device = self._pool.device
-            memory = torch.zeros(most - offset, dtype=torch.uint8, device=device).view(dtype)
-            return memory if size is None else memory[: size.numel()].view(size)
-        return like_type(dtype, np.zeros(most - offset, np.uint8), size)
+        device = self._pool.device
+        memory = torch.zeros(most - offset, dtype=torch.uint8, device=device).view(dtype)
+        return memory if size is None else memory[: size.numel()].view(size)
 
     @property
     def left_out(self) -> Tensor:
@@ -359,13 +338,8 @@ class Buffer:
         """Writes 1 for each rank that is left out, else 0, to `[R]` int32."""
         assert self.enable_shrink, "enable_shrink must be set"
         self._expect_no_capture("low_latency_query_mask_buffer")
-        lost = self._left_out()
-        if self._pool.on_device:
-            mask_status.zero_()
-            mask_status[lost] = 1
-            return
-        status = to_numpy("mask_status", mask_status)
-        status[:] = 0
+        lost, status = self._left_out(), adopted(mask_status)
+        status.zero_()
         status[lost] = 1
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
