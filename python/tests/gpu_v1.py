@@ -19,7 +19,7 @@ from gpu_common import (
 )
 from gradients import check_gradients
 
-from tokenyard.deep_ep._gpu.tensors import _dummies
+from tokenyard.deep_ep._calls.tensors import _dummies
 from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .._gpu import streams
+from .._calls import streams
 from .._pool import Pool
 
 

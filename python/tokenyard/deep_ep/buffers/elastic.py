@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from .. import _C, _elastic
+from .. import _C
 from .._arrays import Tensor
+from .._calls import elastic, elastic_arguments, streams
+from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
-from .._gpu import elastic, streams
-from .._gpu.tensors import given_back, is_array
 from .._missing import missing, refuse_missing
 from .._pool import Pool
 from .._sizes import align
@@ -223,7 +223,7 @@ class ElasticBuffer:
         if not is_cached:
             num_max_tokens_per_rank = num_max_tokens_per_rank or self.num_max_tokens_per_rank
             expert_alignment = 1 if expert_alignment is None else expert_alignment
-        call = _elastic.DispatchCall(
+        call = elastic_arguments.DispatchCall(
             x=x,
             topk_idx=topk_idx,
             topk_weights=topk_weights,
@@ -271,7 +271,9 @@ class ElasticBuffer:
         """
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
-        call = _elastic.CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
+        call = elastic_arguments.CombineCall(
+            x, handle, topk_weights, bias, self.allow_multiple_reduction
+        )
         timing = streams.timing_of(previous_event, async_with_compute_stream)
         results = elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
         return given_back(self._pool, x, results)

@@ -6,12 +6,12 @@ from typing import Any
 import tokenyard
 from tokenyard import errors
 
-from .. import _C, _low_latency
-from .._arguments import DispatchCall
+from .. import _C
 from .._arrays import Tensor
+from .._calls import halves, low_latency, low_latency_arguments, normal, streams
+from .._calls.arguments import DispatchCall
+from .._calls.tensors import adopted, given_back, is_array
 from .._dynamo import make_opaque
-from .._gpu import halves, low_latency, normal, streams
-from .._gpu.tensors import adopted, given_back, is_array
 from .._hooks import Hook
 from .._missing import ignored_keywords, refuse_missing
 from .._pool import Pool
@@ -255,7 +255,7 @@ class Buffer:
             refuse_missing("Buffer.low_latency_dispatch", others, ())
         assert not (async_finish and return_recv_hook)
         # Fields by their order, here and below: to make an object with keywords takes three times as long.
-        call = _low_latency.DispatchCall(
+        call = low_latency_arguments.DispatchCall(
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
@@ -297,7 +297,7 @@ class Buffer:
         if others:
             refuse_missing("Buffer.low_latency_combine", others, ignored_keywords(others))
         assert not (async_finish and return_recv_hook)
-        call = _low_latency.CombineCall(
+        call = low_latency_arguments.CombineCall(
             x,
             topk_idx,
             topk_weights,

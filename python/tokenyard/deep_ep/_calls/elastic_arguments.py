@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ._arrays import Refusal, Tensor
-from ._pool import Mode, mode_of
-from .buffers.handle import EPHandle
+from .._arrays import Refusal, Tensor
+from .._pool import Mode, mode_of
+from ..buffers.handle import EPHandle
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ._arrays import Refusal, Tensor
+from .._arrays import Refusal, Tensor
 
 
 @dataclass

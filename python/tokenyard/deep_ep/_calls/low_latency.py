@@ -11,17 +11,17 @@ from typing import Any
 from tokenyard import errors
 
 from .. import _handles
-from .._arguments import check_tokens
 from .._arrays import Refusal
 from .._gaps import Gaps
 from .._hooks import Hook
-from .._low_latency import CombineCall, DispatchCall
 from .._missing import missing
 from .._pool import Opened, Pool, mode_of
-from .._routing import check_experts
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
+from .arguments import check_tokens
+from .low_latency_arguments import CombineCall, DispatchCall
+from .routing import check_experts
 from .streams import ASYNC, AT_ONCE, CallStream
 from .tensors import (
     anchored,

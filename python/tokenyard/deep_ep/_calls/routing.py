@@ -5,8 +5,8 @@ import numpy as np
 import tokenyard
 from tokenyard import errors
 
-from ._arguments import expect_integer
-from ._arrays import Array, Refusal
+from .._arrays import Array, Refusal
+from .arguments import expect_integer
 
 
 def check_experts(experts: int, ranks: int) -> None:

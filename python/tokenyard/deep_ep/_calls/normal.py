@@ -7,13 +7,13 @@ from tokenyard import errors
 from tokenyard._native import _routing
 
 from .. import _handles
-from .._arguments import MOST, DispatchCall, first_tokens, read_bias, read_routing, read_rows
 from .._arrays import Refusal
 from .._pool import Opened, Pool, mode_of
-from .._routing import check_experts, counts_of
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
+from .arguments import MOST, DispatchCall, first_tokens, read_bias, read_routing, read_rows
+from .routing import check_experts, counts_of
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,

@@ -4,9 +4,9 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
-from ._arrays import Refusal, Tensor
-from ._gpu.tensors import floats, read
-from ._torch import torch
+from .._arrays import Refusal, Tensor
+from .._torch import torch
+from .tensors import floats, read
 
 FIRST_TOKENS = 1024
 # Above it, a map of ranks cannot route: its ranks are the choices of a token.

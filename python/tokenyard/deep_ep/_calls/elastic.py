@@ -5,16 +5,16 @@ from typing import Any
 
 from tokenyard import errors
 
-from .._arguments import check_tokens, expect_integer, read_bias, read_rows
 from .._arrays import Refusal
-from .._elastic import CombineCall, DispatchCall, expect_equal
 from .._pool import Opened, Pool
-from .._routing import check_experts, check_ids
 from .._sizes import Sizes, align, sizes_of
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
+from .arguments import check_tokens, expect_integer, read_bias, read_rows
+from .elastic_arguments import CombineCall, DispatchCall, expect_equal
 from .ordered import Ordered
+from .routing import check_experts, check_ids
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from .._arrays import Refusal
 from .._hooks import Hook
-from .._low_latency import CombineCall, DispatchCall
 from .._pool import Opened, Pool, mode_of
-from .._routing import check_ids
 from .._sizes import Sizes
 from .._torch import torch
 from ..utils.event import EventOverlap, finished
 from ..utils.math import CHANNELS, ceil_div
 from .low_latency import Record, arrived, expect_wait_stats, read_combine, read_dispatch
+from .low_latency_arguments import CombineCall, DispatchCall
+from .routing import check_ids
 from .tensors import adopt, anchored, expect_host, take, typed
 
 T = TypeVar("T")
