@@ -56,6 +56,8 @@ CHECKS = [
     ("lmdeploy", with_lmdeploy.normal_dispatcher),
     ("lmdeploy", with_lmdeploy.low_latency_dispatcher),
     ("torchtitan", with_torchtitan.compiles_around_a_layer),
+    ("torchtitan", with_torchtitan.checkpoints_save_the_communication_of_a_compiled_layer),
+    ("torchtitan", with_torchtitan.makes_its_buffer_in_a_compiled_function),
     ("torchtitan", with_torchtitan.compiles_by_inductor),
 ]
 NEED_GPUS = {

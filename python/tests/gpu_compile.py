@@ -1,14 +1,15 @@
 """Calls of the drop-in in functions that torch.compile compiles: they give what they give without it."""
 
 import torch
-from gpu_common import SMALL, Skipped, inputs, is_gpu, layout_of, same, v1, v2
+from gpu_common import SMALL, Skipped, inputs, is_gpu, layout_of, prepare, same, v1, v2
 from torch._dynamo.utils import counters
 
-from tokenyard.deep_ep import EPHandle
+from tokenyard.deep_ep import Buffer, ElasticBuffer, EPHandle
 
 # Inductor takes minutes on a CPU.
 BACKENDS = ("aot_eager", "inductor") if is_gpu() else ("aot_eager",)
 MOST_FRAMES = 12
+MOST_FRAMES_OF_BUFFERS = 32
 
 
 def layer_of_v1(buffer):
@@ -68,6 +69,35 @@ def layer_of_v2(buffer, is_expanded):
     return step
 
 
+def layer_of_new_buffers(world):
+    """With buffers of its own, that it makes and destroys."""
+
+    def step(x, idx, weights):
+        buffer = Buffer(world, explicitly_destroy=True)
+        combined, back, _ = layer_of_v1(buffer)(x, idx, weights)
+        buffer.destroy()
+        most = SMALL.max_tokens
+        elastic = ElasticBuffer(world, num_max_tokens_per_rank=most, explicitly_destroy=True)
+        again, _, ends, _ = layer_of_v2(elastic, False)(x, idx, weights)
+        elastic.destroy()
+        return combined, back, again, ends
+
+    return step
+
+
+def check_compiled_constructors(world, tensors):
+    """Dynamo traces no constructor of a buffer, also of the first one of a process."""
+    prepare(world)
+    step = layer_of_new_buffers(world)
+    torch._dynamo.reset()
+    counters.clear()
+    found = torch.compile(step, backend=BACKENDS[0])(*tensors)
+    assert counters["stats"]["unique_graphs"] > 0, counters
+    assert counters["frames"]["total"] <= MOST_FRAMES_OF_BUFFERS, counters["frames"]
+    for one, other in zip(found, step(*tensors), strict=True):
+        same(one, other)
+
+
 def check_compiled(buffer, elastic, tensors):
     """Every form of a layer: Dynamo breaks its graph at the calls, and traces nothing inside of them."""
     for step in (
@@ -90,9 +120,11 @@ def check_compiled(buffer, elastic, tensors):
                         assert one == other
             # The function, and what is left of it behind each call.
             assert counters["frames"]["total"] <= MOST_FRAMES, counters
+            assert counters["stats"]["unique_graphs"] > 0, counters
 
 
 def in_compiled_functions(world):
+    check_compiled_constructors(world, inputs(world, SMALL))
     buffer, elastic = v1(world, low_latency_mode=True), v2(world, SMALL)
     check_compiled(buffer, elastic, inputs(world, SMALL))
     elastic.destroy()

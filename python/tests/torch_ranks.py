@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpu_common import SMALL, inputs, output_mode, v1
-from gpu_compile import check_compiled
+from gpu_compile import check_compiled, check_compiled_constructors
 from gradients import check_gradients
 from oracle import Case
 from pool import CONFIG
@@ -332,6 +332,7 @@ def without_room(world, case):
 
 
 def compiled(world, case):
+    check_compiled_constructors(world, inputs(world, SMALL))
     buffer = buffer_of(world, low_latency_mode=True)
     elastic = ElasticBuffer(
         world, num_max_tokens_per_rank=SMALL.max_tokens, explicitly_destroy=True

@@ -41,6 +41,19 @@ def test_torchtitan(check, function, size):
     check(function, "torchtitan", size)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_torchtitan.checkpoints_save_the_communication_of_a_compiled_layer,
+        with_torchtitan.makes_its_buffer_in_a_compiled_function,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_torchtitan_in_groups_of_two(check, function):
+    """To compile takes a second on each rank."""
+    check(function, "torchtitan", 2)
+
+
 @SIZES
 @pytest.mark.parametrize(
     "function",

@@ -1,12 +1,16 @@
 """torchtitan's DeepEP module on the drop-in, which calls V2: forward, backward, checkpoints, compiled, expanded."""
 
+import contextlib
 import functools
 
 import torch
 from common import Layer, by_path, close, group_of
+from torch._dynamo.utils import counters
 from torch.utils import checkpoint
 
 MOST_TOKENS = 24
+# 48 of a layer, most of the module's own; 26 where its buffer is made, too, and nothing goes back.
+MOST_FRAMES, MOST_FRAMES_FORWARD = 64, 40
 
 
 def module_of(folder):
@@ -118,45 +122,112 @@ def saves_communication(context, operator, *args, **kwargs):
     return policy.MUST_SAVE if operator in kinds else policy.PREFER_RECOMPUTE
 
 
-def checkpoints_save_the_communication(world, port, size, folder):
-    """Selective activation checkpointing, as torchtitan sets it up: operators of communication are not run again."""
-    module, layer = layer_of(world, port, size, folder)
-    contexts = functools.partial(
-        checkpoint.create_selective_checkpoint_contexts, saves_communication
-    )
-    calls = []
-    buffer = module._buffer
+@contextlib.contextmanager
+def counted_dispatches(module):
+    """Inside, the list that each dispatch of the module's buffer adds to."""
+    calls, buffer = [], module._buffer
     dispatch = buffer.dispatch
     buffer.dispatch = lambda *args, **kwargs: calls.append(1) or dispatch(*args, **kwargs)
-
-    def run(weights, capacity, *args):
-        body = functools.partial(forward, module, layer, weights, False, capacity)
-        return checkpoint.checkpoint(body, *args, use_reentrant=False, context_fn=contexts)
-
     try:
-        for step in range(3):
-            check_step(layer, run, step)
-            # One of the forward, and one of the backward of the combine.
-            assert len(calls) == 2 * (step + 1)
+        yield calls
     finally:
         del buffer.dispatch
 
 
-def compiles_around_a_layer(world, port, size, folder, backend="aot_eager"):
+def checkpointed(body, *args):
+    contexts = functools.partial(
+        checkpoint.create_selective_checkpoint_contexts, saves_communication
+    )
+    return checkpoint.checkpoint(body, *args, use_reentrant=False, context_fn=contexts)
+
+
+def checkpoints_save_the_communication(world, port, size, folder):
+    """Selective activation checkpointing, as torchtitan sets it up: operators of communication are not run again."""
     module, layer = layer_of(world, port, size, folder)
+
+    def run(weights, capacity, *args):
+        body = functools.partial(forward, module, layer, weights, False, capacity)
+        return checkpointed(body, *args)
+
+    with counted_dispatches(module) as calls:
+        for step in range(3):
+            check_step(layer, run, step)
+            # One of the forward, and one of the backward of the combine.
+            assert len(calls) == 2 * (step + 1)
+
+
+@contextlib.contextmanager
+def compiled_graphs(most_frames):
+    """Graphs were compiled inside, and Dynamo looked at few frames. Gives a list, which gets the numbers as text."""
     torch._dynamo.reset()
+    counters.clear()
+    text = []
+    yield text
+    frames, graphs = counters["frames"], counters["stats"]["unique_graphs"]
+    text.append(f"{graphs} graphs of {frames['ok']} frames")
+    # Frames without a tensor are counted as ok, too.
+    assert frames["ok"] > 0, frames
+    assert graphs > 0, frames
+    assert frames["total"] <= most_frames, frames
+
+
+def compiles_around_a_layer(world, port, size, folder, backend="aot_eager"):
+    """The module registers its operators without what they give: Dynamo breaks its graph there, and then compiles the
+    module's own functions, up to the calls of the buffer."""
+    module, layer = layer_of(world, port, size, folder)
 
     def run(weights, capacity, x, ids, scores):
         body = functools.partial(forward, module, layer, weights, False, capacity)
         return torch.compile(lambda x, scores: body(x, ids, scores), backend=backend)(x, scores)
 
-    for step in range(2):
-        check_step(layer, run, step)
+    with compiled_graphs(MOST_FRAMES) as numbers:
+        for step in range(2):
+            check_step(layer, run, step)
+    return numbers[0]
 
 
 def compiles_by_inductor(world, port, size, folder):
     """Not in every test run: inductor takes most of a minute."""
-    compiles_around_a_layer(world, port, size, folder, "inductor")
+    return compiles_around_a_layer(world, port, size, folder, "inductor")
+
+
+def checkpoints_save_the_communication_of_a_compiled_layer(world, port, size, folder):
+    """Around a layer that is compiled, as torchtitan compiles the parts of a block that it has wrapped."""
+    module, layer = layer_of(world, port, size, folder)
+
+    def run(weights, capacity, x, ids, scores):
+        body = functools.partial(forward, module, layer, weights, False, capacity)
+        layer_of_graphs = torch.compile(lambda x, scores: body(x, ids, scores), backend="aot_eager")
+        return checkpointed(layer_of_graphs, x, scores)
+
+    with counted_dispatches(module) as calls, compiled_graphs(MOST_FRAMES) as numbers:
+        check_step(layer, run, 1)
+        assert len(calls) == 2
+    return numbers[0]
+
+
+def makes_its_buffer_in_a_compiled_function(world, port, size, folder):
+    """Dynamo breaks its graph at the constructor, and looks at nothing inside of it."""
+    module, layer = layer_of(world, port, size, folder)
+    weights = layer.own_weights().detach()
+    tokens = tokens_of(layer, 1)
+    x, ids, scores = layer.inputs(tokens[layer.me], 1, dropped=0.1)
+
+    def step(x, scores):
+        module._buffer = None
+        module.get_buffer(
+            layer.group,
+            hidden=layer.hidden,
+            num_max_tokens_per_rank=MOST_TOKENS,
+            num_topk=layer.topk,
+        )
+        return forward(module, layer, weights, False, max(tokens), x, ids, scores)
+
+    with torch.no_grad(), compiled_graphs(MOST_FRAMES_FORWARD) as numbers:
+        # Where graphs break does not depend on the backend. This one takes the least time.
+        out = torch.compile(step, backend="eager")(x, scores)
+    close(out, layer.dense(x.float(), ids, scores, layer.weights.float()), 0.03)
+    return numbers[0]
 
 
 def inference_has_the_values_of_training(world, port, size, folder):

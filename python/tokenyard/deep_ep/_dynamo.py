@@ -1,24 +1,41 @@
 """torch.compile: Dynamo calls the drop-in as it is, between two graphs. It traces nothing inside of it."""
 
+import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 _opaque: set[type] = set()
 
 
-def make_opaque(*kinds: type) -> None:
-    """Dynamo breaks its graph at calls of these classes, once torch is there. A call then takes 0.5 us longer.
+def make_opaque(buffer: Any, *kinds: type) -> None:
+    """Once torch is there, Dynamo breaks its graph where a buffer of this class is made, and at calls of it and of
+    these classes. A call then takes 0.5 us longer.
 
-    torch cannot be asked earlier: to import this package does not import it.
+    The first buffer does so: torch cannot be asked earlier, because to import this package does not import it.
     """
-    torch = sys.modules.get("torch")
-    # A torch that is half imported has no compiler yet: a later buffer finds it.
-    disable = getattr(getattr(torch, "compiler", None), "disable", None)
-    if disable is None:
-        return
-    for kind in set(kinds) - _opaque:
+    construct = buffer.__init__
+
+    @functools.wraps(construct)
+    def first(self: Any, *arguments: Any, **keywords: Any) -> None:
+        torch = sys.modules.get("torch")
+        # A torch that is half imported has no compiler yet: a later buffer finds it.
+        disable = getattr(getattr(torch, "compiler", None), "disable", None)
+        if disable is None:
+            construct(self, *arguments, **keywords)
+            return
+        # A compiled function may make the first buffer. Dynamo would look at each frame of this, too.
+        disable(_disable_calls)(disable, {buffer, *kinds} - _opaque)
+        buffer.__init__ = disable(construct)
+        buffer.__init__(self, *arguments, **keywords)
+
+    buffer.__init__ = first
+
+
+def _disable_calls(disable: Callable[[Any], Any], kinds: set[type]) -> None:
+    for kind in kinds:
         for name, member in list(vars(kind).items()):
             if name.startswith("_") and name not in ("__call__", "__getattr__"):
                 continue

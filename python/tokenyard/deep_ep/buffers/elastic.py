@@ -58,7 +58,6 @@ class ElasticBuffer:
         **others: Any,
     ) -> None:
         refuse_missing("ElasticBuffer", others, ())
-        make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
         waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs)
         self._pool = pool = Pool(group, waits=waits)
@@ -316,3 +315,6 @@ def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple
     """Domains of a group, and ranks in each; one domain of all ranks without `allow_hybrid_mode`. Collective."""
     domains, size = get_physical_domain_size(group)
     return (domains, size) if allow_hybrid_mode else (1, domains * size)
+
+
+make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)

@@ -66,7 +66,6 @@ class Buffer:
         # Forks have them. The ranks that share a host are found here.
         ignored = ("use_fabric", "allow_nvlink_for_normal_mode", "is_intranode")
         refuse_missing("Buffer", others, ignored)
-        make_opaque(Buffer, Hook, EventHandle, EventOverlap)
         self._pool = Pool(group, comm)
         self.group = group
         self.rank, self.group_size = self._pool.rank, self._pool.ranks
@@ -394,3 +393,6 @@ class Buffer:
                 # Only lost ranks are left out there.
                 left_out.update(communicator.lost_ranks())
         return sorted(left_out)
+
+
+make_opaque(Buffer, Hook, EventHandle, EventOverlap)
