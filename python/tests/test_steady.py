@@ -1,4 +1,4 @@
-"""A loop of calls needs no more memory after 10,000 steps than after the first ones."""
+"""A loop of calls needs no more memory after 10,000 steps than after the first ones; nor does one of buffers."""
 
 import ctypes
 import gc
@@ -10,6 +10,7 @@ from pool import Pool, config
 from test_deep_ep_normal import buffer_of
 
 import tokenyard
+from tokenyard.deep_ep import ElasticBuffer
 
 STEPS = 10_000
 # Less than a byte a step: the least that malloc gives is 24. Its own caches come to some hundreds.
@@ -68,32 +69,6 @@ def loop(world):
     return found.tolist()
 
 
-def deep_ep_loop(world):
-    ids = np.array([[0, 1], [1, -1]], np.int64)
-    weights = np.ones((2, 2), np.float32)
-    x = np.arange(2 * 128, dtype=np.float32).reshape(2, 128)
-    found = np.zeros((3, 2), np.int64)
-    buffer = buffer_of(world)
-    counts = buffer.get_dispatch_layout(ids, 2)
-    layout = dict(zip(LAYOUT, counts, strict=False))
-    for step in range(STEPS):
-        if step in (0, STEPS // 2):
-            found[step * 2 // STEPS] = allocated()
-        recv_x, _, recv_weights, _, handle, _ = buffer.dispatch(
-            x, topk_idx=ids, topk_weights=weights, **layout
-        )
-        buffer.combine(recv_x, handle, recv_weights)
-        packed, _, handle, _, hook = buffer.low_latency_dispatch(
-            x, ids, 2, 2, use_fp8=False, return_recv_hook=True
-        )
-        hook()
-        buffer.low_latency_combine(packed, ids, weights, handle)
-        del recv_x, packed, handle, hook
-    found[2] = allocated()
-    buffer.destroy()
-    return found.tolist()
-
-
 # As `get_dispatch_layout` returns them.
 LAYOUT = (
     "num_tokens_per_rank",
@@ -101,6 +76,42 @@ LAYOUT = (
     "num_tokens_per_expert",
     "is_token_in_rank",
 )
+IDS = np.array([[0, 1], [1, -1]], np.int64)
+WEIGHTS = np.ones((2, 2), np.float32)
+X = np.arange(2 * 128, dtype=np.float32).reshape(2, 128)
+
+
+def layout_of(buffer):
+    return dict(zip(LAYOUT, buffer.get_dispatch_layout(IDS, 2), strict=False))
+
+
+def normal_step(buffer, layout):
+    recv_x, _, recv_weights, _, handle, _ = buffer.dispatch(
+        X, topk_idx=IDS, topk_weights=WEIGHTS, **layout
+    )
+    buffer.combine(recv_x, handle, recv_weights)
+
+
+def low_latency_step(buffer):
+    packed, _, handle, _, hook = buffer.low_latency_dispatch(
+        X, IDS, 2, 2, use_fp8=False, return_recv_hook=True
+    )
+    hook()
+    buffer.low_latency_combine(packed, IDS, WEIGHTS, handle)
+
+
+def deep_ep_loop(world):
+    found = np.zeros((3, 2), np.int64)
+    buffer = buffer_of(world)
+    layout = layout_of(buffer)
+    for step in range(STEPS):
+        if step in (0, STEPS // 2):
+            found[step * 2 // STEPS] = allocated()
+        normal_step(buffer, layout)
+        low_latency_step(buffer)
+    found[2] = allocated()
+    buffer.destroy()
+    return found.tolist()
 
 
 @pytest.mark.parametrize("loop", [loop, deep_ep_loop], ids=["tokenyard", "deep_ep"])
@@ -131,3 +142,47 @@ def test_forty_more_openings_take_no_more_memory_and_open_files(monkeypatch):
     for rank, (early, late) in enumerate(found):
         assert late[0] - early[0] < 4 * MOST, f"rank {rank}: {early[0]} bytes, then {late[0]}"
         assert late[1] == early[1], f"rank {rank}: {early[1]} open files, then {late[1]}"
+
+
+def held():
+    """Bytes that are allocated, resident bytes, and counts of open files, threads and mappings. Names in `/dev/shm` are
+    for `killed_jobs.py`, which has one of its own: other programs make names in this one."""
+    with open("/proc/self/maps") as file:
+        mappings = len(file.readlines())
+    files, threads = (len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task"))
+    return *allocated(), files, threads, mappings
+
+
+def buffers(world):
+    """V1 normal, V1 low latency and V2 in turn. Each opens a communicator."""
+    found = []
+    for number in range(200):
+        if number % 3 == 2:
+            buffer = ElasticBuffer(world, num_max_tokens_per_rank=2, explicitly_destroy=True)
+            rows, _, _, handle, _ = buffer.dispatch(X, topk_idx=IDS, num_experts=2)
+            buffer.combine(rows, handle)
+            del rows, handle
+        else:
+            buffer = buffer_of(world, low_latency_mode=number % 3 == 1)
+            if buffer.low_latency_mode:
+                low_latency_step(buffer)
+            else:
+                normal_step(buffer, layout_of(buffer))
+        buffer.destroy()
+        del buffer
+        if number in (19, 199):
+            world.barrier(f"{number} buffers are destroyed")
+            found.append(held())
+    return found
+
+
+def test_180_more_buffers_take_no_more_memory_files_and_threads(ranks):
+    for rank, (early, late) in enumerate(ranks(2, buffers)):
+        text = f"rank {rank}: {early}, then {late}"
+        # Some 12 KiB come once, and what threads store of what they have freed.
+        assert late[0] - early[0] < 16 * MOST, text
+        assert late[1] - early[1] < 16 << 20, text
+        # Mappings of malloc's own come and go. One that stayed of each buffer would be 180.
+        assert late[4] - early[4] < 32, text
+        assert late[2] <= early[2], text
+        assert late[3] <= early[3], text
