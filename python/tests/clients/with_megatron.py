@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import types
 
 import torch
@@ -152,12 +153,14 @@ def gradient(out):
 
 
 def fused_calls_are_a_dense_layer(world, port, size, folder):
-    """`fused_dispatch` and `fused_combine`, forward and backward, in both forms, and with no token on one rank."""
+    """`fused_dispatch` and `fused_combine`, forward and backward: at once and asynchronous, each with tokens on all
+    ranks, on all but one, and on none."""
     on_path(folder)
     fused = importlib.import_module(f"{PACKAGE}.fused_a2a")
     layer = Layer(group_of(world, port, size), experts=8, hidden=32, topk=3, seed=5)
-    for step, is_async in enumerate((False, True, True)):
-        tokens = 0 if step == 2 and layer.me == 1 else 6 + layer.me
+    without_tokens = ((), (1,), range(layer.ranks))
+    for step, (is_async, empty) in enumerate(itertools.product((False, True), without_tokens)):
+        tokens = 0 if layer.me in empty else 6 + layer.me
         x, ids, probs = layer.inputs(tokens, step, dropped=0.2)
         found, expected = ([one.clone().requires_grad_() for one in (x, probs)] for _ in range(2))
         options = {"async_finish": is_async, "allocate_on_comm_stream": is_async}
