@@ -5,20 +5,35 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 use tokenyard_core::{Error, ErrorKind};
 
+use super::lost_peer::{PUTS, a_put_fails, end_of, is_known};
 use super::needs::Needs;
 use super::rig::Rig;
 use super::{Body, TransportCase};
+use crate::suite::Loss;
 
-pub(super) const CASES: &[TransportCase] = &[TransportCase {
-    name: "errors_are_reported",
-    about: "a command with an unknown op ends as an error event of its peer, and health reports the first such error, \
-            about no peer, for ever",
-    invariants: "INV-7",
-    ranks: &[2],
-    needs: Needs::SMALL,
-    body: Body::Breaking(errors_are_reported),
-    ..TransportCase::BARE
-}];
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
+        name: "errors_are_reported",
+        about: "a command with an unknown op ends as an error event of its peer, and health reports the first such \
+                error, about no peer, for ever",
+        invariants: "INV-7",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Breaking(errors_are_reported),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "the_first_error_stays_first",
+        about: "without TY_CAP_MASKING health reports the first error for ever, of puts to two killed peers and of \
+                unknown ops",
+        invariants: "INV-7",
+        ranks: &[3],
+        flags: abi::TY_CAP_BOUNDED_PUT,
+        without: abi::TY_CAP_MASKING,
+        needs: PUTS,
+        body: Body::Losing(Loss::Killed, 2, the_first_error_stays_first),
+    },
+];
 
 /// An op that no version of the ABI has. New ops are new numbers, and an unknown op is an error by
 /// contract, so every transport can be made to fail in this way.
@@ -62,6 +77,44 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
         now == first,
         "health is `{now}` behind a second failure; expected the first error for ever, `{first}`"
     );
+    Ok(())
+}
+
+/// With `TY_CAP_MASKING` other rules hold: see `masking.rs`.
+fn the_first_error_stays_first(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
+    let mut first = None;
+    for victim in victims {
+        // Memory that outlives the victims takes their puts: then an unknown op is the first error.
+        if a_put_fails(rig, *victim, "which is lost")? {
+            if first.is_none() {
+                is_known(rig, *victim)?;
+            }
+            is_still(rig, &mut first, &format!("a put to rank {victim}, which is lost"))?;
+        }
+    }
+    for op in [UNKNOWN_OP, UNKNOWN_OP - 1] {
+        let bad = Command { op, peer: rig.me(), tag: u64::from(op) << 32, ..NO_COMMAND };
+        let event = end_of(rig, "a command with an unknown op", &bad)?;
+        ensure!(
+            event.kind == abi::TY_EVENT_ERROR,
+            "a command with an unknown op ended as {event:?}; expected an error event"
+        );
+        is_still(rig, &mut first, "an unknown op")?;
+    }
+    Ok(())
+}
+
+/// Checks that `health` reports the first error behind one more failure.
+fn is_still(rig: &Rig<'_>, first: &mut Option<String>, behind: &str) -> Result<()> {
+    stays_bad(rig)?;
+    for _ in 0..2 * rig.ranks() {
+        let now = rig.transport.health().err().context("health is good")?.to_string();
+        let first = first.get_or_insert_with(|| now.clone());
+        ensure!(
+            now == *first,
+            "health is `{now}` behind the failure of {behind}; expected the first error for ever, `{first}` (INV-7)"
+        );
+    }
     Ok(())
 }
 

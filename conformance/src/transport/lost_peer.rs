@@ -165,9 +165,14 @@ fn puts_end(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
     puts_fail(rig, victims[0], "which is lost")
 }
 
-/// Puts to a rank that is no more, until one fails, or until its memory is seen to outlive it. The first ones may end
-/// as done: that is local (INV-4).
+/// Puts to a rank that is no more, and checks that `health` names it, if one fails.
 pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<()> {
+    if a_put_fails(rig, victim, state)? { is_known(rig, victim) } else { Ok(()) }
+}
+
+/// Puts to a rank that is no more, until one fails, or until its memory is seen to outlive it. The first ones may end
+/// as done: that is local (INV-4). Returns whether one has failed.
+pub(super) fn a_put_fails(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<bool> {
     let (start, mut late) = (Instant::now(), 0);
     let bytes = rig.put_bytes(BYTES);
     let (me, can_get) = (rig.me(), rig.can_get());
@@ -186,12 +191,12 @@ pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<(
             ..NO_COMMAND
         };
         if is_error(end_of(rig, "a put", &put)?, victim)? {
-            return is_known(rig, victim);
+            return Ok(true);
         }
         if can_get {
             match get_back(rig, &put, &data)? {
-                GetEnd::Error => return is_known(rig, victim),
-                GetEnd::Bytes if number >= BELIEVED => return Ok(()),
+                GetEnd::Error => return Ok(true),
+                GetEnd::Bytes if number >= BELIEVED => return Ok(false),
                 GetEnd::Bytes => {}
             }
         }
@@ -205,7 +210,7 @@ pub(super) fn puts_fail(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result<(
             if rig.transport.health().is_ok() { "good" } else { "bad" }
         );
     }
-    Ok(())
+    Ok(false)
 }
 
 /// The result of a get from the lost peer.

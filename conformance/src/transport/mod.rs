@@ -236,24 +236,28 @@ mod tests {
 
     #[test]
     fn what_is_not_declared_is_named() {
-        // Some cases are for transports that the caller must drive, or for those that move by themselves; and some for
-        // those that own the memory, or for the others.
+        // Some cases are for transports that the caller must drive, or for those that move by themselves; some for
+        // those that own the memory, or for the others; and one for those that do not mask losses.
         let (driven, owns) = ("TY_CAP_MANUAL_PROGRESS", "TY_CAP_OWNS_MEMORY");
-        assert_eq!(lacks(&capable()), [driven, driven, owns, driven]);
+        let masks = "TY_CAP_MASKING is declared";
+        assert_eq!(lacks(&capable()), [masks, driven, driven, owns, driven]);
         let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS | abi::TY_CAP_OWNS_MEMORY;
         let declared = Capabilities { flags: manual, ..capable() };
         let both = [driven, driven, owns, owns].map(|name| format!("{name} is declared"));
-        assert_eq!(lacks(&declared), both);
+        assert_eq!(lacks(&declared)[0], masks);
+        assert_eq!(lacks(&declared)[1..], both);
         let no_get = Capabilities { flags: manual & !abi::TY_CAP_GET, ..capable() };
         assert!(lacks(&no_get).contains(&"TY_CAP_GET".to_owned()));
         let one_queue = Capabilities { max_queues: 1, ..capable() };
         assert_eq!(
             lacks(&one_queue),
-            ["max_queues is 1; the case needs 2", driven, driven, owns, driven]
+            ["max_queues is 1; the case needs 2", masks, driven, driven, owns, driven]
         );
         let shallow = Capabilities { max_queue_depth: 2, max_windows: 2, ..capable() };
         let few = "max_windows is 2; the case needs 3";
-        assert_eq!(lacks(&shallow), [few, driven, driven, owns, driven], "less depth will do");
+        let others = [masks, driven, driven, owns, driven];
+        assert_eq!(lacks(&shallow)[0], few, "less depth will do");
+        assert_eq!(lacks(&shallow)[1..], others);
         let device = Capabilities { memory_kinds: abi::TY_MEMORY_CUDA, ..capable() };
         let stores = |lack: &&String| lack.contains("TY_MEMORY_HOST");
         assert_eq!(lacks(&device).iter().filter(stores).count(), 2, "{:?}", lacks(&device));
