@@ -163,15 +163,36 @@ fn leaves(rig: &mut Rig<'_>, last: &Command) -> Result<Vec<Event>> {
 
 /// Posts `put` to the other surviving rank, and waits until that rank's signal of a kind has a total.
 fn goes_on(rig: &mut Rig<'_>, put: &Command, kind: u32, total: u64, victims: &[u32]) -> Result<()> {
-    let (other, until) = (put.peer, rig.until());
-    let stuck = |what: String| anyhow!("{what} beside {} (INV-6, TY_CAP_MASKING)", lost(victims));
+    leaves_for_other(rig, put, victims)?;
+    comes_from_other(rig, kind, total, victims)
+}
+
+fn stuck(what: &str, victims: &[u32]) -> anyhow::Error {
+    anyhow!("{what} beside {} (INV-6, TY_CAP_MASKING)", lost(victims))
+}
+
+/// Posts a command to the other surviving rank.
+pub(super) fn leaves_for_other(rig: &mut Rig<'_>, put: &Command, victims: &[u32]) -> Result<()> {
+    let until = rig.until();
     while rig.queues[0].try_post(&rig.transport, &[*put])? == 0 {
         rig.drive()?;
         if Instant::now() >= until {
-            return Err(stuck(format!("the queue takes no command to rank {other}")));
+            let what = format!("the queue takes no command to rank {}", put.peer);
+            return Err(stuck(&what, victims));
         }
         std::thread::yield_now();
     }
+    Ok(())
+}
+
+/// Waits until a signal of the other surviving rank has a total.
+pub(super) fn comes_from_other(
+    rig: &mut Rig<'_>,
+    kind: u32,
+    total: u64,
+    victims: &[u32],
+) -> Result<()> {
+    let (other, until) = (1 - rig.me(), rig.until());
     let id = rig.signal(kind, 0, other);
     let (start, failed_before) = (Instant::now(), failures(rig));
     loop {
@@ -181,7 +202,7 @@ fn goes_on(rig: &mut Rig<'_>, put: &Command, kind: u32, total: u64, victims: &[u
             // A busy machine takes long as well; but then nothing fails meanwhile.
             if start.elapsed() > rig.needs.deadline / 2 && failures(rig) > failed_before {
                 let what = format!("commands of rank {other} arrive only when others have failed,");
-                return Err(stuck(what));
+                return Err(stuck(&what, victims));
             }
             return Ok(());
         }
@@ -189,7 +210,7 @@ fn goes_on(rig: &mut Rig<'_>, put: &Command, kind: u32, total: u64, victims: &[u
             let what = format!(
                 "commands of rank {other} do not arrive: signal {id}: found total {found}; expected {total}"
             );
-            return Err(stuck(what));
+            return Err(stuck(&what, victims));
         }
         std::thread::sleep(Duration::from_micros(50));
     }
@@ -206,7 +227,7 @@ fn lost(victims: &[u32]) -> String {
 }
 
 /// Each error event names one of the victims, and `health` names every victim that one of them is about, in turn.
-fn each_failure_names(rig: &Rig<'_>, events: &[Event], victims: &[u32]) -> Result<()> {
+pub(super) fn each_failure_names(rig: &Rig<'_>, events: &[Event], victims: &[u32]) -> Result<()> {
     let mut failed = BTreeSet::new();
     for event in events.iter().filter(|event| event.kind != abi::TY_EVENT_DONE) {
         ensure!(

@@ -16,6 +16,7 @@ mod errors;
 mod headway;
 mod limits;
 mod lost_early;
+mod lost_in_post;
 mod lost_peer;
 mod masking;
 mod memory;
@@ -110,6 +111,7 @@ const CASES: &[&[TransportCase]] = &[
     lost_peer::CASES,
     under_way::CASES,
     masking::CASES,
+    lost_in_post::CASES,
 ];
 
 /// The invariants that a transport breaks if the test of this name fails on it.

@@ -1,6 +1,6 @@
 //! The mutants of the C examples. `plugins/example-c/mutants_*.toml` list edits of their sources, each of which breaks
-//! the contract once, and the test of the suite that must notice it. `variants_sockets.toml` lists edits that break
-//! nothing, and tests that must pass.
+//! the contract once, and the test of the suite that must notice it. `variants_*.toml` list edits that break nothing,
+//! and tests that must pass.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -58,11 +58,6 @@ struct Variant {
     edits: Vec<Edit>,
 }
 
-fn variants() -> Vec<Variant> {
-    let text = std::fs::read_to_string(folder().join("variants_sockets.toml")).unwrap();
-    toml::from_str::<Variants>(&text).unwrap().variant
-}
-
 /// An unbroken example.
 #[derive(Clone, Copy, Debug)]
 enum Example {
@@ -87,6 +82,16 @@ impl Example {
         };
         let text = std::fs::read_to_string(folder().join(list)).unwrap();
         toml::from_str::<Mutants>(&text).unwrap().mutant
+    }
+
+    /// Its variants.
+    fn variants(self) -> Vec<Variant> {
+        let list = match self {
+            Self::Shm => "variants_shm.toml",
+            Self::Sockets => "variants_sockets.toml",
+        };
+        let text = std::fs::read_to_string(folder().join(list)).unwrap();
+        toml::from_str::<Variants>(&text).unwrap().variant
     }
 
     /// Its table in a config, with a key where it has one.
@@ -129,16 +134,15 @@ pub(crate) fn trials(program: &Arc<Program>) -> Vec<Trial> {
             let leaves_names = mutant.leaves.is_some();
             trials.push(trial(name, leaves_names, move || caught(&program, example, &mutant)));
         }
-        let program = Arc::clone(program);
         let name = format!("{}/the_cases_of_its_mutants", example.name());
-        let run = move || unbroken_passes(&program, example, cases);
+        let own = Arc::clone(program);
+        let run = move || unbroken_passes(&own, example, cases);
         trials.push(trial(name, false, run));
-    }
-    for variant in variants() {
-        let program = Arc::clone(program);
-        let Variant { name, cases, edits, .. } = variant;
-        let run = move || passes(&program, &Build::new(Example::Sockets, &edits, USUAL)?, &cases);
-        trials.push(trial(format!("{name}/its_cases"), false, run));
+        for Variant { name, cases, edits, .. } in example.variants() {
+            let program = Arc::clone(program);
+            let run = move || passes(&program, &Build::new(example, &edits, USUAL)?, &cases);
+            trials.push(trial(format!("{name}/its_cases"), false, run));
+        }
     }
     trials
 }
@@ -154,7 +158,8 @@ fn unbroken_passes(
     mut cases: BTreeSet<String>,
 ) -> Result<(), Failed> {
     let build = Build::new(example, &[], USUAL)?;
-    let variants: BTreeSet<String> = variants().into_iter().flat_map(|one| one.cases).collect();
+    let variants = example.variants().into_iter().flat_map(|one| one.cases);
+    let variants: BTreeSet<String> = variants.collect();
     for (case, lacks) in build.lacks() {
         if cases.remove(&case) && !variants.contains(&case) {
             return Err(
