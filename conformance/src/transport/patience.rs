@@ -54,9 +54,14 @@ pub(super) fn open_before<'a>(rank: &Rank<'a>, needs: &Needs, peer: u32) -> Resu
     Ok(rig)
 }
 
-/// Connects the whole team within a short deadline, or within a longer one where this machine takes that. Collective.
-pub(super) fn bring_up_soon<'a>(rank: &Rank<'a>, needs: &Needs) -> Result<Rig<'a>> {
-    for times in [1, 3] {
+/// Connects the whole team within a short deadline, or within a longer one where this machine takes that. It leaves out
+/// the first ones of these deadlines, as many as the case has found too short. Collective.
+pub(super) fn bring_up_soon<'a>(
+    rank: &Rank<'a>,
+    needs: &Needs,
+    too_short: usize,
+) -> Result<Rig<'a>> {
+    for times in [1, 3].into_iter().skip(too_short) {
         let mut rig = Rig::open(rank, needs, times * rig::short(rank))?;
         let endpoints = rig.exchange_endpoints()?;
         let late = rig.connect_to(&endpoints).is_err();

@@ -8,24 +8,41 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::ending::FILLS;
+use super::headway::Headway;
 use super::limits::LARGE;
 use super::lost_peer::{await_loss, bring_up, signal};
 use super::needs::Needs;
+use super::patience::bring_up_soon;
+use super::progress::of_rank;
 use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 
-pub(super) const CASES: &[TransportCase] = &[TransportCase {
-    name: "a_pausing_peer_is_not_lost",
-    about: "without TY_CAP_MANUAL_PROGRESS puts end as done where the peer's process is stopped twice, together for \
-            longer than the deadline, and takes a part between",
+const PAUSES: TransportCase = TransportCase {
     invariants: "INV-6",
     ranks: &[2],
-    without: abi::TY_CAP_MANUAL_PROGRESS,
     needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
-    body: Body::OwnProcess(a_pausing_peer_is_not_lost),
     ..TransportCase::BARE
-}];
+};
+
+pub(super) const CASES: &[TransportCase] = &[
+    TransportCase {
+        name: "a_pausing_peer_is_not_lost",
+        about: "without TY_CAP_MANUAL_PROGRESS puts end as done where the peer's process is stopped twice, together \
+                for longer than the deadline, and takes a part between",
+        without: abi::TY_CAP_MANUAL_PROGRESS,
+        body: Body::OwnProcess(a_pausing_peer_is_not_lost),
+        ..PAUSES
+    },
+    TransportCase {
+        name: "a_silent_peer_is_not_lost",
+        about: "with TY_CAP_MANUAL_PROGRESS puts end as done where the peer drives nothing twice, together for longer \
+                than the deadline, and takes a part between",
+        flags: abi::TY_CAP_MANUAL_PROGRESS,
+        body: Body::Alone(a_silent_peer_is_not_lost),
+        ..PAUSES
+    },
+];
 
 /// Puts that are under way: far more than the peer takes before it is stopped again.
 const PUTS: u64 = 16;
@@ -51,27 +68,15 @@ fn a_pausing_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome>
     rig.end(true).map(|()| Outcome::Pass)
 }
 
+/// Shorter than the deadline; two of them are longer.
+fn pause(rig: &Rig<'_>) -> Duration {
+    rig.needs.deadline * 3 / 5
+}
+
 /// Posts puts, and stops the peer once more when it has taken one. Returns how many puts there were.
 fn pause_twice(rig: &mut Rig<'_>, rank: &Rank<'_>, pid: u32) -> Result<u64> {
-    let bytes = rig.put_bytes(LARGE) as u64;
-    let put = Command {
-        op: abi::TY_OP_PUT_SIGNAL,
-        flags: abi::TY_FLAG_NOTIFY,
-        peer: 1,
-        signal: rig.signal(0, 0, 0),
-        add: 1,
-        dst_window: 1,
-        bytes,
-        ..NO_COMMAND
-    };
-    let (mut posted, mut ended) = (0, 0);
-    for _ in 0..FILLS {
-        if posted < PUTS {
-            posted += rig.queues[0].try_post(&rig.transport, &[put])? as u64;
-        }
-        ended += drive(rig)?;
-    }
-    let pause = rig.needs.deadline * 3 / 5;
+    let (posted, mut ended) = fill(rig, PUTS)?;
+    let pause = pause(rig);
     if ended < posted {
         ended += wait(rig, pause, u64::MAX)?;
         signal(pid, Signal::CONT)?;
@@ -88,6 +93,29 @@ fn pause_twice(rig: &mut Rig<'_>, rank: &Rank<'_>, pid: u32) -> Result<u64> {
     Ok(posted)
 }
 
+/// Posts as many of so many puts as the queue takes. Returns how many, and how many of them have ended.
+fn fill(rig: &mut Rig<'_>, puts: u64) -> Result<(u64, u64)> {
+    let bytes = rig.put_bytes(LARGE) as u64;
+    let put = Command {
+        op: abi::TY_OP_PUT_SIGNAL,
+        flags: abi::TY_FLAG_NOTIFY,
+        peer: 1,
+        signal: rig.signal(0, 0, 0),
+        add: 1,
+        dst_window: 1,
+        bytes,
+        ..NO_COMMAND
+    };
+    let (mut posted, mut ended) = (0, 0);
+    for _ in 0..FILLS {
+        if posted < puts {
+            posted += rig.queues[0].try_post(&rig.transport, &[put])? as u64;
+        }
+        ended += drive(rig)?;
+    }
+    Ok((posted, ended))
+}
+
 /// Drives for a time, or until so many puts have ended. Returns how many have.
 fn wait(rig: &mut Rig<'_>, time: Duration, enough: u64) -> Result<u64> {
     let (until, mut ended) = (Instant::now() + time, 0);
@@ -102,4 +130,116 @@ fn wait(rig: &mut Rig<'_>, time: Duration, enough: u64) -> Result<u64> {
 fn drive(rig: &mut Rig<'_>) -> Result<u64> {
     rig.drive().context("a put to a peer that pauses")?;
     Ok(rig.queues[0].take().len() as u64)
+}
+
+/// Puts to a silent peer: several times what two sockets hold.
+const SILENT_PUTS: u64 = 3;
+/// Calls of each rank in a turn, in which the peer takes a part.
+const CALLS: u32 = 16;
+
+/// The next step, which rank 0 chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// A turn.
+    Turn,
+    /// The case anew: a silence was as long as the deadline, because the machine is busy.
+    Anew,
+    /// The end: so many puts have ended.
+    End(u64),
+}
+
+/// Tells both ranks what comes next. Collective; rank 0 says it.
+fn tell(rig: &Rig<'_>, next: Next) -> Result<Next> {
+    let (turn, anew) = (u64::MAX, u64::MAX - 1);
+    let word = match next {
+        Next::Turn => turn,
+        Next::Anew => anew,
+        Next::End(puts) => puts,
+    };
+    let word = of_rank(rig.world, 0, &word.to_le_bytes())?;
+    let others = |word| if word == anew { Next::Anew } else { Next::End(word) };
+    Ok(if word == turn { Next::Turn } else { others(word) })
+}
+
+fn a_silent_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    for too_short in 0.. {
+        let mut rig = bring_up_soon(rank, needs, too_short)?;
+        let next = if rig.me() == 0 {
+            let mut silence = Silence { since: Instant::now(), longest: Duration::ZERO };
+            let ended = put_beside_silences(&mut rig, &mut silence);
+            let is_busy = silence.longest() > rig.needs.deadline * 9 / 10;
+            let is_last = rig.needs.deadline >= rank.config.world.deadline;
+            let anew = ended.is_err() && is_busy && !is_last;
+            tell(&rig, if anew { Next::Anew } else { Next::End(ended?) })?
+        } else {
+            drive_at_turns(&mut rig)?
+        };
+        if let Next::End(puts) = next {
+            if rig.me() == 1 {
+                rig.wait_signal(0, rig.signal(0, 0, 0), puts)?;
+            }
+            return rig.end(true);
+        }
+    }
+    Ok(())
+}
+
+/// Rank 1 is silent until it gets a turn. Returns what comes after the last one.
+fn drive_at_turns(rig: &mut Rig<'_>) -> Result<Next> {
+    loop {
+        let next = tell(rig, Next::Turn)?;
+        if next != Next::Turn {
+            return Ok(next);
+        }
+        (0..CALLS).try_for_each(|_| rig.drive())?;
+        of_rank(rig.world, 1, &[0; 8])?;
+    }
+}
+
+/// The times in which rank 1 takes nothing, as rank 0 sees them: rather too long than too short.
+struct Silence {
+    since: Instant,
+    longest: Duration,
+}
+
+impl Silence {
+    fn longest(&self) -> Duration {
+        self.longest.max(self.since.elapsed())
+    }
+}
+
+/// Rank 0 drives all the time, and gives rank 1 turns after two silences. Returns how many puts have ended.
+fn put_beside_silences(rig: &mut Rig<'_>, silence: &mut Silence) -> Result<u64> {
+    let limit = 10 * rig.needs.deadline;
+    let (posted, mut ended) = fill(rig, SILENT_PUTS)?;
+    let (mut headway, mut silences) = (Headway::new(limit), 0);
+    while ended < posted {
+        if silences < 2 {
+            ended += wait(rig, pause(rig), posted - ended)?;
+            silences += 1;
+        }
+        let before = ended;
+        while ended < posted && ended == before {
+            ended += give_turn(rig, silence)?;
+            ensure!(
+                !headway.is_over(ended),
+                "found {ended} ended puts to a peer that takes a part at times, and no more within {limit:?}; \
+                 expected {posted}"
+            );
+        }
+    }
+    Ok(ended)
+}
+
+/// Rank 1 takes a part. Returns how many puts have ended.
+fn give_turn(rig: &mut Rig<'_>, silence: &mut Silence) -> Result<u64> {
+    let begin = Instant::now();
+    tell(rig, Next::Turn)?;
+    of_rank(rig.world, 1, &[0; 8])?;
+    let mut ended = 0;
+    for _ in 0..CALLS {
+        ended += drive(rig)?;
+    }
+    *silence = Silence { since: begin, longest: silence.longest() };
+    Ok(ended)
 }
