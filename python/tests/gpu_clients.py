@@ -51,6 +51,7 @@ CHECKS = [
     ("vllm", with_vllm.elastic),
     ("sglang", with_sglang.layers_are_dense),
     ("nemo-automodel", with_nemo.flex_dispatcher_is_a_dense_layer),
+    ("nemo-automodel", with_nemo.checkpoints_replay_the_dispatch),
     ("nemo-automodel", with_nemo.buffer_is_freed_before_the_group),
     ("lmdeploy", with_lmdeploy.plain_dispatcher),
     ("lmdeploy", with_lmdeploy.normal_dispatcher),

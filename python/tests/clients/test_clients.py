@@ -73,6 +73,7 @@ def test_vllm(check, function, size):
     "function",
     [
         with_nemo.flex_dispatcher_is_a_dense_layer,
+        with_nemo.checkpoints_replay_the_dispatch,
         with_nemo.buffer_is_freed_before_the_group,
     ],
     ids=lambda f: f.__name__,
