@@ -36,15 +36,20 @@ impl<'a> Env<'a> {
 
     fn number<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<T> {
         let value = self.require(name, expected)?;
-        value.parse().map_err(|_| refuse(format!("found {name}={value:?}, expected {expected}")))
+        value.parse().map_err(|_| wrong(name, &value, expected))
     }
 
     fn port(&self, name: &str) -> Result<u16> {
         match self.number(name, "a port from 1 to 65535")? {
-            0 => Err(refuse(format!("found {name}=\"0\", expected a port from 1 to 65535"))),
+            0 => Err(wrong(name, "0", "a port from 1 to 65535")),
             port => Ok(port),
         }
     }
+}
+
+fn wrong(name: &str, value: &str, expected: &str) -> Error {
+    refuse(format!("found {name}={value:?}, expected {expected}"))
+        .with_fix(format!("correct {name}, or start with a launcher, which sets it"))
 }
 
 /// The launcher that started the ranks.
@@ -278,6 +283,9 @@ fn place_from([rank, ranks, local_rank]: [&str; 3], env: &Env<'_>) -> Result<Ran
     place
         .new()
         .map_err(|error| error.with_context("variables", format!("{rank}, {ranks}, {local_rank}")))
+        .map_err(|error| {
+            error.with_fix(format!("correct {rank} and {ranks}: a launcher sets both"))
+        })
 }
 
 /// `MASTER_ADDR` and the port after `MASTER_PORT`, because torch's own store holds `MASTER_PORT`; or else

@@ -88,7 +88,8 @@ pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
     let (config, errors) = Config::judge(&args.config);
     if config.is_none() {
         // A file that cannot be read is an error, not a judgement.
-        tokenyard_core::files::open(&args.config)?;
+        tokenyard_core::files::open(&args.config)
+            .map_err(|error| anyhow::anyhow!("read config: {error}"))?;
     }
     // `run` tries them itself where this process ends early.
     if !is_started_by_run {
@@ -157,6 +158,11 @@ fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     Ok(judgement)
 }
 
+/// `1 error`, `2 errors`.
+fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// The plugin files of the components, each once.
 fn files(registry: &Registry) -> Vec<PathBuf> {
     let mut files: Vec<_> =
@@ -180,13 +186,12 @@ fn print(args: &CheckArgs, judgement: &Judgement, people: People) {
             let out = if scale_out.is_empty() { "none".into() } else { scale_out.join(", ") };
             people.say(format_args!(
                 "{file}: {}: kernels {kernels}, scale-up {}, scale-out {out}, topology {topology}, \
-                 {} plugin files",
+                 {}",
                 people.paint(Style::Good, "ok"),
                 scale_up.as_deref().unwrap_or("none"),
-                plugins.len()
+                counted(plugins.len(), "plugin file")
             ));
         }
-        (_, 1) => people.say(format_args!("{file}: 1 error")),
-        (_, errors) => people.say(format_args!("{file}: {errors} errors")),
+        (_, errors) => people.say(format_args!("{file}: {}", counted(errors, "error"))),
     }
 }

@@ -68,7 +68,10 @@ struct ExplainDocument<'a> {
 pub(crate) fn main(args: &ExplainArgs) -> Result<ExitCode> {
     let (reports, refused) = read_all(&args.files)?;
     let Some(explanation) = explain(reports) else {
-        bail!("found no report: {}", refused.join("; "));
+        bail!(
+            "read reports: found none: {}; expected a report of a rank, or a folder with some. Fix: correct the path",
+            refused.join("; ")
+        );
     };
     print(&explanation, &refused, People::new(args.json));
     if args.json {

@@ -21,7 +21,7 @@ impl StartRanks {
         }
         if let Some(found) = launched_world(&environment) {
             bail!(
-                "found {found}: a launcher started this process as one of several ranks, and each of them would start \
+                "start ranks: found {found}: a launcher started this process as one of several ranks, and each of them would start \
                  a world of its own; expected --as-rank. Fix: `tokenyard {command} ... --as-rank` is one rank of the \
                  launcher's world; --start-ranks starts a world here all the same"
             );

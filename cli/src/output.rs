@@ -32,6 +32,12 @@ pub(crate) const LOG_VARIABLE: &str = "TOKENYARD_LOG";
 pub(crate) fn init_log() {
     let asked = std::env::var(LOG_VARIABLE).ok().filter(|text| !text.trim().is_empty());
     let asked = asked.as_deref().unwrap_or("warn");
+    for word in asked.split(',').map(str::trim).filter(|word| is_no_filter(word)) {
+        People::errors().prose(format_args!(
+            "warning: found {word:?} in {LOG_VARIABLE}, expected a level (error, warn, info, debug, trace, off) or \
+             target=level, such as tokenyard_core=debug; it chooses nothing"
+        ));
+    }
     let filter = asked.parse::<Targets>().unwrap_or_else(|error| {
         People::errors().prose(format_args!(
             "warning: found {LOG_VARIABLE}={asked:?} ({error}), expected levels such as info or \
@@ -43,6 +49,12 @@ pub(crate) fn init_log() {
         .with_writer(std::io::stderr)
         .with_ansi(colours(std::io::stderr().is_terminal()));
     tracing_subscriber::registry().with(filter).with(lines).with(ToLauncher).init();
+}
+
+/// Whether a part of the filter is neither a level, nor a target of this program, nor one with a level.
+fn is_no_filter(word: &str) -> bool {
+    let is_level = word.parse::<LevelFilter>().is_ok();
+    !is_level && !word.contains('=') && !word.starts_with("tokenyard")
 }
 
 /// Whether to use colours, as <https://no-color.org> asks. mpirun gives its ranks a terminal of its own, and writes

@@ -58,7 +58,7 @@ impl Plan {
         let ranks = asked.first().copied().or(recorded).unwrap_or(DEFAULT_RANKS);
         ensure!(
             (1..=MAX_RANKS).contains(&ranks),
-            "found {ranks} ranks; expected 1 to {MAX_RANKS}. Fix: give --ranks in that range"
+            "read options: found {ranks} ranks; expected 1 to {MAX_RANKS}. Fix: give --ranks in that range"
         );
         let case = match &file {
             Some(file) => recorded_case(args, file, ranks as usize)?,

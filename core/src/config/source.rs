@@ -72,7 +72,11 @@ pub(super) fn not_toml(error: &toml::de::Error, text: &str) -> String {
     let found = error.span().and_then(|span| text.get(span)).unwrap_or_default();
     let found =
         if found.trim().is_empty() { String::new() } else { format!("; found `{}`", shown(found)) };
-    format!("not valid TOML: {}{found}", error.message())
+    let fix = match error.message() {
+        "duplicate key" => "; expected each key once. Fix: remove one of them",
+        _ => "",
+    };
+    format!("not valid TOML: {}{found}{fix}", error.message())
 }
 
 /// A table of the file whose keys belong to core.

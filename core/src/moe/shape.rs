@@ -43,7 +43,7 @@ impl Shape {
         if experts % ranks != 0 {
             return refuse(
                 format!("found {experts} experts on {ranks} ranks; expected a multiple of {ranks}"),
-                "choose experts divisible by the number of ranks",
+                "take a number of ranks that divides the experts, or experts that are a multiple of the ranks",
             );
         }
         if topk > MAX_TOPK.min(experts) {

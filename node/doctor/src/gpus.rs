@@ -1,6 +1,6 @@
 //! GPUs: enough for the ranks, all of them used, and equally many below each switch.
 
-use tokenyard_machine::{GpuPlace, GpuVendor, Machine, gpu_of_rank, missing_gpus};
+use tokenyard_machine::{GpuPlace, GpuVendor, Machine, NicFamily, gpu_of_rank, missing_gpus};
 
 use crate::{DoctorReport, Facility, Rule, Verdict};
 
@@ -28,8 +28,7 @@ static UNUSED: Rule = Rule {
           start fewer ranks than there are GPUs. Both work, and leave GPUs and NVLink or xGMI idle. With --ranks, \
           fewer ranks than GPUs count as intended. A config with `cpu` may be intended, too: to try the network alone.",
     impact: "rows cross host memory and the processors: many times slower than between the GPUs",
-    fix: "take a config for these GPUs, such as configs/nvlink.toml or configs/nvlink-verbs.toml \
-          (docs/which-config.md has all)",
+    fix: "take a config for these GPUs: docs/which-config.md has all",
     source: "backends/cuda/docs.md, backends/rocm/docs.md",
 };
 
@@ -46,6 +45,8 @@ static MISSING: Rule = Rule {
           off and on; if the GPU is still missing, have the board looked at",
     source: "NVIDIA DGX H100/H200 User Guide (a GPU and a NIC for each switch); NVIDIA, XID Errors (Xid 79)",
 };
+
+const ALL_CONFIGS: &str = "docs/which-config.md has all";
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     ranks(report);
@@ -128,13 +129,14 @@ fn unused(report: &mut DoctorReport<'_>) {
     let used = [Facility::Cuda, Facility::Hip].into_iter().find(|facility| job.asks(*facility));
     match used {
         None => {
-            let vendor = match machine.given_gpus().first().map(|gpu| gpu.vendor) {
-                Some(GpuVendor::Amd) => "AMD",
-                _ => "NVIDIA",
-            };
+            let is_amd =
+                machine.given_gpus().first().is_some_and(|gpu| gpu.vendor == GpuVendor::Amd);
+            let vendor = if is_amd { "AMD" } else { "NVIDIA" };
             let found =
                 format!("the config uses none of {}", plural(count, &format!("{vendor} GPU")));
-            report.note(&UNUSED, Facility::Node, "GPUs", Verdict::Slow.on(found));
+            report
+                .note(&UNUSED, Facility::Node, "GPUs", Verdict::Slow.on(found))
+                .fix(format!("take {} ({ALL_CONFIGS})", configs(machine, is_amd)));
         }
         // Fewer ranks may be meant so.
         Some(facility) if job.ranks < count && job.ranks_from != "--ranks" => {
@@ -145,6 +147,16 @@ fn unused(report: &mut DoctorReport<'_>) {
                 .fix("start one rank for each GPU (--nproc-per-node, --ntasks-per-node), unless this is meant so");
         }
         Some(_) => {}
+    }
+}
+
+/// The configs that use the GPUs of this node: on it alone, and between such nodes.
+fn configs(machine: &Machine, is_amd: bool) -> &'static str {
+    let has_efa = machine.nics.iter().any(|nic| nic.family == NicFamily::Efa);
+    match (is_amd, has_efa) {
+        (true, _) => "configs/rocm.toml, or between nodes configs/rocm-verbs.toml",
+        (false, true) => "configs/nvlink.toml, or between nodes configs/nvlink-efa.toml",
+        (false, false) => "configs/nvlink.toml, or between nodes configs/nvlink-verbs.toml",
     }
 }
 

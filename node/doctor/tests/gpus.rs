@@ -95,6 +95,19 @@ fn gpus_that_a_config_or_the_number_of_ranks_leaves_idle_are_named() {
 }
 
 #[test]
+fn the_fix_for_idle_gpus_names_configs_of_this_kind_of_node() {
+    let cpu = job(8, &[("kernel set", "cpu"), ("transport", "verbs")]);
+    for (tree, configs) in [
+        ("hgx-cx7.tree", "configs/nvlink.toml, or between nodes configs/nvlink-verbs.toml"),
+        ("p5en-efa.tree", "configs/nvlink.toml, or between nodes configs/nvlink-efa.toml"),
+        ("mi300x-pollara.tree", "configs/rocm.toml, or between nodes configs/rocm-verbs.toml"),
+    ] {
+        let found = of(&machine(tree), &cpu, "gpu-unused").remove(0).fix.unwrap();
+        assert!(found.contains(configs), "{tree}: {found}");
+    }
+}
+
+#[test]
 fn gpus_that_the_environment_hides_serve_no_rank() {
     let text = std::fs::read_to_string(trees().join("hgx-cx7.tree")).unwrap();
     let visible = |list: &str| {

@@ -289,7 +289,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world]\ndeadline_ms = 500\ndeadline_ms = 600",
-        ":7: not valid TOML: duplicate key; found `deadline_ms`",
+        ":7: not valid TOML: duplicate key; found `deadline_ms`; expected each key once. Fix: remove one of them",
     ),
     ("", "[world", ":5: not valid TOML: unclosed table, expected `]`"),
     ("", "[world]\nbootstrap = \"env", r#":6: not valid TOML: invalid basic string, expected `"`"#),
