@@ -12,7 +12,7 @@ use super::limits::LARGE;
 use super::memory::{UNTOUCHED, compare, pattern};
 use super::needs::Needs;
 use super::queue::Queue;
-use super::rig::Rig;
+use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 
 pub(super) const CASES: &[TransportCase] = &[
@@ -71,12 +71,20 @@ pub(super) const CASES: &[TransportCase] = &[
 
 /// Puts of one round, from sources of their own.
 const BATCH: usize = 4;
+/// Rounds between two looks at the time: each size is there five times.
+const STRETCH: u64 = 20;
+/// The time after which slow fabrics have had enough of them.
+const ENOUGH: Duration = Duration::from_secs(1);
 
 fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
     let room = rig.windows[0].len() / BATCH;
-    let mut total = 0;
-    for round in 0..60_u64 {
+    let (start, mut total) = (Instant::now(), 0);
+    for round in 0..3 * STRETCH {
+        // The ranks have met behind the round before.
+        if round > 0 && round % STRETCH == 0 && rig::of_any(rig.world, start.elapsed() > ENOUGH)? {
+            break;
+        }
         let bytes = rig.put_bytes([64, 4096, 50_000, room][round as usize % 4]);
         let seed = |writer: u32, part: usize| u64::from(writer) << 32 | round << 8 | part as u64;
         let mut commands = [NO_COMMAND; BATCH];

@@ -49,7 +49,7 @@ const ROUNDS: u64 = 300;
 /// Rounds between two looks at the time: each size is there ten times.
 const STRETCH: u64 = 60;
 /// The time after which slow fabrics have had enough of them.
-const ENOUGH: Duration = Duration::from_secs(4);
+const ENOUGH: Duration = Duration::from_secs(2);
 /// Small puts race for the head of a payload, large ones for its tail.
 const SIZES: [usize; 6] = [8, 200, 4096, 30_000, 1 << 16, 1 << 20];
 
