@@ -57,6 +57,11 @@ impl Watch {
         }
     }
 
+    /// Notes names that a process of the job has used.
+    pub(crate) fn note_names(&mut self, names: impl IntoIterator<Item = PathBuf>) {
+        self.used.extend(names);
+    }
+
     /// The names that are new and that no process uses. Jobs create and remove names, so this polls until the new
     /// names are gone. `limit` may grow while it waits.
     pub(crate) fn left(&self, limit: impl Fn() -> Duration) -> LeftNames {
@@ -76,8 +81,8 @@ impl Watch {
     }
 
     /// The files in folders for temporary files that were made since the start, that a process of the job was seen to
-    /// use, and that no process uses now.
-    pub(crate) fn left_files(&self) -> Vec<String> {
+    /// use, and that no process uses now. Those alone count which `counts` says.
+    pub(crate) fn left_files(&self, counts: impl Fn(&Path) -> bool) -> Vec<String> {
         let (folders, user) = (temporary(user()), user());
         let mut files = self.used.iter().filter(|file| {
             let is_new = |meta: &std::fs::Metadata| {
@@ -85,6 +90,7 @@ impl Watch {
                 meta.is_file() && meta.uid() == user && made.is_ok_and(|made| made >= self.start)
             };
             folders.iter().any(|folder| file.starts_with(folder))
+                && counts(file)
                 && std::fs::symlink_metadata(file).is_ok_and(|meta| is_new(&meta))
         });
         let Some(first) = files.next() else { return Vec::new() };
@@ -230,6 +236,15 @@ fn used_names() -> BTreeSet<PathBuf> {
         system_v(user()).into_iter().filter(|object| object.used).map(|object| object.name),
     );
     in_queues(used)
+}
+
+/// The names that one process uses in shared memory and in folders for temporary files.
+pub(crate) fn lasting_names(process: u32) -> Vec<PathBuf> {
+    let folders = temporary(user());
+    let lasts = |name: &PathBuf| {
+        name.starts_with(SHARED_MEMORY) || folders.iter().any(|folder| name.starts_with(folder))
+    };
+    used_by(process).into_iter().filter(lasts).collect()
 }
 
 /// The names that one process maps, has open or listens on.
@@ -388,9 +403,9 @@ mod tests {
         std::fs::write(name("unseen"), "").unwrap();
         let file = std::fs::File::create(name("seen")).unwrap();
         watch.note([std::process::id()]);
-        let used = watch.left_files();
+        let used = watch.left_files(|_| true);
         drop(file);
-        let unused = watch.left_files();
+        let unused = watch.left_files(|_| true);
         std::fs::remove_file(name("seen")).unwrap();
         std::fs::remove_file(name("unseen")).unwrap();
         let says = |end: &str| format!("{} is left behind", name(end).display());

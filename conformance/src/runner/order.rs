@@ -51,6 +51,8 @@ impl JobSpec {
 pub(super) enum Answer {
     /// A test ended on this rank.
     Test { name: String, outcome: TestEnd },
+    /// This rank uses these names, just before the fault happens on it: afterwards it may be too late to look.
+    Uses { names: Vec<PathBuf> },
     /// The fault happens now on this rank.
     Faulty,
     /// A call ended with this error on this rank, and the run of a fault with it.
@@ -112,6 +114,7 @@ mod tests {
     fn answers_survive_the_pipe_and_other_lines_are_none() {
         for answer in [
             Answer::Faulty,
+            Answer::Uses { names: vec!["/dev/shm/a name".into()] },
             Answer::Test { name: "l1/x".into(), outcome: TestEnd::Fail("line\nbreak".into()) },
             Answer::Ended { error: "gone".into(), rank: Some(2) },
         ] {

@@ -139,6 +139,7 @@ impl<'a> Play<'a> {
                     self.world.exits.insert(rank, status);
                 }
                 Event::Line { rank, line } => match Answer::read(&line) {
+                    Some(Answer::Uses { names }) => self.names.note_names(names),
                     Some(Answer::Faulty) => {
                         self.befall()?;
                         self.began = self.began.or(Some(Instant::now()));
@@ -256,7 +257,11 @@ impl<'a> Play<'a> {
                 .map(|name| format!("the temporary file {name} is left behind")),
         );
         let limit = || load.stretch(pace.stretch(CLEAN_UP));
-        (left, names.left(limit))
+        let found = names.left(limit);
+        // The folder of the ranks was looked at above.
+        let elsewhere = |file: &Path| !file.starts_with(folder.path());
+        left.extend(names.left_files(elsewhere));
+        (left, found)
     }
 }
 

@@ -13,6 +13,7 @@ use super::Settings;
 use super::order::{Answer, JobSpec, TestEnd, Work};
 use crate::device;
 use crate::faults::{Fault, Word};
+use crate::names::lasting_names;
 use crate::pace::Pace;
 use crate::suite::{self, Outcome, Test};
 
@@ -97,7 +98,10 @@ fn run_fault(config: &Path, pace: Pace, name: &str, ranks: u32) -> Result<()> {
         Answer::Meeting { path: meeting }.say()?;
     }
     fault.play(config, &|word| match word {
-        Word::Faulty => Answer::Faulty.say(),
+        Word::Faulty => {
+            Answer::Uses { names: lasting_names(std::process::id()) }.say()?;
+            Answer::Faulty.say()
+        }
         Word::Ended(error) => {
             let rank = error
                 .chain()

@@ -226,7 +226,7 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
     // Names of the other rank's instance are in use until it has closed as well.
     rank.world.barrier("all have closed")?;
     let mut left = names.left(|| settles);
-    left.own.extend(names.left_files());
+    left.own.extend(names.left_files(|_| true));
     Ok(left)
 }
 

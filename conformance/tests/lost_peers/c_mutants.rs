@@ -35,7 +35,7 @@ struct Mutant {
     case: String,
     /// Words of its failure.
     says: String,
-    /// The start of the names that it leaves in shared memory, which no other mutant uses, or [`SEMAPHORES`].
+    /// The start of the names that it leaves in shared memory or `/tmp`, which no other mutant uses, or [`SEMAPHORES`].
     leaves: Option<String>,
     edits: Vec<Edit>,
 }
@@ -208,7 +208,8 @@ fn remove_left_names(prefix: &str) {
     if prefix == SEMAPHORES {
         return remove_semaphores();
     }
-    for entry in std::fs::read_dir("/dev/shm").unwrap().flatten() {
+    let folders = ["/dev/shm", "/tmp"].map(|folder| std::fs::read_dir(folder).unwrap());
+    for entry in folders.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
             std::fs::remove_file(entry.path()).unwrap();
         }
