@@ -5,7 +5,7 @@
  * Window memory: the transport owns it (TY_CAP_OWNS_MEMORY). `alloc` makes a shared memory object
  * with a random name and mode 0600; the endpoint holds the names; `connect` maps the peer's
  * objects. The rank that maps a set of objects last removes their names, so that nothing is left in
- * /dev/shm if ranks are killed later; until then `close` removes them.
+ * /dev/shm if ranks are killed later; until then `close` removes them, and a kill leaves them.
  *
  * Threads: see TyTransportTable. Each queue is used by one thread at a time, so queues need no lock.
  */

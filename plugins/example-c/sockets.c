@@ -25,13 +25,32 @@ static int32_t fail(TyError *error, int32_t status, const char *operation, int o
 
 /* === cold slots === */
 
+/* Finds the first key of the component's table: this component has none. A component with keys takes a TOML library. */
+static bool find_key(const TyConfig *config, char *key, size_t room) {
+    const char *at = (const char *)config->text.data, *end = at + config->text.bytes;
+    size_t bytes = 0;
+    while (at < end && strchr("# \t\r\n", *at) != NULL) {
+        if (*at == '#')
+            while (at < end && *at != '\n') at++;
+        else
+            at++;
+    }
+    while (at < end && bytes + 1 < room && strchr("= \t\r\n", *at) == NULL) key[bytes++] = *at++;
+    key[bytes] = 0;
+    return bytes > 0;
+}
+
 static int32_t sockets_probe(const TyHost *host, const TyConfig *config, TyCapabilities *capabilities,
                              TyError *error) {
+    char key[64], message[192];
     (void)host;
     if (capabilities->size < sizeof *capabilities)
         return fail(error, TY_INTERNAL, "probe", 0, -1, "the host's structure is too short");
-    if (config->text.bytes != 0)
-        return fail(error, TY_CONFIG, "probe", 0, -1, "found a table; expected none. Fix: remove it");
+    if (find_key(config, key, sizeof key)) {
+        /* The host adds the file, and the line of what is named in brackets. */
+        snprintf(message, sizeof message, "unknown key `%s`; expected none [key: %s]. Fix: remove it", key, key);
+        return fail(error, TY_CONFIG, "probe", 0, -1, message);
+    }
     capabilities->flags =
         TY_CAP_ORDERED | TY_CAP_BOUNDED_PUT | TY_CAP_MANUAL_PROGRESS | TY_CAP_MASKING;
     capabilities->memory_kinds = TY_MEMORY_HOST;

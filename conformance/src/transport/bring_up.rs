@@ -324,6 +324,18 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
     Ok(())
 }
 
+/// Checks that an error has the status of a peer that is gone or late, and names no other one.
+pub(super) fn is_a_loss(error: &Error, rank: u32) -> Result<()> {
+    has_status(error)?;
+    is_about(error, rank)?;
+    ensure!(
+        matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Deadline),
+        "connecting without world rank {rank}: found {:?}, `{error}`; expected TY_PEER_LOST or TY_DEADLINE",
+        error.kind()
+    );
+    Ok(())
+}
+
 /// Peer 0 connects and commits; peer 1 connects, or not even that. Returns the time that it took.
 fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> Result<Duration> {
     let mut rig = Rig::open(rank, needs, PATIENCE)?;
@@ -339,8 +351,7 @@ fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> R
     // Success is right as well: a transport need not wait for its peers.
     let failed = connected.as_ref().err().filter(|_| is_first);
     if let Some(error) = failed.and_then(|error| error.downcast_ref()) {
-        has_status(error)?;
-        is_about(error, rig.world_rank(1))?;
+        is_a_loss(error, rig.world_rank(1))?;
     }
     rank.world.barrier("a peer was missing")?;
     // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.

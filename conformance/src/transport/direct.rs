@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use tokenyard_core::abi;
-use tokenyard_core::transport::{Command, NO_COMMAND};
+use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
 use super::completion::check_events;
 use super::memory::{UNTOUCHED, compare, copy_from, pattern};
@@ -83,8 +83,9 @@ fn get_from_all(rig: &mut Rig<'_>, round: u64, here: usize, there: usize) -> Res
         }
         rig.windows[here].fill(UNTOUCHED);
         rig.post(0, &gets)?;
-        let events = rig.wait_some_events(0, gets.len())?;
-        let what = format!("round {round}: window {here} after a get from rank {peer}");
+        let what = format!("round {round}: window {here} after a get");
+        let events = read_as_they_end(rig, &what, &gets, &expected)?;
+        let what = format!("{what} from rank {peer}");
         compare(&what, &rig.windows[here].read(0, len), &expected)?;
         check_events(&events, gets.iter())?;
     }
@@ -92,6 +93,28 @@ fn get_from_all(rig: &mut Rig<'_>, round: u64, here: usize, there: usize) -> Res
     rig.barrier("all have read")?;
     let what = format!("window {there} after gets of all ranks");
     compare(&what, &rig.windows[there].read(0, len), &of(me))
+}
+
+/// Waits for the events of gets. The bytes of each are there at its own event. Returns the events.
+fn read_as_they_end(
+    rig: &mut Rig<'_>,
+    what: &str,
+    gets: &[Command],
+    expected: &[u8],
+) -> Result<Vec<Event>> {
+    let mut ended = Vec::new();
+    while ended.len() < gets.len() {
+        let events = rig.wait_some_events(0, 1)?;
+        for get in gets.iter().filter(|get| events.iter().any(|event| event.tag == get.tag)) {
+            let (to, bytes) = (get.src_offset as usize, get.bytes as usize);
+            let what =
+                format!("{what} of {bytes} bytes from rank {}, seen with its event", get.peer);
+            let found = rig.windows[get.src_window as usize].read(to, bytes);
+            compare(&what, &found, &expected[to..to + bytes])?;
+        }
+        ended.extend(events);
+    }
+    Ok(ended)
 }
 
 fn peer_addresses_see_puts_and_stores(rig: &mut Rig<'_>) -> Result<()> {

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
@@ -13,6 +14,7 @@ use super::lost_peer::{PART, PUTS, puts_fail};
 use super::needs::Needs;
 use super::patience::{PATIENCE, open_before};
 use super::rig::{self, Rig};
+use super::slots::with_unknown_key;
 use super::{Body, TransportCase};
 use crate::names::{LeftNames, Watch};
 use crate::suite::{Outcome, Rank};
@@ -49,7 +51,7 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "what_was_opened_is_given_back",
-        about: "probe, refused connects and open to close leave no descriptor, thread, mapping or name behind",
+        about: "probe, calls that fail, and open to close leave no descriptor, thread, mapping or name behind",
         invariants: "the order of calls: `probe`, `close`; INV-8",
         ranks: &[2],
         needs: Needs::SMALL,
@@ -163,7 +165,7 @@ pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// Calls of each kind. The first two may keep what a process has once, such as a library's handle.
-const CALLS: i32 = 5;
+const CALLS: i32 = 4;
 /// The time that descriptors and names have to go after `close`: more on slow machines.
 fn settles(rank: &Rank<'_>) -> Duration {
     3 * rig::short(rank)
@@ -192,6 +194,11 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
         let _ = component.probe(&choice.table)?;
         Ok(())
     })?;
+    keeps_nothing(settles, "a refused probe", || {
+        // Each must refuse the key: `unknown_keys_are_refused`.
+        let _ = component.probe(&with_unknown_key(&choice.table));
+        Ok(())
+    })?;
     keeps_nothing(settles, "open to close", || {
         let mut rig = Rig::bring_up(rank, needs)?;
         exchange(&mut rig)?;
@@ -213,6 +220,15 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
         let _ = rig.transport.connect(peer, &ends[peer as usize]);
         Ok(())
     })?;
+    keeps_nothing(settles, "an open that fails, or close", || {
+        SPARE.into_iter().try_for_each(|spare| open_with(spare, rank, needs))
+    })?;
+    // Once, and again only where it is a commit that fails: a close behind it may wait for the peer.
+    if commit_fails_without_the_peer(rank, needs)? {
+        keeps_nothing(settles, "a commit without the peer, and close", || {
+            commit_fails_without_the_peer(rank, needs).map(drop)
+        })?;
+    }
     let rig = Rig::bring_up(rank, needs)?;
     keeps_nothing(settles, "health, link_name and peer_address", || {
         for peer in 0..rig.ranks() {
@@ -230,17 +246,71 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
     Ok(left)
 }
 
-/// The resources of a process: its descriptors, its mappings of files and shared memory, the bytes that it
-/// has of the allocator, and those of other memory. Bytes count modulo 2^32, as the allocator counts them.
+/// Numbers of descriptors that are free while a transport opens: one that needs more fails, early or late.
+const SPARE: [usize; 2] = [1, 3];
+
+/// Opens with as many free descriptors as `spare`, and closes. All ranks have as few, because `open` may be collective.
+fn open_with(spare: usize, rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let (component, choice) = rig::choose(rank.config)?;
+    let few_left = FewDescriptors::leave(spare)?;
+    // An error is right, and so is success.
+    let _ = rig::open_chosen(component, choice, rank, needs, PATIENCE / 4);
+    drop(few_left);
+    Ok(())
+}
+
+/// A limit that leaves this process few descriptors, until it is dropped.
+struct FewDescriptors(Rlimit);
+
+impl FewDescriptors {
+    fn leave(spare: usize) -> Result<Self> {
+        let before = getrlimit(Resource::Nofile);
+        let is_free =
+            |number: &u64| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err();
+        // Open ones with greater numbers stay open.
+        let first_beyond = (0..).filter(is_free).nth(spare);
+        setrlimit(Resource::Nofile, Rlimit { current: first_beyond, ..before })
+            .context("lower the limit on open files")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for FewDescriptors {
+    fn drop(&mut self) {
+        // A limit may always be raised to the one before.
+        let _ = setrlimit(Resource::Nofile, self.0);
+    }
+}
+
+/// Rank 0 connects and commits, and rank 1 does neither. Returns whether the commit failed.
+fn commit_fails_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<bool> {
+    let mut rig = Rig::open(rank, needs, PATIENCE / 4)?;
+    let endpoints = rig.exchange_endpoints()?;
+    let is_first = rig.me() == 0;
+    let mut connects = (0..).zip(&endpoints);
+    let failed = is_first
+        && connects.all(|(peer, end)| rig.transport.connect(peer, end).is_ok())
+        && rig.transport.commit().is_err();
+    let failed = rig::of_any(rank.world, failed)?;
+    // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.
+    let last = is_first.then_some(rig);
+    rank.world.barrier("the missing peer has closed")?;
+    drop(last);
+    Ok(failed)
+}
+
+/// The resources of a process: its descriptors, its mappings of files and shared memory, its threads, the bytes that
+/// it has of the allocator, and those of other memory. Bytes count modulo 2^32, as the allocator counts them.
 #[derive(Clone, Copy, Debug)]
-struct Held([u32; 4]);
+struct Held([u32; KINDS.len()]);
 
 /// The kinds, each with the growth by all calls, and by each of them, that is a leak. Bytes must grow with each call:
 /// the allocator's caches, and the host's own tables, take some now and then (up to 7 KiB were seen on the heap), and a
-/// thread's stack stays for the next.
-const KINDS: [(&str, i32, i32); 4] = [
+/// thread's stack stays for the next. Two threads are a leak, because no slot need start one at all.
+const KINDS: [(&str, i32, i32); 5] = [
     ("descriptors", CALLS, i32::MIN),
     ("mappings", CALLS, i32::MIN),
+    ("threads", 2, i32::MIN),
     ("bytes on the heap", CALLS * 4 * PAGE, 4 * PAGE),
     ("bytes of other memory", CALLS * PAGE, PAGE),
 ];
@@ -258,10 +328,11 @@ impl Held {
         let heap = unsafe { libc::mallinfo() };
         let [arenas, used, mapped] = [heap.arena, heap.uordblks, heap.hblkhd].map(|n| n as u32);
         let other = (bytes as u32).wrapping_sub(arenas).wrapping_sub(mapped);
-        Ok(Self([descriptors, mappings, used.wrapping_add(mapped), other]))
+        let threads = threads()?.len() as u32;
+        Ok(Self([descriptors, mappings, threads, used.wrapping_add(mapped), other]))
     }
 
-    fn more_than(self, before: Self) -> [i32; 4] {
+    fn more_than(self, before: Self) -> [i32; KINDS.len()] {
         std::array::from_fn(|kind| self.0[kind].wrapping_sub(before.0[kind]).cast_signed())
     }
 }
@@ -308,7 +379,7 @@ fn keeps_nothing(
     call()?;
     call()?;
     let before = Held::now()?;
-    let (mut last, mut by_each, mut each_leaves_threads) = (before, [i32::MAX; 4], true);
+    let (mut last, mut by_each, mut each_leaves_threads) = (before, [i32::MAX; KINDS.len()], true);
     for _ in 0..CALLS {
         let threads = threads()?;
         call()?;

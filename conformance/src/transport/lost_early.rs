@@ -2,13 +2,14 @@
 
 use anyhow::{Result, ensure};
 
-use super::errors::{has_status, is_about};
+use super::bring_up::is_a_loss;
 use super::lost_peer::{await_loss, processes};
 use super::needs::Needs;
 use super::patience::{PATIENCE, longest, timed};
 use super::rig::Rig;
 use super::teams::Teams;
 use super::{Body, TransportCase};
+use crate::names::Watch;
 use crate::suite::{Loss, Outcome, Rank};
 
 /// Rank 0 holds the world together.
@@ -24,7 +25,7 @@ const EARLY: TransportCase = TransportCase {
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "connecting_to_a_killed_peer_ends",
-        about: "connect and commit end within the deadline where a peer was killed before",
+        about: "connect and commit end within the deadline where a peer was killed before, and the survivor's names go",
         body: Body::OwnProcess(|rank, needs| connecting_ends(rank, needs, Loss::Killed)),
         ..EARLY
     },
@@ -38,7 +39,10 @@ pub(super) const CASES: &[TransportCase] = &[
 
 /// World rank 1, which is peer 0, is lost once rank 0 has its endpoint.
 fn connecting_ends(rank: &Rank<'_>, needs: &Needs, loss: Loss) -> Result<Outcome> {
+    let mut names = Watch::start();
     let mut rig = Rig::open(rank, needs, PATIENCE)?;
+    // The names are of this rank alone: it has not connected.
+    names.note([std::process::id()]);
     let endpoints = rig.exchange_endpoints()?;
     let pids = processes(rank)?;
     rank.world.barrier("a rank is lost")?;
@@ -57,8 +61,16 @@ fn connecting_ends(rank: &Rank<'_>, needs: &Needs, loss: Loss) -> Result<Outcome
         "connect and commit took {took:?} beside a peer that is lost; expected at most {longest:?} (INV-6)"
     );
     if let Some(error) = connected.as_ref().err().and_then(|error| error.downcast_ref()) {
-        has_status(error)?;
-        is_about(error, VICTIM)?;
+        is_a_loss(error, VICTIM)?;
     }
+    // The names of the victim may stay: no rank had opened what is behind them. A survivor removes its own.
+    drop(rig);
+    let mut left = names.left(|| PATIENCE).own;
+    left.extend(names.left_files(|_| true));
+    ensure!(
+        left.is_empty(),
+        "after close beside a peer that was lost early: {}; expected no name of this rank",
+        left.join(", ")
+    );
     Ok(Outcome::Pass)
 }

@@ -14,6 +14,7 @@ mod direct;
 mod ending;
 mod errors;
 mod headway;
+mod instances;
 mod limits;
 mod lost_early;
 mod lost_in_post;
@@ -21,6 +22,7 @@ mod lost_peer;
 mod masking;
 mod memory;
 mod needs;
+mod ordering;
 mod patience;
 mod pausing;
 mod places;
@@ -102,9 +104,11 @@ const CASES: &[&[TransportCase]] = &[
     limits::CASES,
     progress::CASES,
     pausing::CASES,
+    ordering::CASES,
     bring_up::CASES,
     slots::CASES,
     structures::CASES,
+    instances::CASES,
     shortage::CASES,
     ending::CASES,
     lost_early::CASES,

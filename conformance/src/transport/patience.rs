@@ -42,7 +42,7 @@ pub(super) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
 /// Opens an instance with a short deadline, and calls what comes before its connect to `peer`. A slow machine takes
 /// longer than that to connect to itself, and gets the time. Collective.
 pub(super) fn open_before<'a>(rank: &Rank<'a>, needs: &Needs, peer: u32) -> Result<Rig<'a>> {
-    for deadline in [PATIENCE, 10 * PATIENCE] {
+    for deadline in [PATIENCE / 4, PATIENCE, 10 * PATIENCE] {
         let mut rig = Rig::open(rank, needs, deadline)?;
         let late = rig.prepare(peer).is_err();
         if !rig::of_any(rank.world, late)? {

@@ -115,3 +115,21 @@ pub(super) fn scribble<T: Copy>(inputs: &mut [T], over: T) {
     // The compiler would leave out what is not read.
     std::hint::black_box(inputs);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_statuses_of_errors_are_the_list_of_the_header() {
+        let header = include_str!("../../../abi/include/tokenyard_plugin.h");
+        let status = |line: &str| {
+            let (name, number) = line.strip_prefix("#define ")?.split_once(' ')?;
+            name.starts_with("TY_").then(|| number.parse::<i32>().ok()).flatten()
+        };
+        let mut listed: Vec<i32> =
+            header.lines().filter_map(status).filter(|number| *number < 0).collect();
+        listed.sort_unstable();
+        assert_eq!(listed, STATUSES.collect::<Vec<_>>());
+    }
+}

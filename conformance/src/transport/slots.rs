@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::config::ComponentTable;
+use tokenyard_core::host::blank_error;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 use tokenyard_core::{ErrorKind, abi};
 
@@ -22,7 +23,7 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "unknown_keys_are_refused",
-        about: "probe refuses a key that the component's table does not have, with TY_CONFIG",
+        about: "probe refuses a key that the component's table does not have, with TY_CONFIG, and names it",
         invariants: "the config table",
         ranks: &[1],
         needs: Needs::SMALL,
@@ -31,11 +32,20 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "events_fit_their_room",
-        about: "poll writes at most as many events as its capacity, and keeps the others",
+        about: "poll writes at most as many events as its capacity, also where that is 0, and keeps the others",
         invariants: "INV-7",
         ranks: &[2],
         needs: Needs::SMALL,
         body: Body::Connected(events_fit_their_room),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "endpoints_fit_their_room",
+        about: "endpoint writes at most as many bytes as its capacity, and gives that length",
+        invariants: "the order of calls: `endpoint`",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Alone(endpoints_fit_their_room),
         ..TransportCase::BARE
     },
 ];
@@ -75,22 +85,54 @@ fn names_of_links_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// A key that no component has.
-const UNKNOWN_KEY: &str = "a_key_of_no_component = 1\n";
+const UNKNOWN_KEY: &str = "a_key_of_no_component";
+
+/// A component's table, and a key in it that no component has.
+pub(super) fn with_unknown_key(table: &ComponentTable) -> ComponentTable {
+    ComponentTable::from_text(&format!("{UNKNOWN_KEY} = 1\n{}", table.text()), table.file())
+}
 
 fn unknown_keys_are_refused(rank: &Rank<'_>, _: &Needs) -> Result<()> {
     let (component, choice) = rig::choose(rank.config)?;
-    let text = format!("{UNKNOWN_KEY}{}", choice.table.text());
-    let table = ComponentTable::from_text(&text, choice.table.file());
-    let kind = component.probe(&table).err().map(|error| error.kind());
+    let refused = component.probe(&with_unknown_key(&choice.table)).err();
+    let kind = refused.as_ref().map(tokenyard_core::Error::kind);
     ensure!(
         kind == Some(ErrorKind::Config),
-        "probe with the unknown key {UNKNOWN_KEY:?}: found {kind:?}; expected TY_CONFIG"
+        "probe with the unknown key `{UNKNOWN_KEY}`: found {kind:?}; expected TY_CONFIG"
+    );
+    let error = refused.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(
+        error.contains(UNKNOWN_KEY),
+        "probe with the unknown key `{UNKNOWN_KEY}` names no such key: `{error}`; expected an error that names it"
     );
     Ok(())
 }
 
+fn endpoints_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let rig = Rig::open(rank, needs, rank.config.world.deadline)?;
+    // SAFETY: the copy is used while the transport is open.
+    let abi::TyLink { table, instance, .. } = unsafe { rig.transport.link() }.as_abi();
+    // SAFETY: tables live as long as the process.
+    let endpoint = unsafe { (*table).endpoint }.context("a required slot is null")?;
+    let capacity = abi::TY_ENDPOINT_BYTES;
+    for peer in 0..rig.ranks() {
+        let mut data = [BESIDE; abi::TY_ENDPOINT_BYTES + 64];
+        let (mut bytes, mut error) = (0, blank_error());
+        // SAFETY: an open instance, with all windows; the room is as large as stated.
+        let status = unsafe {
+            endpoint(instance, peer, data.as_mut_ptr(), capacity, &raw mut bytes, &raw mut error)
+        };
+        ensure!(status == abi::TY_OK, "endpoint: found status {status}; expected 0");
+        ensure!(
+            bytes <= capacity && data[capacity..].iter().all(|byte| *byte == BESIDE),
+            "endpoint for peer {peer}: found {bytes} bytes in room for {capacity}; expected no more, and none beside it"
+        );
+    }
+    Ok(rank.world.barrier("all have written their endpoints")?)
+}
+
 fn events_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
-    let (count, room) = (8, 2);
+    let count = 8;
     let (next, signal) = (rig.next(), rig.signal(0, 0, rig.me()));
     let flags = abi::TY_FLAG_NOTIFY;
     let signals = (0..count).map(|tag| Command {
@@ -110,7 +152,11 @@ fn events_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
     // SAFETY: tables live as long as the process.
     let poll = unsafe { (*table).poll }.context("a required slot is null")?;
     let until = rig.until();
-    while found.len() < count as usize {
+    // Rooms of no event come now and then: such a poll drives, and keeps all events.
+    for room in [0, 2, 1].into_iter().cycle() {
+        if found.len() >= count as usize {
+            break;
+        }
         let beside = Event { tag: u64::MAX, ..NO_EVENT };
         let (mut events, mut wrote) = ([beside; 8], 0);
         // SAFETY: an open instance, whose queue this thread owns; the room is as large as stated.
@@ -123,7 +169,7 @@ fn events_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
         found.extend(events[..wrote].iter().map(|event| event.tag));
         ensure!(
             std::time::Instant::now() < until,
-            "found {} events by polls with room for {room}; expected {count} (INV-7)",
+            "found {} events by polls with room for 0 to 2; expected {count} (INV-7)",
             found.len()
         );
     }

@@ -1,16 +1,21 @@
 //! Structures that the transport fills: what it needs of memory, the windows that it allocates, and its errors.
 
+use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
+use std::ptr::{null, null_mut};
 
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
-use tokenyard_core::host::blank_error;
-use tokenyard_core::transport::{MemoryNeeds, Window};
+use tokenyard_core::host::{blank_error, services};
+use tokenyard_core::transport::{Command, MemoryNeeds, NO_COMMAND, Window};
 
+use super::errors::UNKNOWN_OP;
 use super::memory::pattern;
 use super::needs::Needs;
+use super::patience::PATIENCE;
 use super::queue::STATUSES;
 use super::rig::{self, Rig};
+use super::slots::with_unknown_key;
 use super::teams::Teams;
 use super::{Body, TransportCase};
 use crate::suite::Rank;
@@ -38,7 +43,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "errors_fit_their_room",
-        about: "the error of a refused connect is text within its arrays, and about the peer's world rank or none",
+        about: "errors of connect, open, health and commit are text within their arrays, and that of a refused connect \
+                is about the peer's world rank or none",
         invariants: "errors",
         ranks: &[2],
         needs: Needs { teams: Teams::Backwards(1), ..Needs::SMALL },
@@ -147,30 +153,53 @@ struct ErrorRoom {
 
 const BESIDE: u8 = 0xd7;
 
-fn errors_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
-    let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
-    rig.prepare(rig.next())?;
-    // SAFETY: the copy is used while the transport is open.
-    let abi::TyLink { table, instance, .. } = unsafe { rig.transport.link() }.as_abi();
-    // SAFETY: tables live as long as the process.
-    let connect = unsafe { (*table).connect }.context("a required slot is null")?;
-    let (peer, damaged) = (rig.next(), [0xff_u8; 3]);
+/// Calls a slot, which must fail or succeed within the room of its error. Returns the status, and the error.
+fn in_error_room(
+    what: &str,
+    call: impl FnOnce(*mut abi::TyError) -> i32,
+) -> Result<(i32, abi::TyError)> {
     let mut room = ErrorRoom { error: blank_error(), beside: [BESIDE; 1024] };
-    let error = (&raw mut room).cast();
-    // SAFETY: an open instance; the bytes live for the call, and so does the error, whose pointer is that of the room.
-    let status = unsafe { connect(instance, peer, damaged.as_ptr(), damaged.len(), error) };
-    ensure!(
-        STATUSES.contains(&status),
-        "connect with an endpoint of 3 bytes: found status {status}; expected one of {STATUSES:?}"
-    );
+    // The pointer is that of the room: a write beside the error stays in it.
+    let status = call((&raw mut room).cast());
     let ErrorRoom { error, beside } = room;
     ensure!(
         beside.iter().all(|byte| *byte == BESIDE) && error.size == size_of::<abi::TyError>(),
-        "connect wrote beside its error, or its size: expected text of at most {} bytes",
+        "{what} wrote beside its error, or its size: expected text of at most {} bytes",
         abi::TY_ERROR_MESSAGE
     );
-    let (operation, message) = (text(&error.operation)?, text(&error.message)?);
-    ensure!(!message.is_empty(), "connect failed in {operation:?} without a message");
+    if status != abi::TY_OK {
+        ensure!(
+            STATUSES.contains(&status),
+            "{what}: found status {status}; expected one of {STATUSES:?}"
+        );
+        let (operation, message) = (text(&error.operation)?, text(&error.message)?);
+        ensure!(!message.is_empty(), "{what} failed in {operation:?} without a message");
+    }
+    Ok((status, error))
+}
+
+/// The slots of an open transport, and its instance.
+fn slots(rig: &Rig<'_>) -> (&'static abi::TyTransportTable, *mut c_void) {
+    // SAFETY: callers use the instance while the transport is open.
+    let abi::TyLink { table, instance, .. } = unsafe { rig.transport.link() }.as_abi();
+    // SAFETY: judged tables live as long as the process.
+    (unsafe { &*table }, instance)
+}
+
+fn errors_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
+    rig.prepare(rig.next())?;
+    let (table, instance) = slots(&rig);
+    let connect = table.connect.context("a required slot is null")?;
+    let (peer, damaged) = (rig.next(), [0xff_u8; 3]);
+    let (status, error) = in_error_room("connect", |error| {
+        // SAFETY: an open instance; the bytes and the error live for the call.
+        unsafe { connect(instance, peer, damaged.as_ptr(), damaged.len(), error) }
+    })?;
+    ensure!(
+        status != abi::TY_OK,
+        "connect with an endpoint of 3 bytes: found status {status}; expected one of {STATUSES:?}"
+    );
     let of_peer = i32::try_from(rig.world_rank(peer))?;
     ensure!(
         [-1, of_peer].contains(&error.rank) && error.os_errno >= 0,
@@ -178,7 +207,113 @@ fn errors_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
         error.rank,
         error.os_errno
     );
-    Ok(rank.world.barrier("all have failed")?)
+    error_of_open(table, rank, &rig)?;
+    rank.world.barrier("all have failed")?;
+    drop(rig);
+    error_of_health(rank, needs)?;
+    error_of_commit(rank, needs)
+}
+
+/// A service that has no answer, so that an `open` which asks for one fails.
+unsafe extern "C" fn no_answer(
+    _: *mut c_void,
+    _: *const u8,
+    _: usize,
+    _: *mut u8,
+    _: *mut abi::TyError,
+) -> i32 {
+    abi::TY_DEADLINE
+}
+
+/// Opens by a table with an unknown key. A transport that reads its table in `probe` alone may succeed.
+fn error_of_open(table: &abi::TyTransportTable, rank: &Rank<'_>, rig: &Rig<'_>) -> Result<()> {
+    let (open, close) = table.open.zip(table.close).context("a required slot is null")?;
+    let (_, choice) = rig::choose(rank.config)?;
+    let unknown = with_unknown_key(&choice.table);
+    let as_ty = |text: &str| abi::TyStr { data: text.as_ptr(), bytes: text.len() };
+    let ranks: Vec<u32> = (0..rig.ranks()).map(|peer| rig.world_rank(peer)).collect();
+    let exchange = abi::TyExchange {
+        size: size_of::<abi::TyExchange>(),
+        context: null_mut(),
+        all_gather: Some(no_answer),
+    };
+    let request = abi::TyTransportOpen {
+        size: size_of::<abi::TyTransportOpen>(),
+        config: abi::TyConfig {
+            size: size_of::<abi::TyConfig>(),
+            text: as_ty(unknown.text()),
+            file: as_ty(unknown.file()),
+        },
+        team: abi::TyTeam {
+            size: size_of::<abi::TyTeam>(),
+            me: rig.me(),
+            count: rig.ranks(),
+            world_ranks: ranks.as_ptr(),
+        },
+        needs: abi::TyTransportNeeds {
+            size: size_of::<abi::TyTransportNeeds>(),
+            windows: rig.needs.windows,
+            queues: rig.needs.queues,
+            signals: rig.needs.signals,
+            queue_depth: rig.needs.queue_depth,
+            largest_put: rig.needs.largest_put,
+            deadline_ns: rig.needs.deadline.as_nanos() as u64,
+        },
+        nics: null(),
+        nic_count: 0,
+        flags: abi::TY_OPEN_ANY_RAILS,
+        device: -1,
+        exchange: &raw const exchange,
+    };
+    let mut instance = null_mut();
+    let (status, _) = in_error_room("open", |error| {
+        // SAFETY: a judged table; all structures live for the call.
+        unsafe { open(services(), &raw const request, &raw mut instance, error) }
+    })?;
+    if status == abi::TY_OK {
+        // SAFETY: it was opened above, and is used no more.
+        unsafe { close(instance) };
+    }
+    Ok(())
+}
+
+/// The error of `health`, which an unknown op of peer 0 has made.
+fn error_of_health(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut rig = Rig::bring_up(rank, needs)?;
+    let (table, instance) = slots(&rig);
+    let health = table.health.context("a required slot is null")?;
+    if rig.me() == 0 {
+        rig.expect_errors();
+        rig.post(0, &[Command { op: UNKNOWN_OP, peer: 1, ..NO_COMMAND }])?;
+        rig.wait_events(0, 1)?;
+        in_error_room("health", |error| {
+            // SAFETY: an open instance; the error lives for the call.
+            unsafe { health(instance, error) }
+        })?;
+    }
+    rig.end(false)
+}
+
+/// The error of `commit` of peer 0, to which peer 1 does not connect. Success is right as well.
+fn error_of_commit(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let mut rig = Rig::open(rank, needs, PATIENCE)?;
+    let endpoints = rig.exchange_endpoints()?;
+    let (table, instance) = slots(&rig);
+    let is_first = rig.me() == 0;
+    if let (true, Some(commit)) = (is_first, table.commit)
+        && (0..).zip(&endpoints).all(|(peer, end)| rig.transport.connect(peer, end).is_ok())
+    {
+        in_error_room("commit", |error| {
+            // SAFETY: an open instance, which has connected; the error lives for the call.
+            unsafe { commit(instance, error) }
+        })?;
+    }
+    rank.world.barrier("a peer was missing")?;
+    // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.
+    let last = is_first.then_some(rig);
+    rank.world.barrier("the missing peer has closed")?;
+    drop(last);
+    Ok(())
 }
 
 /// The text of an array: up to the first zero byte, or to its end.
