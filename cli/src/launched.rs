@@ -21,9 +21,9 @@ impl StartRanks {
         }
         if let Some(found) = launched_world(&environment) {
             bail!(
-                "start ranks: found {found}: a launcher started this process as one of several ranks, and each of them would start \
-                 a world of its own; expected --as-rank. Fix: `tokenyard {command} ... --as-rank` is one rank of the \
-                 launcher's world; --start-ranks starts a world here all the same"
+                "start ranks: found {found}: a launcher started this process as one of several ranks, and each of \
+                 them would start a world of its own; expected --as-rank. Fix: `tokenyard {command} ... --as-rank` \
+                 is one rank of the launcher's world; --start-ranks starts a world here all the same"
             );
         }
         Ok(())
