@@ -105,8 +105,7 @@ fn a_library_that_prints_in_ranks_ends_no_bench() {
         Library::new("if (getenv(\"TOKENYARD_RANK\") && write(1, \"hello\\n\", 6) != 6) _exit(1);");
     let config = library.config();
     let path = config.path();
-    let output =
-        call(&["bench", path.to_str().unwrap(), "--scenario", "scaling", "--no-check", "--json"]);
+    let output = call(&["bench", path.to_str().unwrap(), "--scenario", "scaling", "--json"]);
     expect_code(&output, 0);
     assert!(!common::json(&output)["scaling"].as_array().unwrap().is_empty());
     assert!(stderr(&output).contains("printed \"hello\""), "{output:?}");
@@ -226,7 +225,7 @@ fn a_full_standard_output_is_no_success_of_any_command() {
         shape.split(' ').collect(),
         vec!["conformance", path, "--list"],
         vec!["conformance", path, "--filter", "l0/puts_reach_the_right_place/r2", "--json"],
-        vec!["bench", path, "--scenario", "proxy", "--no-check"],
+        vec!["bench", path, "--scenario", "proxy"],
         vec!["--help"],
         vec!["--version"],
     ];

@@ -213,7 +213,7 @@ fn ranks_of_mpirun_meet_across_hosts_by_the_documented_commands_and_not_without(
 #[test]
 fn a_link_is_measured_between_two_hosts() {
     let config = Config::of_all_hosts("none");
-    let small = "--namespaces --samples 1 --tokens 16 --hidden 128 --no-check --json";
+    let small = "--namespaces --samples 1 --tokens 16 --hidden 128 --json";
     let output = Command::new(env!("CARGO_BIN_EXE_tokenyard"))
         .args(["bench", "link"])
         .arg(config.0.path().join("config.toml"))

@@ -26,7 +26,7 @@ const DOCUMENTED: &[Documented] = &[
     },
     Documented {
         section: "bench",
-        arguments: "bench configs/cpu.toml --scenario exchange --tokens 8 --hidden 64 --json --no-check",
+        arguments: "bench configs/cpu.toml --scenario exchange --tokens 8 --hidden 64 --json",
         codes: &[0],
     },
     Documented {

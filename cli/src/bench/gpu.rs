@@ -33,7 +33,7 @@ Examples:
 
 Needs GPUs: one rank per GPU of this machine. The link is measured in the same run; an operation must
 take at most 1.05 x (bytes through the busiest port / rate of the link) + 20 us, with 16 SMs or
-fewer. Exit code 0: all did; 1: one did not (--no-check: 0 all the same); 2: nothing could be measured.
+fewer. Exit code 0: it measured; 1, with --check: one took more; 2: nothing could be measured.
 The method and the columns are explained in docs/performance.md.";
 
 /// Arguments of `tokenyard bench dispatch`, `combine` and `pair`.

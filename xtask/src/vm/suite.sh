@@ -37,7 +37,7 @@ part env FI_UNIVERSE_SIZE=16 "$target/debug/tokenyard" conformance \
 
 # Checks that the benchmark measures; its figures on an emulated machine prove nothing.
 part "$target/debug/tokenyard" bench link "$target/conformance/verbs.toml" \
-    --samples 1 --tokens 64 --no-check
+    --samples 1 --tokens 64
 
 # Ranks are lost, and the others go on. Then the link of a rank is cut: last, because it changes the machine.
 if [ -n "$all" ]; then
