@@ -9,6 +9,7 @@ use super::places::{discover_all, domains, name_hosts, scattered};
 use super::reporter::Meeting;
 use super::stuck::{Kept, Stuck};
 use super::transports::{Transports, WindowMemory};
+use super::variables;
 use crate::abi;
 use crate::bootstrap::{Ask, Members, Next, World};
 use crate::config::{Config, OnFailure};
@@ -48,7 +49,8 @@ impl<'a> Survey<'a> {
             (None, None) => scattered(&places),
             (_, wanted) => domains(&places, wanted).map_err(|error| config.at_domains(error))?,
         };
-        let mut warnings = unknown_tables(config, registry);
+        let mut warnings = variables::misspelt();
+        warnings.extend(unknown_tables(config, registry));
         let mut levels = Levels::choose(members, config, registry, domains)?;
         let transports_use = levels.go_by_nics();
         warnings.extend(rails::even_out(&mut places, domains, transports_use)?);

@@ -17,6 +17,7 @@ pub(crate) mod reporter;
 pub(crate) mod shared_link;
 pub(crate) mod stuck;
 pub(crate) mod transports;
+mod variables;
 pub(crate) mod watchdog;
 
 pub use choices::Choices;
