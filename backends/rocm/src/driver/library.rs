@@ -57,7 +57,7 @@ pub(crate) fn load_compiler(folder: Option<&Path>) -> Result<&'static Hiprtc> {
         return Ok(compiler);
     }
     let found = find(folder, Hiprtc::open).map_err(|error| {
-        unavailable("load compiler", &error).with_fix(
+        unavailable("load compiler", &error, "ROCm's run-time compiler").with_fix(
             "install hiprtc of ROCm 6 or newer (the packages hip-runtime-amd and hip-devel), or name the folder \
              of libhiprtc.so by `libraries` in [kernels.rocm]",
         )
@@ -79,8 +79,8 @@ fn same_folder(loaded: &Loaded, folder: Option<&Path>) -> Result<()> {
         .with_key("libraries"))
 }
 
-fn unavailable(operation: &'static str, error: &LoadError) -> Error {
-    Error::new(ErrorKind::Unavailable, operation, error.to_string())
+fn unavailable(operation: &'static str, error: &LoadError, expected: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, operation, format!("{error}; expected {expected}"))
 }
 
 /// Opens a library in the folder that is named; else in that of `ROCM_PATH`, where the loader finds it, or in
@@ -108,7 +108,7 @@ fn find<L>(
 
 fn open(folder: Option<&Path>) -> Result<Loaded> {
     let hip = find(folder, Hip::open).map_err(|error| {
-        unavailable("load driver", &error).with_fix(
+        unavailable("load driver", &error, "ROCm's HIP library").with_fix(
             "install ROCm 6 or newer (amdgpu-install --usecase=rocm, or a container image with ROCm), or name the \
              folder of libamdhip64.so by `libraries` in [kernels.rocm] and [transport.scale_up.xgmi]",
         )
@@ -158,6 +158,7 @@ mod tests {
         let (text, folder) = (error.to_string(), folder.path().display().to_string());
         assert!(text.contains(&format!("{folder}/libamdhip64.so.7, ")), "{text}");
         assert!(text.contains(&format!("{folder}/libamdhip64.so cannot be loaded")), "{text}");
+        assert!(text.contains("; expected ROCm's HIP library"), "{text}");
         assert!(error.fix().is_some_and(|fix| fix.contains("`libraries` in [kernels.rocm]")));
         assert!(LOADED.get().is_none(), "a later call may name another folder");
     }
