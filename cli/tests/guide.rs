@@ -96,7 +96,7 @@ fn the_guides_transport_in_c_refuses_a_table() {
     let output = tokenyard().arg("run").arg(config).args(["--ranks", "2"]).output().unwrap();
     assert!(!output.status.success());
     let text = stderr(&output) + &stdout(&output);
-    assert!(text.contains("found a table, expected none"), "{text}");
+    assert!(text.contains("found `a = 1`, expected no table"), "{text}");
 }
 
 /// Runs the suite on the guide's transport, which takes `peers` ranks here. Returns the report, and the

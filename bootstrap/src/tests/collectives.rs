@@ -106,25 +106,39 @@ fn values_that_differ_are_named_with_their_ranks_on_every_rank() {
 
 #[test]
 fn a_live_rank_that_does_not_arrive_is_waited_for_and_then_named() {
-    let meeting = Meeting::new();
-    let late = Duration::from_millis(700);
-    let left = Gate::new(3);
-    let waits = on_threads(3, |rank| {
-        let world = World::join(WorldOptions { late, ..meeting.options(rank, 3) }).unwrap();
-        let started = Instant::now();
-        if rank != 1 {
-            let error = world.barrier("start").unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Deadline);
-            assert!(error.message().contains("rank 1 did not arrive within 0.7 s"), "{error}");
-            assert_eq!(world.liveness().first_loss(), None);
-        }
-        let waited = started.elapsed();
-        left.wait();
-        waited
+    // The bound holds for joining, too: a busy machine gets more time.
+    let met = [700, 4_000, 20_000].into_iter().find_map(|late| {
+        let late = Duration::from_millis(late);
+        Some((late, waits_for_rank_1(late)?))
     });
+    let (late, waits) = met.unwrap();
+    for (_, error, is_lost) in waits.iter().flatten() {
+        assert_eq!(error.kind(), ErrorKind::Deadline);
+        let seconds = late.as_secs_f64();
+        let says = format!("rank 1 did not arrive within {seconds:.1} s");
+        assert!(error.message().contains(&says), "{error}");
+        assert!(!is_lost);
+    }
     // The time runs from the first arrival, so the second one waits for less.
-    let longest = waits.into_iter().max().unwrap();
+    let longest = waits.iter().flatten().map(|(waited, ..)| *waited).max().unwrap();
     assert!(longest >= late && longest < late + LATE, "{longest:?}");
+}
+
+/// How long ranks 0 and 2 of three wait in a barrier that rank 1 does not enter, how that ends, and whether a rank is
+/// then lost. None where the ranks do not meet in time.
+fn waits_for_rank_1(late: Duration) -> Option<Vec<Option<(Duration, Error, bool)>>> {
+    let (meeting, left) = (Meeting::new(), Gate::new(3));
+    let joined = on_threads(3, |rank| {
+        let world = World::join(WorldOptions { late, ..meeting.options(rank, 3) }).ok();
+        let started = Instant::now();
+        let waited = world.as_ref().filter(|_| rank != 1).map(|world| {
+            let error = world.barrier("start").unwrap_err();
+            (started.elapsed(), error, world.liveness().first_loss().is_some())
+        });
+        left.wait();
+        world.map(|_| waited)
+    });
+    joined.into_iter().collect()
 }
 
 #[test]
