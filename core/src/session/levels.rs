@@ -316,9 +316,23 @@ fn connect_team(
     }
     let incoming = members.exchange(name, outgoing)?;
     for (peer, rank) in (0..).zip(&team.world_ranks) {
-        transport.connect(peer, &incoming[*rank as usize]).map_err(|e| e.with_rank(*rank))?;
+        let connected = transport.connect(peer, &incoming[*rank as usize]);
+        connected.map_err(|error| about_peer(error, *rank))?;
     }
     transport.commit()
+}
+
+/// An error of `connect` names the peer, unless this rank alone lacks something: its descriptors, memory, or config.
+fn about_peer(error: Error, rank: u32) -> Error {
+    let is_about_it = matches!(
+        error.kind(),
+        ErrorKind::PeerLost
+            | ErrorKind::Deadline
+            | ErrorKind::Protocol
+            | ErrorKind::Mismatch
+            | ErrorKind::Transport
+    );
+    if is_about_it && error.rank().is_none() { error.with_rank(rank) } else { error }
 }
 
 fn no_way_out(domains: u32, scale_up: &str) -> Error {
@@ -372,4 +386,18 @@ fn first_that_probes<'a>(
     .with_fix(
         "correct what the probe names (tokenyard doctor says more), or choose another transport",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_this_rank_lacks_while_it_connects_is_no_fault_of_the_peer() {
+        let rank_of = |kind| about_peer(Error::new(kind, "connect", "no more"), 3).rank();
+        assert_eq!(rank_of(ErrorKind::System), None);
+        assert_eq!(rank_of(ErrorKind::Deadline), Some(3));
+        let of_another = Error::new(ErrorKind::PeerLost, "connect", "gone").with_rank(1);
+        assert_eq!(about_peer(of_another, 3).rank(), Some(1));
+    }
 }

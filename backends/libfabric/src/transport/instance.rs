@@ -329,6 +329,7 @@ impl Instance {
             self.deadline
         );
         Error::new(ErrorKind::Deadline, "connect", message)
+            .with_rank(self.shared.team.world_ranks[peer as usize])
             .with_context("link", &self.links[peer as usize])
             .with_fix("look whether the addresses reach each other, and at the firewall")
     }
@@ -341,6 +342,7 @@ impl Instance {
 
     fn unreachable(&self, peer: u32, error: i32) -> Error {
         Error::new(ErrorKind::Transport, "connect", self.library.strerror(error))
+            .with_rank(self.shared.team.world_ranks[peer as usize])
             .with_context("link", &self.links[peer as usize])
     }
 
