@@ -23,7 +23,7 @@ from tokenyard.deep_ep.utils import envs, gate, math, refs
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
-    reason="torch is not installed: the drop-in ran on numpy alone",
+    reason="torch is not installed: the drop-in did not run",
 )
 OURS = pathlib.Path(__file__).parents[1] / "deep_ep/deep_ep/__init__.py"
 

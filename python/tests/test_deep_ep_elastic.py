@@ -81,6 +81,7 @@ def flat(world, case, domains, has_sync):
     same(handle.psum_num_recv_tokens_per_scaleup_rank, np.cumsum(by_source))
     metadata = handle.recv_src_metadata
     assert (metadata.shape, metadata.dtype) == ((given, case.topk + 2), np.int32)
+    assert (metadata[found:] == -1).all()
     same(metadata[:found, 0], [s * case.max_tokens + t for s, t in sources])
     same(metadata[:found, 1], [s * case.topk + last_k(case, me, s, t) for s, t in sources])
     assert handle.topk_idx is not idx

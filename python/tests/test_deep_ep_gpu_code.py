@@ -1,4 +1,4 @@
-"""The drop-in's code for GPUs, on tensors in host memory over the CPU backend: all of it but the streams.
+"""The calls as GPUs make them, on tensors in host memory over the CPU backend: all of them but the streams.
 
 On GPUs the same checks run by `gpu_ranks.py`.
 """

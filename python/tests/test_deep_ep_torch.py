@@ -11,7 +11,7 @@ from pool import Pool, free_port
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
-    reason="torch is not installed: the drop-in ran on numpy alone",
+    reason="torch is not installed: the drop-in did not run",
 )
 
 
@@ -33,6 +33,14 @@ def test_gradients_go_back_through_saved_tensors(ranks, with_checkpoint):
 
 def test_low_latency_calls_take_and_give_torch_tensors(ranks):
     run(ranks, "low_latency")
+
+
+def test_arrays_that_torch_cannot_share_are_copied_and_nothing_behind_the_rows_is_undefined(ranks):
+    run(ranks, "arrays_of_any_kind")
+
+
+def test_a_hook_may_be_called_in_another_mode_and_its_combine_needs_no_counts_of_the_caller(ranks):
+    run(ranks, "halves_apart")
 
 
 def test_v2_takes_and_gives_torch_tensors(ranks):

@@ -98,6 +98,58 @@ def low_latency(world, case):
     buffer.destroy()
 
 
+def arrays_of_any_kind(world, case):
+    """Read-only, reversed and mixed inputs count as their copies; behind the rows that arrived are zeros."""
+    me, buffer = world.rank, buffer_of(world)
+    x, idx, weights = tensors(case, me)
+    options = layout_of(buffer, idx, case.experts) | {"topk_weights": weights.numpy()}
+    expected, *_ = buffer.dispatch(x, topk_idx=idx.numpy(), **options)
+    frozen = x.numpy().copy()
+    frozen.flags.writeable = False
+    for given in (frozen, x.numpy()[::-1].copy()[::-1], x.numpy()):
+        rows, *_ = buffer.dispatch(given, topk_idx=idx, **options)
+        assert isinstance(rows, np.ndarray)
+        assert np.array_equal(rows, expected.numpy())
+    worst = case.ranks * case.max_tokens
+    rows, ids, *_ = buffer.dispatch(x, topk_idx=idx, num_worst_tokens=worst, **options)
+    assert torch.equal(rows[: len(expected)], expected)
+    assert not rows[len(expected) :].any()
+    assert (ids[len(expected) :] == -1).all()
+    with pytest.raises(errors.InvalidInputError, match="topk_idx: found a tensor on meta"):
+        buffer.get_dispatch_layout(idx.to("meta"), case.experts)
+    buffer.destroy()
+
+
+def halves_apart(world, case):
+    """A hook outside of the mode that its call was made in; counts that the caller writes; statistics that cannot be
+    written."""
+    me, buffer = world.rank, buffer_of(world, low_latency_mode=True)
+    x, idx, weights = tensors(case, me, torch.bfloat16)
+    options = {"use_fp8": False, "return_recv_hook": True}
+    call = (x, idx, case.max_tokens, case.experts)
+    with torch.inference_mode():
+        stats = torch.zeros(case.experts // case.ranks, dtype=torch.int32)
+        rows, counts, handle, _, hook = buffer.low_latency_dispatch(
+            *call, cumulative_local_expert_recv_stats=stats, **options
+        )
+    hook()
+    assert stats.tolist() == counts.tolist() == case.expert_counts(me)
+    combined, _, hook = buffer.low_latency_combine(
+        rows, idx, weights, handle, return_recv_hook=True
+    )
+    hook()
+    with torch.inference_mode():
+        counts.zero_()
+    again, _, hook = buffer.low_latency_combine(rows, idx, weights, handle, return_recv_hook=True)
+    hook()
+    assert torch.equal(combined, again)
+    frozen = np.zeros(len(counts), np.int32)
+    frozen.flags.writeable = False
+    with pytest.raises(errors.InvalidInputError, match="found a read-only numpy array of int32"):
+        buffer.low_latency_dispatch(*call, cumulative_local_expert_recv_stats=frozen)
+    buffer.destroy()
+
+
 def elastic(world, case):
     me = world.rank
     buffer_of(world).destroy()

@@ -62,9 +62,19 @@ def to_host(name: str, tensor: Tensor) -> Array:
     return to_numpy(name, tensor.cpu() if is_on_gpu else tensor)
 
 
+def can_share(array: Array) -> bool:
+    """Whether torch takes the array over as it is: it knows neither memory that is read alone nor negative strides."""
+    return array.flags.writeable and min(array.strides, default=0) >= 0
+
+
 def from_numpy(array: Array) -> Tensor:
-    """The array as a tensor of torch over the same memory. Raises TypeError or ValueError for one that cannot be."""
+    """The array as a tensor of torch over the same memory; a copy of one that torch cannot share.
+
+    Raises TypeError or ValueError for a type that torch has not.
+    """
     torch = sys.modules["torch"]
+    if not can_share(array):
+        array = np.array(array, order="C")
     if array.dtype == BF16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     if array.dtype == FP8:

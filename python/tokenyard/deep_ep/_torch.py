@@ -1,4 +1,4 @@
-"""torch, imported when the drop-in uses it first: the package itself needs numpy alone."""
+"""torch, imported when the drop-in uses it first: to import the drop-in does not import it."""
 
 import importlib
 from typing import Any
@@ -9,6 +9,8 @@ class _Torch:
         try:
             module = importlib.import_module("torch")
         except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
             raise ModuleNotFoundError(
                 "deep_ep: found no torch; expected it, as for DeepEP. Fix: pip install torch"
             ) from error

@@ -1,4 +1,5 @@
 """The calls, on tensors of torch. On GPUs the host reads only values that DeepEP gives on the host.
 
-Nothing but streams is special to a GPU, and nothing but the halves of low latency calls to the CPU.
+On the CPU there are no streams. There the host looks at values of a routing, leaves nothing undefined behind the rows
+that arrived, and makes low latency calls in halves.
 """

@@ -34,7 +34,7 @@ class DispatchCall:
 
     @property
     def reference(self) -> Tensor:
-        """A tensor of the library that results are of."""
+        """The rows, without their scales."""
         return self.x[0] if isinstance(self.x, tuple) else self.x
 
 

@@ -18,6 +18,7 @@ from .routing import check_experts, check_ids
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,
+    clear_behind,
     expect_device,
     expect_host,
     floats,
@@ -85,7 +86,7 @@ def wait_for(event: Any, stream: CallStream) -> None:
 
 def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
-    stream = stream_of(call, timing)
+    stream = stream_of(pool, call, timing)
     if call.handle is not None:
         return _replay(pool, call, call.handle, stream, before_epilogue)
     if call.has_cpu_sync and stream.is_captured:
@@ -138,8 +139,8 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
         )
         places = Places(pool, record, received)
         given = _give(checked, record, received, stream, places)
-        if not pool.on_device and not record.is_exact:
-            _clear_rest(given, received)
+        if not record.is_exact:
+            _clear_rest(pool, given, received)
         handle = _make_handle(pool, call, record, received, places)
     return _finish(call, checked, given, handle, stream)
 
@@ -174,7 +175,8 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
     check_tokens(tokens, "num_max_tokens_per_rank", call.tokens)
     check_experts(call.experts, pool.ranks)
     expect_integer("expert_alignment", call.alignment, 1)
-    expect_host(pool, x)
+    stats = {"cumulative_local_expert_recv_stats": call.stats}
+    expect_host(pool, x=x, topk_idx=ids, topk_weights=weights)
     if not pool.on_device:
         check_ids(ids.numpy(), call.experts)
     if call.stats is not None:
@@ -209,7 +211,7 @@ def _replay(
             if weights is not None:
                 weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
                 weights = weights.contiguous()
-            expect_host(pool, x)
+            expect_host(pool, x=x)
             expect_device(x, scales=scales, topk_weights=weights)
         except Exception as error:
             pool.refuse(opened, "replay", error, layout)
@@ -224,8 +226,8 @@ def _replay(
         add_lost(pool, received)
         checked = replace(call, x=x, scales=scales, topk_weights=weights)
         given = _give(checked, record, received, stream)
-        if not pool.on_device and not record.is_exact:
-            _clear_rest(given, received)
+        if not record.is_exact:
+            _clear_rest(pool, given, received)
     return _finish(call, checked, given, handle, stream)
 
 
@@ -276,12 +278,10 @@ def _give(
     return given
 
 
-def _clear_rest(given: Given, received: Any) -> None:
-    """Zeros behind the rows that arrived: on the CPU nothing is undefined."""
-    filled = int(take(received.totals)[1])
-    for one in (given.x, given.scales, given.weights):
-        if one is not None:
-            one[filled:] = 0
+def _clear_rest(pool: Pool, given: Given, received: Any) -> None:
+    if not pool.on_device:
+        filled = int(take(received.totals)[1])
+        clear_behind(pool, (given.x, given.scales, given.weights), filled)
 
 
 def _room(
@@ -346,11 +346,14 @@ class Places:
     def slots(self) -> Any:
         """`[N, K]`: local experts, or where expanded rows of copies; -1 where a token has none here."""
         places = self._part(1).view(-1, self._record.opened.sizes.topk)
+        return self._arrived(places)
+
+    def _arrived(self, of_tokens: Any) -> Any:
+        """`[N, n]`, with -1 behind the tokens that arrived, where they are unspecified."""
         if self._record.is_exact:
-            return places
-        # Behind the tokens that arrived they are unspecified.
-        numbers = torch.arange(len(places), device=places.device)
-        return torch.where((numbers < self._part(3)[-1])[:, None], places, -1)
+            return of_tokens
+        numbers = torch.arange(len(of_tokens), device=of_tokens.device)
+        return torch.where((numbers < self._part(3)[-1])[:, None], of_tokens, -1)
 
     def metadata(self) -> Any:
         topk, record, source = self._record.opened.sizes.topk, self._record, self._part(0)
@@ -362,7 +365,7 @@ class Places:
         metadata[:, 1] = source.div(record.tokens, rounding_mode="floor") * topk + last
         if record.is_expanded:
             metadata[:, 2:] = places
-        return metadata
+        return self._arrived(metadata)
 
     def expert_psum(self) -> Any:
         if self._record.is_expanded:
@@ -388,7 +391,9 @@ def _make_handle(
     pool: Pool, call: DispatchCall, record: Record, received: Any, places: Places
 ) -> EPHandle:
     if call.stats is not None:
-        call.stats.add_(places.counts())
+        # Tensors that were made in this mode cannot be written outside of it.
+        with torch.inference_mode():
+            call.stats.add_(places.counts())
     per_expert: list[int] = []
     if record.is_exact:
         counts = record.opened.communicator.expert_counts(received)
@@ -420,7 +425,7 @@ def combine(
 
     One kernel sends and sums, so all of it waits for what sums must wait for, copies of biases too.
     """
-    stream = stream_of(call, timing)
+    stream = stream_of(pool, call, timing)
     opened, out_weights = None, None
     with stream.inside():
         wait_for(before_epilogue, stream)
@@ -429,7 +434,7 @@ def combine(
             opened, native = record.opened, record.native
             sizes = opened.sizes
             rows, weights, biases = _read_combine(call, record)
-            expect_host(pool, rows)
+            expect_host(pool, x=rows)
             out, ordered = rows.new_empty((native.tokens, sizes.hidden)), None
             if record.is_expanded and not call.rounds_per_rank:
                 ordered = Ordered(rows, call.handle._places.slots(), biases, out)

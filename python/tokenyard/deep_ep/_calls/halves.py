@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from .._arrays import Refusal
 from .._hooks import Hook
 from .._pool import Opened, Pool, mode_of
@@ -31,7 +33,8 @@ class Waits:
             return half()
         before = torch.tensor(self._communicator.waited_ns())
         result = half()
-        self._stats.add_(torch.tensor(self._communicator.waited_ns()) - before)
+        with torch.inference_mode():
+            self._stats.add_(torch.tensor(self._communicator.waited_ns()) - before)
         return result
 
 
@@ -66,23 +69,29 @@ def _blocks(call: DispatchCall, ranks: int) -> tuple[Any, ...]:
     )
 
 
-def _fill(arrays: tuple[Any, ...], received: Any, tokens: int) -> None:
-    """Copies what arrived; `tokens` is M of the call. Behind it nothing is written."""
+def _fill(arrays: tuple[Any, ...], received: Any, tokens: int) -> list[int]:
+    """Copies what arrived, behind which nothing is written, and returns the rows of each expert.
+
+    `tokens` is M of the call.
+    """
     x, counts, source, scales, ranges = arrays
+    filled_rows: list[int] = np.asarray(received.expert_counts).tolist()
     counts.copy_(take(received.expert_counts))
     ranges.copy_(take(received.ranges))
     rows, sources = typed(take(received.x), x.dtype), take(received.source)
-    for expert, count in enumerate(counts.tolist()):
+    for expert, count in enumerate(filled_rows):
         filled = expert, slice(count)
         x[filled] = rows[filled]
         source[filled] = sources[filled] % tokens
         if scales is not None:
             scales[filled] = take(received.scales)[filled]
+    return filled_rows
 
 
 def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
     sizes, (x, ids) = read_dispatch(pool, call)
-    expect_host(pool, x)
+    expect_host(pool, x=x, topk_idx=ids)
+    expect_host(pool, cumulative_local_expert_recv_stats=call.stats)
     check_ids(ids.numpy(), call.experts)
     if pool.current is not None:
         pool.current.expect_room(1)
@@ -94,12 +103,12 @@ def dispatch(
     pool: Pool, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which the hook fills."""
-    adopt(call)
+    adopt(pool, call)
     kept: list[Any] = []
 
     def read_once() -> tuple[Sizes, tuple[Any, Any]]:
         sizes, arrays = _read_dispatch(pool, call)
-        kept[:] = [call.topk_idx.clone()]
+        kept[:] = [arrays[1]]
         return sizes, arrays
 
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Sent:
@@ -115,14 +124,17 @@ def dispatch(
         # This rank's input is wrong. The others learn it now, and raise where they receive.
         finish()
     arrays = _blocks(call, pool.ranks)
-    record = Record(None, kept[0], None, arrays[0].shape, arrays[1])
+    record = Record(None, kept[0], None, arrays[0].shape)
 
     def receive() -> None:
-        record.opened, (received, record.native) = finish()
-        pool.gaps.add_sources(take(received.lost))
-        _fill(arrays, received, call.tokens)
-        if call.stats is not None:
-            call.stats.add_(arrays[1])
+        opened, (received, native) = finish()
+        # Tensors that were made in this mode cannot be written outside of it, and others can.
+        with torch.inference_mode():
+            pool.gaps.add_sources(take(received.lost))
+            record.counts = _fill(arrays, received, call.tokens)
+            if call.stats is not None:
+                call.stats.add_(take(received.expert_counts))
+        record.opened, record.native = opened, native
 
     x, counts, source, scales, ranges = arrays
     ranges = anchored(ranges, record)
@@ -139,7 +151,7 @@ def _own_rows(call: CombineCall, record: Record, rows: Any) -> Any:
     if call.zero_copy or not call.has_hook:
         return rows
     own = torch.empty_like(rows)
-    for expert, count in enumerate(record.counts.tolist()):
+    for expert, count in enumerate(record.counts):
         own[expert, :count] = rows[expert, :count]
     return own
 
@@ -156,7 +168,7 @@ def _expect_same_ids(ids: Any, dispatched: Any) -> None:
 
 def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOverlap, Hook | None]:
     """The output, which the hook fills."""
-    adopt(call)
+    adopt(pool, call)
     opened = None
     try:
         record = arrived(call.handle)
@@ -164,7 +176,7 @@ def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOv
         opened = record.opened
         opened.expect_room(2)
         rows, ids, weights, out = read_combine(call, record)
-        expect_host(pool, rows)
+        expect_host(pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
         _expect_same_ids(ids, record.ids)
         rows = _own_rows(call, record, rows)
         expect_wait_stats(pool, "combine", call.wait_stats)
@@ -188,7 +200,8 @@ def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOv
 
     def receive() -> None:
         waits.during(pending.recv)
-        pool.gaps.add_experts(missing)
+        with torch.inference_mode():
+            pool.gaps.add_experts(missing)
 
     hook = pool.hook(receive, opened, 2)
     if not call.has_hook:

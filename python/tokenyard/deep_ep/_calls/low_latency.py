@@ -5,7 +5,7 @@ On GPUs the host waits for nothing where the kernel set allows it. On the CPU a 
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenyard import errors
@@ -56,8 +56,8 @@ class Record:
     native: Any
     # The shape of the rows.
     blocks: tuple[int, ...] = ()
-    # On the CPU, `[E / R]`: rows that are filled.
-    counts: Any = None
+    # On the CPU: the rows of each local expert.
+    counts: list[int] = field(default_factory=list)
     # The input of a combine with `zero_copy`.
     buffer: Any = None
 
@@ -197,7 +197,7 @@ def dispatch(
     pool: Pool, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(call, ASYNC if is_async else AT_ONCE)
+    stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
     if not is_async:
         return _dispatch(pool, call, has_hook, stream)
     with stream.inside():
@@ -334,7 +334,7 @@ def combine(
     pool: Pool, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(call, ASYNC if is_async else AT_ONCE)
+    stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
     if not is_async:
         return _combine(pool, call, stream)
     with stream.inside():

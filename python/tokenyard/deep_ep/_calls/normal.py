@@ -18,6 +18,7 @@ from .streams import CallStream, Timing
 from .tensors import (
     add_lost,
     adopted,
+    clear_behind,
     dummy,
     expect_device,
     expect_host,
@@ -59,6 +60,7 @@ def layout(
     try:
         ids = read("topk_idx", adopted(topk_idx), (torch.int64,), (None, None))
         check_experts(experts, pool.ranks)
+        expect_host(pool, topk_idx=ids)
         if not pool.on_device:
             return (*_count_on_host(pool, ids, experts), CallStream(None, timing).finish((), ()))
     except Refusal as refusal:
@@ -125,10 +127,11 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
 
 def _expect_one_routing(pool: Pool, call: DispatchCall, experts: int) -> None:
     """Refuses tensors of a routing that contradict each other. The host reads them only where it need not wait."""
-    expect_host(pool, call.reference)
     is_in: Any = call.is_token_in_rank
     ids: Any = call.topk_idx
     per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (torch.int32,), (pool.ranks,))
+    expect_host(pool, x=call.reference, topk_idx=ids)
+    expect_host(pool, is_token_in_rank=is_in, num_tokens_per_rank=per_rank)
     sums = is_in.sum(0, dtype=torch.int32)
     if not torch.equal(per_rank, sums):
         raise Refusal(
@@ -191,7 +194,7 @@ def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
 
 def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     """A dispatch without a handle; the last item is its event."""
-    stream = stream_of(call, timing)
+    stream = stream_of(pool, call, timing)
 
     def send(opened: Opened, checked: DispatchCall) -> tuple[DispatchCall, bool, Any]:
         no_sync = bool(call.num_worst_tokens) and opened.takes("without_sync")
@@ -226,6 +229,8 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         _expect_room(pool, given, received)
         record = Record(opened, native, given, has_sync)
         outputs = _give(pool, call, Arrival(record, received, checked, stream))
+        rows = outputs.rows if isinstance(outputs.rows, tuple) else (outputs.rows,)
+        clear_behind(pool, rows, received.rows)
         handle = _make_handle(pool, call, record, outputs)
         per_expert = _counts_list(pool, call, outputs, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
@@ -395,7 +400,7 @@ def _own_record(pool: Pool, handle: Any) -> Record:
 
 def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
-    stream = stream_of(call, timing)
+    stream = stream_of(pool, call, timing)
     opened = None
     with stream.inside():
         try:
@@ -405,12 +410,12 @@ def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple
                 if getattr(call, name) is not None:
                     raise Refusal(f"{name}: found some with a handle; expected None")
             x, scales = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
-            expect_host(pool, x)
+            expect_host(pool, x=x)
             expect_device(x, scales=scales)
         except Exception as error:
             pool.refuse(opened, "replay", error)
         name_stream(opened, stream)
-        no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
+        no_sync = not record.has_sync or stream.is_captured
         received = opened.communicator.replay(
             record.native, x, scales=scales, stream=stream.raw, without_sync=no_sync
         )
@@ -425,6 +430,7 @@ def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple
             given, wanted = _own_rows(checked, room)
             opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
+        clear_behind(pool, given, received.rows)
     rows = given if len(given) > 1 else given[0]
     if not stream.is_async:
         return rows, EventOverlap()
@@ -453,7 +459,7 @@ def _read_rows_back(x: Any, record: Record) -> Any:
 
 def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = stream_of(call, timing)
+    stream = stream_of(pool, call, timing)
     opened, weights, out_weights = None, None, None
     with stream.inside():
         try:
@@ -467,7 +473,7 @@ def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, Ev
                 weights = fit(weights.contiguous(), native.rows)
             biases = read_bias(call.bias, rows.dtype, (native.tokens, sizes.hidden))
             expect_device(call.x, topk_weights=weights)
-            expect_host(pool, rows)
+            expect_host(pool, x=rows)
             out = rows.new_empty((native.tokens, sizes.hidden))
             if weights is not None:
                 out_weights = weights.new_empty((native.tokens, sizes.topk))

@@ -9,7 +9,7 @@ import numpy as np
 import tokenyard
 from tokenyard._native import _fits, _Reader
 
-from .._arrays import Refusal, from_numpy, to_numpy
+from .._arrays import Refusal, can_share, from_numpy, to_numpy
 from .._pool import Opened, Pool
 from .._torch import torch
 from .streams import CallStream, Timing
@@ -38,7 +38,12 @@ def expect_tensor(name: str, tensor: Any) -> None:
     """Refuses what is no tensor of torch."""
     if not isinstance(tensor, torch.Tensor):
         found = type(tensor).__name__
-        raise Refusal(f"{name}: found {found}; expected a tensor of torch or an array of numpy")
+        if isinstance(tensor, np.ndarray):
+            kind = "a" if tensor.flags.writeable else "a read-only"
+            found = f"{kind} numpy array of {tensor.dtype} with strides {list(tensor.strides)}"
+        raise Refusal(
+            f"{name}: found {found}; expected a tensor of torch, or an array that torch can take over"
+        )
 
 
 def expect(
@@ -57,21 +62,30 @@ def expect(
         raise Refusal(f"{name}: found shape {list(found)}; expected [{wanted}]")
 
 
-def stream_of(call: Any, timing: Timing) -> CallStream:
+def stream_of(pool: Pool, call: Any, timing: Timing) -> CallStream:
     """The stream of a call, a dataclass, where its `x` lies, behind `adopt`."""
-    adopt(call)
+    adopt(pool, call)
     return CallStream(gpu_of(_first(call.x)), timing)
 
 
-def adopt(call: Any) -> None:
-    """Takes over arrays as tensors of torch, without a copy, if `x` is none.
+# Fields of calls that are written.
+_WRITTEN = ("out", "stats", "wait_stats")
+
+
+def adopt(pool: Pool, call: Any) -> None:
+    """Takes over arrays as tensors of torch, without a copy; on GPUs where `x` is none.
 
     An array that cannot be taken over is left, and refused in the operation: then it counts as one in the host's
     memory.
     """
-    if not isinstance(_first(call.x), torch.Tensor):
-        for field in fields(call):
-            setattr(call, field.name, adopted(getattr(call, field.name)))
+    if pool.on_device and isinstance(_first(call.x), torch.Tensor):
+        return
+    for field in fields(call):
+        value = getattr(call, field.name)
+        # A copy would be written in its place.
+        if field.name in _WRITTEN and isinstance(value, np.ndarray) and not can_share(value):
+            continue
+        setattr(call, field.name, adopted(value))
 
 
 def gpu_of(tensor: Any) -> Any:
@@ -86,10 +100,12 @@ def _first(x: Any) -> Any:
 
 def adopted(value: Any) -> Any:
     """An array of another library as a tensor of torch, and the members of a tuple so; all else as it is."""
-    if isinstance(value, (tuple, list)) and any(hasattr(one, "__dlpack__") for one in value):
-        return tuple(adopted(one) for one in value)
     if isinstance(value, torch.Tensor):
         return value
+    if isinstance(value, tuple):
+        return tuple(adopted(one) for one in value)
+    if isinstance(value, list) and any(_is_array(one) for one in value):
+        return [adopted(one) for one in value]
     with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
         if isinstance(value, np.ndarray):
             return from_numpy(value)
@@ -101,9 +117,13 @@ def adopted(value: Any) -> Any:
     return value
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
 def given_back(pool: Pool, x: Any, results: R) -> R:
     """The results of a call: on the CPU, for rows in an array of numpy, as such arrays over the same memory."""
-    if not is_array(pool, x):
+    if pool.on_device or not is_array(pool, x):
         return results
     arrays: R = _arrays_of(results)
     return arrays
@@ -111,7 +131,7 @@ def given_back(pool: Pool, x: Any, results: R) -> R:
 
 def is_array(pool: Pool, x: Any) -> bool:
     """Whether the rows of a call are an array of numpy, and the caller wants such back."""
-    return isinstance(_first(x), np.ndarray) and not pool.on_device
+    return not pool.on_device and isinstance(_first(x), np.ndarray)
 
 
 def _arrays_of(value: Any) -> Any:
@@ -126,12 +146,23 @@ def add_lost(pool: Pool, received: Any) -> None:
         pool.gaps.add_sources(take(received.lost))
 
 
-def expect_host(pool: Pool, x: Any) -> None:
-    """Refuses rows that lie where kernels of the CPU do not read them."""
-    if not pool.on_device and x.device.type != "cpu":
-        raise Refusal(
-            f"x: found a tensor on {x.device}; expected one on cpu, where the drop-in runs"
-        )
+def expect_host(pool: Pool, **tensors: Any) -> None:
+    """Refuses tensors that lie where kernels of the CPU do not read them."""
+    if pool.on_device:
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device.type != "cpu":
+            raise Refusal(
+                f"{name}: found a tensor on {tensor.device}; expected one on cpu, where the drop-in runs"
+            )
+
+
+def clear_behind(pool: Pool, rows: tuple[Any, ...], count: int) -> None:
+    """Zeros behind the first `count` rows: on the CPU nothing is undefined."""
+    if not pool.on_device:
+        for one in rows:
+            if one is not None:
+                one[count:] = 0
 
 
 def expect_device(reference: Any, **tensors: Any) -> None:
