@@ -12,8 +12,8 @@ pub use combined::{
 };
 pub use input_tensors::{Aligned, InputTensors};
 pub use losses::{
-    Losses, check_combined_around, check_received_around, check_received_flagged, left_out,
-    no_host_sync,
+    Losses, absent_sources, check_combined_around, check_received_around, check_received_flagged,
+    left_out,
 };
 
 use anyhow::{Context, Result};

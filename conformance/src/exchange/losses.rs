@@ -35,7 +35,7 @@ pub fn left_out(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
 }
 
 /// Sources whose rows do not reach `rank`, where these ranks are lost.
-pub fn no_host_sync(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
+pub fn absent_sources(case: &Case, rank: usize, lost: &[usize]) -> Vec<usize> {
     (0..case.ranks).filter(|source| !reaches(case, *source, rank, lost)).collect()
 }
 
@@ -85,7 +85,7 @@ pub fn check_received_around(
 ) -> Result<()> {
     let found = flagged(received);
     let (least, most) =
-        (no_host_sync(case, rank, losses.before), no_host_sync(case, rank, losses.after));
+        (absent_sources(case, rank, losses.before), absent_sources(case, rank, losses.after));
     ensure!(
         least.iter().all(|source| found.contains(source)),
         "sources {found:?} are flagged as left out; expected at least {least:?} with {:?} lost before",
@@ -151,8 +151,8 @@ mod tests {
         let case = case(4, 2);
         assert_eq!(left_out(&case, 0, &[2]), [2, 3], "all of the other domain");
         assert_eq!(left_out(&case, 1, &[2]), [2]);
-        assert_eq!(no_host_sync(&case, 3, &[2]), [0, 2]);
-        assert_eq!(no_host_sync(&case, 1, &[2]), [2]);
+        assert_eq!(absent_sources(&case, 3, &[2]), [0, 2]);
+        assert_eq!(absent_sources(&case, 1, &[2]), [2]);
     }
 
     /// The results of rank 0 without the experts of these ranks.

@@ -77,8 +77,8 @@ impl Spread {
 }
 
 /// Sources whose rows do not reach a rank once the victims are lost.
-pub(crate) fn no_host_sync(order: &Order, rank: usize) -> Vec<usize> {
-    exchange::no_host_sync(&order.case(0), rank, order.victims())
+pub(crate) fn absent_sources(order: &Order, rank: usize) -> Vec<usize> {
+    exchange::absent_sources(&order.case(0), rank, order.victims())
 }
 
 /// A case for several domains, in another layout than the order's: there, a forwarder may learn of a loss

@@ -57,7 +57,7 @@ pub(crate) fn play(order: &Order) -> Result<()> {
     }
     let mut comm = Communicator::open(&world, &config, exchange::options(&order.case(0)))?;
     let deaths = if is_victim { 0 } else { order.lives.len() - 1 };
-    let silent = domains::no_host_sync(order, order.rank);
+    let silent = domains::absent_sources(order, order.rank);
     for life in 0..deaths {
         ensure!(indices(comm.lost_ranks()) == [VICTIM], "life {life}: {:?}", comm.lost_ranks());
         let lost = exchange_once(order, &mut comm, life as u64, false)?;

@@ -315,14 +315,14 @@ impl Instance {
             }
             self.shared.health()?;
             if Instant::now() >= until {
-                return Err(self.no_host_sync(peer, silent));
+                return Err(self.unanswered(peer, silent));
             }
             std::thread::yield_now();
         }
     }
 
     #[cold]
-    fn no_host_sync(&self, peer: u32, silent: usize) -> Error {
+    fn unanswered(&self, peer: u32, silent: usize) -> Error {
         let message = format!(
             "found {silent} of {} rails silent after {:?}; expected an answer on each",
             self.rails.len(),
