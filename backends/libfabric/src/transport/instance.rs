@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, Team, TransportNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -13,7 +14,7 @@ use super::Settings;
 use super::backlog::Backlog;
 use super::datum::Datum;
 use super::info::Info;
-use super::objects::{Memory, Objects};
+use super::objects::{Memory, Objects, failed};
 use super::queue::{Own, Queue, Slots};
 use super::rail::{Attempt, Mirror, Rail, RailOptions, State};
 use super::shared::{LocalWindow, Pages, RECORD_STRIDE, Shared};
@@ -24,6 +25,8 @@ use crate::config::Flush;
 const BATCH: usize = 16;
 /// Completions that may wait in addition to those of this rank's own commands.
 const ARRIVALS: usize = 4096;
+/// Errors about what this process has none left of.
+const SHORTAGES: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
 /// How long `drop` waits for posted commands, and `connect` for a greeting to be sent.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -341,6 +344,11 @@ impl Instance {
     }
 
     fn unreachable(&self, peer: u32, error: i32) -> Error {
+        if SHORTAGES.iter().any(|errno| errno.raw_os_error() == error) {
+            // This process lacks it: no peer is to blame.
+            return failed(self.library, "connect", error)
+                .with_context("link", &self.links[peer as usize]);
+        }
         Error::new(ErrorKind::Transport, "connect", self.library.strerror(error))
             .with_rank(self.shared.team.world_ranks[peer as usize])
             .with_context("link", &self.links[peer as usize])
