@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_core::host::{Registry, discover};
 use tokenyard_core::topology::Discover;
 use tokenyard_core::{Error, ErrorKind};
 
-use crate::output::{People, SCHEMA_VERSION, Style, print_json};
+use crate::output::{People, SCHEMA_VERSION, Style, plural, print_json};
 use crate::{components, preload};
 
 const EXAMPLES: &str = "\
@@ -88,8 +88,7 @@ pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
     let (config, errors) = Config::judge(&args.config);
     if config.is_none() {
         // A file that cannot be read is an error, not a judgement.
-        tokenyard_core::files::open(&args.config)
-            .map_err(|error| anyhow::anyhow!("read config: {error}"))?;
+        tokenyard_core::files::open(&args.config).context("read config")?;
     }
     // `run` tries them itself where this process ends early.
     if !is_started_by_run {
@@ -158,11 +157,6 @@ fn judge(config: &Config, ranks: Option<u32>) -> Result<Judgement> {
     Ok(judgement)
 }
 
-/// `1 error`, `2 errors`.
-fn counted(count: usize, thing: &str) -> String {
-    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
-}
-
 /// The plugin files of the components, each once.
 fn files(registry: &Registry) -> Vec<PathBuf> {
     let mut files: Vec<_> =
@@ -186,12 +180,13 @@ fn print(args: &CheckArgs, judgement: &Judgement, people: People) {
             let out = if scale_out.is_empty() { "none".into() } else { scale_out.join(", ") };
             people.say(format_args!(
                 "{file}: {}: kernels {kernels}, scale-up {}, scale-out {out}, topology {topology}, \
-                 {}",
+                 {} plugin file{}",
                 people.paint(Style::Good, "ok"),
                 scale_up.as_deref().unwrap_or("none"),
-                counted(plugins.len(), "plugin file")
+                plugins.len(),
+                plural(plugins.len())
             ));
         }
-        (_, errors) => people.say(format_args!("{file}: {}", counted(errors, "error"))),
+        (_, errors) => people.say(format_args!("{file}: {errors} error{}", plural(errors))),
     }
 }

@@ -64,6 +64,11 @@ fn colours(terminal: bool) -> bool {
     terminal && wanted && !is_rank_of_mpirun(&environment)
 }
 
+/// The ending of a noun behind a number of things.
+pub(crate) fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
 /// How a piece of text stands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {

@@ -9,7 +9,7 @@ use tokenyard_core::config::Config;
 use super::RunArgs;
 use super::diagnosis::{Finding, Lost};
 use super::message::{Clock, Opened, RankResult};
-use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
+use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, plural, print_json};
 use crate::progress;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -312,10 +312,6 @@ fn value(text: String) -> serde_json::Value {
         Ok(value @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => value,
         _ => text.into(),
     }
-}
-
-fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
 }
 
 fn row_words(input: Input) -> String {

@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
@@ -14,6 +13,7 @@ use super::lost_peer::{PART, PUTS, puts_fail};
 use super::needs::Needs;
 use super::patience::{PATIENCE, open_before};
 use super::rig::{self, Rig};
+use super::shortage::DescriptorLimit;
 use super::slots::with_unknown_key;
 use super::{Body, TransportCase};
 use crate::names::{LeftNames, Watch};
@@ -252,34 +252,19 @@ const SPARE: [usize; 2] = [1, 3];
 /// Opens with as many free descriptors as `spare`, and closes. All ranks have as few, because `open` may be collective.
 fn open_with(spare: usize, rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let (component, choice) = rig::choose(rank.config)?;
-    let few_left = FewDescriptors::leave(spare)?;
+    let few_left = leave_descriptors(spare)?;
     // An error is right, and so is success.
     let _ = rig::open_chosen(component, choice, rank, needs, PATIENCE / 4);
     drop(few_left);
     Ok(())
 }
 
-/// A limit that leaves this process few descriptors, until it is dropped.
-struct FewDescriptors(Rlimit);
-
-impl FewDescriptors {
-    fn leave(spare: usize) -> Result<Self> {
-        let before = getrlimit(Resource::Nofile);
-        let is_free =
-            |number: &u64| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err();
-        // Open ones with greater numbers stay open.
-        let first_beyond = (0..).filter(is_free).nth(spare);
-        setrlimit(Resource::Nofile, Rlimit { current: first_beyond, ..before })
-            .context("lower the limit on open files")?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for FewDescriptors {
-    fn drop(&mut self) {
-        // A limit may always be raised to the one before.
-        let _ = setrlimit(Resource::Nofile, self.0);
-    }
+/// Leaves this process so many descriptors.
+fn leave_descriptors(spare: usize) -> Result<DescriptorLimit> {
+    let is_free =
+        |number: &u64| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err();
+    let first_beyond = (0..).filter(is_free).nth(spare).context("a number that is free")?;
+    DescriptorLimit::below(first_beyond)
 }
 
 /// Rank 0 connects and commits, and rank 1 does neither. Returns whether the commit failed.

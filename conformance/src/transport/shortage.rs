@@ -110,33 +110,43 @@ fn blames_no_peer(error: &Error) -> Result<()> {
     Ok(())
 }
 
+/// A limit on the number of this process's descriptors, until it is dropped.
+pub(super) struct DescriptorLimit(Rlimit);
+
+impl DescriptorLimit {
+    /// Opens no more descriptor with this number or a greater one. Open ones stay open.
+    pub(super) fn below(number: u64) -> Result<Self> {
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(number), ..before })
+            .context("lower the limit on open files")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for DescriptorLimit {
+    fn drop(&mut self) {
+        // A limit may always be raised to the one before.
+        let _ = setrlimit(Resource::Nofile, self.0);
+    }
+}
+
 /// All descriptors that this process may still have, until it is dropped.
 struct NoDescriptors {
-    before: Rlimit,
+    _limit: DescriptorLimit,
     _all: Vec<OwnedFd>,
 }
 
 impl NoDescriptors {
     fn take_all() -> Result<Self> {
-        let before = getrlimit(Resource::Nofile);
         let open = std::fs::read_dir("/proc/self/fd").context("this process's descriptors")?;
         let numbers = open.flatten().filter_map(|fd| fd.file_name().to_str()?.parse::<u64>().ok());
         // No more than those that are open, so that few are free.
         let most = numbers.max().unwrap_or(0) + 1;
-        setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..before })
-            .context("lower the limit on open files")?;
-        let mut taken = Self { before, _all: Vec::new() };
+        let mut taken = Self { _limit: DescriptorLimit::below(most)?, _all: Vec::new() };
         let stdin = std::io::stdin();
         while let Ok(one) = rustix::io::dup(&stdin) {
             taken._all.push(one);
         }
         Ok(taken)
-    }
-}
-
-impl Drop for NoDescriptors {
-    fn drop(&mut self) {
-        // A limit may always be raised to the one before.
-        let _ = setrlimit(Resource::Nofile, self.before);
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use libtest_mimic::{Failed, Trial};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tokenyard_conformance::faults::Fault;
 use tokenyard_conformance::runner::{Program, Settings, Verdict, run_fault};
 use tokenyard_conformance::suite;
@@ -76,22 +77,22 @@ impl Example {
 
     /// Its mutants.
     fn mutants(self) -> Vec<Mutant> {
-        let list = match self {
-            Self::Shm => "mutants_shm.toml",
-            Self::Sockets => "mutants_sockets.toml",
-        };
-        let text = std::fs::read_to_string(folder().join(list)).unwrap();
-        toml::from_str::<Mutants>(&text).unwrap().mutant
+        self.read::<Mutants>("mutants").mutant
     }
 
     /// Its variants.
     fn variants(self) -> Vec<Variant> {
-        let list = match self {
-            Self::Shm => "variants_shm.toml",
-            Self::Sockets => "variants_sockets.toml",
+        self.read::<Variants>("variants").variant
+    }
+
+    /// A list of edits of its sources.
+    fn read<T: DeserializeOwned>(self, list: &str) -> T {
+        let example = match self {
+            Self::Shm => "shm",
+            Self::Sockets => "sockets",
         };
-        let text = std::fs::read_to_string(folder().join(list)).unwrap();
-        toml::from_str::<Variants>(&text).unwrap().variant
+        let file = folder().join(format!("{list}_{example}.toml"));
+        toml::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
     }
 
     /// Its table in a config, with a key where it has one.

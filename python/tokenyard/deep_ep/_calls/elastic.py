@@ -175,14 +175,13 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
     check_tokens(tokens, "num_max_tokens_per_rank", call.tokens)
     check_experts(call.experts, pool.ranks)
     expect_integer("expert_alignment", call.alignment, 1)
-    stats = {"cumulative_local_expert_recv_stats": call.stats}
-    expect_host(pool, x=x, topk_idx=ids, topk_weights=weights)
-    if not pool.on_device:
-        check_ids(ids.numpy(), call.experts)
     if call.stats is not None:
         local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     stats = {"cumulative_local_expert_recv_stats": call.stats}
+    expect_host(pool, x=x, topk_idx=ids, topk_weights=weights, **stats)
+    if not pool.on_device:
+        check_ids(ids.numpy(), call.experts)
     expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
     checked = replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
     return _sizes(pool, call), checked

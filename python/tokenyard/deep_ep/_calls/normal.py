@@ -229,20 +229,23 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         _expect_room(pool, given, received)
         record = Record(opened, native, given, has_sync)
         outputs = _give(pool, call, Arrival(record, received, checked, stream))
-        rows = outputs.rows if isinstance(outputs.rows, tuple) else (outputs.rows,)
-        clear_behind(pool, rows, received.rows)
+        clear_behind(pool, outputs.rows, received.rows)
         handle = _make_handle(pool, call, record, outputs)
         per_expert = _counts_list(pool, call, outputs, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
     event = EventOverlap()
     if stream.is_async:
-        given_rows = rows if isinstance(rows, tuple) else (rows,)
         event = stream.finish(
             (*_tensors(call), checked.x, checked.scales, checked.topk_idx, checked.topk_weights),
             # The allocator does not know the handle's tensors over `block`.
-            (*given_rows, ids, weights, outputs.block, *handle),
+            (*rows, ids, weights, outputs.block, *handle),
         )
-    return rows, ids, weights, per_expert, handle, event
+    return _with_scales(rows), ids, weights, per_expert, handle, event
+
+
+def _with_scales(rows: tuple[Any, ...]) -> Any:
+    """Rows as a caller gets them: alone, or in a tuple with their scales."""
+    return rows if len(rows) > 1 else rows[0]
 
 
 def _expect_room(pool: Pool, given: int, received: Any) -> None:
@@ -267,7 +270,8 @@ def _tensors(call: DispatchCall) -> tuple[Any, ...]:
 class Outputs:
     """The tensors that a dispatch gives, and those of its handle."""
 
-    rows: Any
+    # With their scales, if they have some.
+    rows: tuple[Any, ...]
     ids: Any
     weights: Any
     # Source tokens, and the ends of the rows of each source, by which the record is found. Both lie in `block`.
@@ -326,7 +330,7 @@ def _give(pool: Pool, call: DispatchCall, arrival: Arrival) -> Outputs:
         tokens = fit(tokens, given)
         if is_routed:
             ids, weights = fit(ids, given), fit(weights, given)
-    return Outputs(rows if len(rows) > 1 else rows[0], ids, weights, tokens, ends, block, counts)
+    return Outputs(rows, ids, weights, tokens, ends, block, counts)
 
 
 def _arrived_rows(x: Any, scales: Any, checked: DispatchCall, room: int) -> tuple[Any, ...]:
@@ -431,7 +435,7 @@ def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple
             opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
         clear_behind(pool, given, received.rows)
-    rows = given if len(given) > 1 else given[0]
+    rows = _with_scales(given)
     if not stream.is_async:
         return rows, EventOverlap()
     return rows, stream.finish((*_tensors(call), x, scales), given)
