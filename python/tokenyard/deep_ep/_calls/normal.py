@@ -226,7 +226,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         )
         add_lost(pool, received)
         given = call.num_worst_tokens or received.tokens
-        _expect_room(pool, given, received)
+        _expect_rows_fit(pool, given, received)
         record = Record(opened, native, given, has_sync)
         outputs = _give(pool, call, Arrival(record, received, checked, stream))
         clear_behind(pool, outputs.rows, received.rows)
@@ -248,7 +248,7 @@ def _with_scales(rows: tuple[Any, ...]) -> Any:
     return rows if len(rows) > 1 else rows[0]
 
 
-def _expect_room(pool: Pool, given: int, received: Any) -> None:
+def _expect_rows_fit(pool: Pool, given: int, received: Any) -> None:
     """Refuses a number of rows that is too small for those that arrived, where the host knows how many did."""
     if not pool.on_device and received.tokens > given:
         # Each rank's own tokens were below it, so ranks gave different numbers.
