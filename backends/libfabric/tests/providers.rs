@@ -126,6 +126,37 @@ fn connected_ranks_of_shm_leave_no_name_behind() {
     });
 }
 
+/// Names are `PROCESS:USER:NUMBER`; the number counts the endpoints of the process.
+#[test]
+fn a_name_that_a_killed_process_of_the_same_number_left_holds_up_no_endpoint_of_shm() {
+    let alone = || Rank::open(0, 2, "provider = \"shm\"");
+    let own = format!("{}:", std::process::id());
+    let shown = alone();
+    let (stem, last) = std::fs::read_dir("/dev/shm")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        .filter(|name| name.starts_with(&own))
+        .filter_map(|name| {
+            let (stem, number) = name.rsplit_once(':')?;
+            Some((stem.to_owned(), number.parse::<u32>().ok()?))
+        })
+        .max()
+        .unwrap();
+    drop(shown);
+    // Another test may have opened an endpoint with one of these numbers since then.
+    let left: Vec<_> = (last + 1..last + 9)
+        .map(|number| std::path::Path::new("/dev/shm").join(format!("{stem}:{number}")))
+        .filter(|path| {
+            std::fs::File::create_new(path).is_ok_and(|file| file.set_len(1 << 16).is_ok())
+        })
+        .collect();
+    assert!(!left.is_empty());
+    for _ in 0..8 {
+        drop(alone());
+    }
+    assert!(left.iter().all(|path| !path.exists()), "{left:?}");
+}
+
 #[test]
 fn ranks_with_different_providers_get_an_error_that_names_them() {
     let mut tcp = Rank::open(0, 2, "provider = \"tcp\"");

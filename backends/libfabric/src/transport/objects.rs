@@ -162,7 +162,7 @@ impl Objects {
                 opened("bind the completion queue", calls::bind(ep.fid(), cq.fid(), side))?;
             }
             keep_off_shared_memory(&ep);
-            opened("fi_enable", calls::enable(ep.fid()))?;
+            opened("fi_enable", enable(&ep))?;
             Ok(Self { regions: Vec::new(), ep: Some(ep), cq, av, domain, fabric, info })
         }
     }
@@ -399,6 +399,25 @@ fn open_cq(
     opened("fi_cq_open", unsafe { calls::cq_open(domain.raw(), &mut attr, &mut cq) })?;
     // SAFETY: just opened.
     unsafe { Object::new(cq) }
+}
+
+/// Enables an endpoint. The provider `shm` names its memory after the process number. A killed
+/// process leaves its name behind, and in a container a new process often has its number. The
+/// provider removes such a name and reports `FI_EBUSY`, so the second attempt succeeds.
+///
+/// # Safety
+/// The endpoint is bound to all that it needs, and not enabled yet.
+unsafe fn enable(ep: &Object<fid_ep>) -> i32 {
+    const ATTEMPTS: u32 = 3;
+    let mut status = 0;
+    for _ in 0..ATTEMPTS {
+        // SAFETY: by this function's contract; an attempt that failed changed nothing.
+        status = unsafe { calls::enable(ep.fid()) };
+        if status != -FI_EBUSY {
+            break;
+        }
+    }
+    status
 }
 
 /// Disables shared memory in a provider that would use it for traffic inside a machine (efa): such
