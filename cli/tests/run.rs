@@ -63,7 +63,7 @@ fn the_last_line_of_standard_output_is_one_document_and_all_else_is_on_standard_
     assert_eq!(document["check"]["passed"], true);
     assert_eq!(document["communicator"]["scale_up"]["transport"], "shm");
     assert_eq!(document["shape"]["layout"], "flat");
-    assert_eq!(document["config"]["agreed"]["world.deadline_ms"], 2000);
+    assert_eq!(document["config"]["agreed"]["world.deadline_ms"], 6000);
     assert!(document["conditions"]["cores"].as_u64().unwrap() > 0);
     let ranks = document["ranks"].as_array().unwrap();
     let sum = |key: &str| ranks.iter().map(|r| r[key].as_u64().unwrap()).sum::<u64>();

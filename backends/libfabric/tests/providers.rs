@@ -7,6 +7,7 @@
 mod common;
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokenyard_core::transport::{
@@ -16,6 +17,12 @@ use tokenyard_core::{ErrorKind, abi};
 use tokenyard_libfabric::{Efa, EfaConfig, Libfabric};
 
 use common::{Rank, WINDOW_BYTES, config, needs, with_ranks};
+
+/// Tests with endpoints of `shm` take turns: their names are counted by process.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn put_signal(peer: u32, bytes: u64, signal: u32) -> Command {
     Command {
@@ -61,6 +68,7 @@ fn values_over_tcp_go_on_when_all_mailboxes_were_used() {
 
 #[test]
 fn values_over_shm_go_on_when_all_mailboxes_were_used() {
+    let _turn = one_at_a_time();
     values_go_on_when_all_mailboxes_were_used("shm");
 }
 
@@ -112,6 +120,7 @@ fn a_link_names_provider_interface_and_both_addresses() {
 
 #[test]
 fn connected_ranks_of_shm_leave_no_name_behind() {
+    let _turn = one_at_a_time();
     let names = || std::fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name());
     let own = format!("{}:", std::process::id());
     with_ranks(2, "provider = \"shm\"", |rank| {
@@ -129,36 +138,30 @@ fn connected_ranks_of_shm_leave_no_name_behind() {
 /// Names are `PROCESS:USER:NUMBER`; the number counts the endpoints of the process.
 #[test]
 fn a_name_that_a_killed_process_of_the_same_number_left_holds_up_no_endpoint_of_shm() {
-    let alone = || Rank::open(0, 2, "provider = \"shm\"");
+    const LEFT: u32 = 64;
+    let _turn = one_at_a_time();
+    let shown = Rank::open(0, 2, "provider = \"shm\"");
     let own = format!("{}:", std::process::id());
-    let shown = alone();
-    let (stem, last) = std::fs::read_dir("/dev/shm")
-        .unwrap()
-        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
-        .filter(|name| name.starts_with(&own))
-        .filter_map(|name| {
-            let (stem, number) = name.rsplit_once(':')?;
-            Some((stem.to_owned(), number.parse::<u32>().ok()?))
-        })
-        .max()
-        .unwrap();
+    let names = std::fs::read_dir("/dev/shm").unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let name = names.filter(|name| name.starts_with(&own)).max().unwrap();
     drop(shown);
-    // Another test may have opened an endpoint with one of these numbers since then.
-    let left: Vec<_> = (last + 1..last + 9)
+    let (stem, last) = name.rsplit_once(':').unwrap();
+    let last: u32 = last.parse().unwrap();
+    let left: Vec<_> = (last + 1..=last + LEFT)
         .map(|number| std::path::Path::new("/dev/shm").join(format!("{stem}:{number}")))
-        .filter(|path| {
-            std::fs::File::create_new(path).is_ok_and(|file| file.set_len(1 << 16).is_ok())
-        })
         .collect();
-    assert!(!left.is_empty());
-    for _ in 0..8 {
-        drop(alone());
+    for path in &left {
+        std::fs::File::create_new(path).unwrap().set_len(1 << 16).unwrap();
     }
-    assert!(left.iter().all(|path| !path.exists()), "{left:?}");
+    drop(Rank::open(0, 2, "provider = \"shm\""));
+    let gone = left.iter().filter(|path| std::fs::remove_file(path).is_err()).count();
+    assert_eq!(gone, 1);
 }
 
 #[test]
 fn ranks_with_different_providers_get_an_error_that_names_them() {
+    let _turn = one_at_a_time();
     let mut tcp = Rank::open(0, 2, "provider = \"tcp\"");
     let mut shm = Rank::open(1, 2, "provider = \"shm\"");
     let endpoint = shm.transport.endpoint(0).unwrap();
