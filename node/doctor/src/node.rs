@@ -310,7 +310,7 @@ fn processors(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
         Some(quota) => format!("{count} cores, {quota:.1} allowed"),
         None => format!("{count} cores"),
     };
-    let finding = report.note(&PROCESSORS, Facility::Node, "processors", verdict.on(found));
+    let finding = report.note(&PROCESSORS, Facility::Node, "cores", verdict.on(found));
     finding.expected(format!("{ranks} ranks * {threads} threads"));
 }
 
