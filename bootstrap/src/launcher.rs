@@ -31,7 +31,10 @@ impl<'a> Env<'a> {
     }
 
     fn require(&self, name: &str, expected: &str) -> Result<String> {
-        self.get(name).ok_or_else(|| refuse(format!("{name} is not set, expected {expected}")))
+        self.get(name).ok_or_else(|| {
+            refuse(format!("{name} is not set, expected {expected}"))
+                .with_fix(format!("set {name}, or start the ranks with a launcher that sets it"))
+        })
     }
 
     fn number<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<T> {

@@ -139,7 +139,7 @@ struct LinkArgs {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Give each rank its own host. The hosts are stand-ins, network namespaces of this machine:
-    /// processors and memory stay shared (root; docs/testing-hosts.md)
+    /// cores and memory stay shared (root; docs/testing-hosts.md)
     #[arg(long, conflicts_with = "as_rank")]
     namespaces: bool,
 }
@@ -233,7 +233,10 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         Some(Which::Plot(args)) => return gpu::plot(args),
         None => {}
     }
-    let config = args.config.as_deref().context("found no config; expected one")?;
+    let config = args
+        .config
+        .as_deref()
+        .context("read options: found no config; expected one. Fix: name a config file")?;
     if let Some(job) = &args.rank_job {
         tokenyard_bench::run_rank(config, job)?;
         return Ok(ExitCode::SUCCESS);
@@ -241,12 +244,12 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
     let has_csv = matches!(args.scenario, Choice::All | Choice::Exchange);
     ensure!(
         has_csv || args.csv.file.is_none(),
-        "found --csv with this --scenario; expected `exchange` or `all`: only operations have lines"
+        "read options: found --csv with this --scenario; expected `exchange` or `all`: only operations have lines"
     );
     let loaded = Config::load(config)?;
     ensure!(
         !tokenyard_bench::gpu::is_gpu(&loaded),
-        "found a config with the kernel set `{}`; expected `cpu`: rows of GPUs have benchmarks of \
+        "choose benchmark: found a config with the kernel set `{}`; expected `cpu`: rows of GPUs have benchmarks of \
          their own. Fix: tokenyard bench dispatch {1}, bench combine {1} or bench link {1}",
         loaded.kernels.name,
         config.display()
@@ -296,19 +299,22 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
         [("--out", output.out.as_deref()), ("--plot", args.plot.as_deref()), ("", None)],
     )?;
     if tokenyard_bench::gpu::is_gpu(&config) {
-        ensure!(!args.namespaces, "found --namespaces; NVLink is inside one host");
+        ensure!(!args.namespaces, "read options: found --namespaces; NVLink is inside one host");
         return gpu::link(&args.config, &args.ranks, output, args.plot.as_deref());
     }
-    ensure!(args.plot.is_none(), "found --plot; expected a config of GPUs, whose link is drawn");
+    ensure!(
+        args.plot.is_none(),
+        "read options: found --plot; expected a config of GPUs, whose link is drawn"
+    );
     let ranks = args.ranks.count().unwrap_or(2);
-    ensure!(ranks == 2, "found --ranks {ranks}; expected 2: this link has two ends");
+    ensure!(ranks == 2, "read options: found --ranks {ranks}; expected 2: this link has two ends");
     let (sizes, samples) = (args.common.sizes(args.tokens), args.common.samples);
     let ends = Plan { scenarios: Vec::new(), ranks: vec![2], sizes: vec![sizes], samples };
     let is_one_end = args.ranks.are_started();
     args.ranks.check()?;
     ensure!(
         !(is_one_end && args.namespaces),
-        "found --namespaces under mpirun, which starts the ranks; expected one process"
+        "read options: found --namespaces under mpirun, which starts the ranks; expected one process"
     );
     check_sizes(&ends, if is_one_end { ends.bytes() / 2 } else { ends.bytes() })?;
     let task = LinkTask::new(sizes, samples);

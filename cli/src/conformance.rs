@@ -220,7 +220,10 @@ pub(crate) fn main(args: &ConformanceArgs) -> Result<ExitCode> {
     if let Some(order) = &args.rank {
         return runner::rank_main(order).map(|()| ExitCode::SUCCESS);
     }
-    let path = args.config.as_deref().context("found no config; expected one")?;
+    let path = args
+        .config
+        .as_deref()
+        .context("read options: found no config; expected one. Fix: name a config file")?;
     let config = Config::load(path)?;
     args.check_files(&config, path)?;
     preload::try_plugins(Some(&config))?;

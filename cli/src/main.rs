@@ -30,7 +30,7 @@ mod writable;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokenyard_launch::interrupt::Interrupted;
 
@@ -146,8 +146,8 @@ fn main() -> ExitCode {
         // Clap reports help and version as errors too.
         Err(error) => {
             output::note(error.print());
-            if let Some(command) = left_out(&error) {
-                People::errors().prose(command);
+            if let Some(fix) = left_out(&error).or_else(|| shape_of_config(&error)) {
+                People::errors().prose(fix);
             }
             ExitCode::from(error.exit_code() as u8)
         }
@@ -169,6 +169,21 @@ fn left_out(error: &clap::Error) -> Option<String> {
             "\nThis program was built without the feature `full`, which has {} and the kernel sets for GPUs.\n\
              Fix: cargo xtask install PREFIX builds all of it; or cargo run --release --features full -- {found}",
             OF_FULL.join(", ")
+        )
+    })
+}
+
+/// The fix, where `shape` got a config, as the other commands take one.
+fn shape_of_config(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(found)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let is_shape = std::env::args_os().nth(1).is_some_and(|word| word == "shape");
+    (is_shape && error.kind() == ErrorKind::UnknownArgument && !found.starts_with('-')).then(|| {
+        format!(
+            "\n`shape` reads no config, and computes from options alone. --kernels names the kernel set: that of \
+             `use` in [kernels] of {found}.\n\
+             Fix: tokenyard shape --kernels cuda --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096"
         )
     })
 }

@@ -16,7 +16,7 @@ pub(crate) fn meminfo(text: &str, key: &str) -> Option<u64> {
 }
 
 /// Bytes that this process may still use: of the machine, and of its container.
-fn available() -> Option<u64> {
+pub(crate) fn available() -> Option<u64> {
     let machine = meminfo(&read("/proc/meminfo")?, "MemAvailable")?;
     let container = container_memory().map(|c| c.limit.saturating_sub(c.used));
     Some(container.map_or(machine, |c| c.min(machine)))

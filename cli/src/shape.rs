@@ -172,7 +172,10 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     let asked = (args.domains > 1).then(|| asked(args, &shape)).transpose()?;
     let traffic = asked.map(|asked| args.traffic.of(&asked)).transpose()?;
     let input = args.traffic.input.as_deref();
-    ensure!(input.is_none() || asked.is_some(), "found --input for one domain; expected --domains");
+    ensure!(
+        input.is_none() || asked.is_some(),
+        "read options: found --input for one domain; expected --domains"
+    );
     let rates = args.traffic.rates();
     let recorded = input.zip(asked).map(|(path, asked)| recorded::of(path, &asked, &rates));
     let recorded = recorded.transpose()?;
@@ -216,7 +219,7 @@ fn shape_of(args: &ShapeArgs) -> Result<Shape> {
     .new()?;
     ensure!(
         shape.ranks.is_multiple_of(args.domains),
-        "found {} domains; expected a divisor of {} ranks",
+        "read options: found {} domains; expected a divisor of {} ranks",
         args.domains,
         shape.ranks
     );
@@ -259,7 +262,7 @@ fn row_format(args: &ShapeArgs) -> Result<RowFormat> {
     let x_bytes = args.hidden.checked_mul(element).filter(|bytes| bytes.is_multiple_of(16));
     ensure!(
         x_bytes.is_some(),
-        "found hidden = {}, elements of {element} bytes; expected rows of a multiple of 16 bytes, \
+        "read options: found hidden = {}, elements of {element} bytes; expected rows of a multiple of 16 bytes, \
          less than 4 GiB",
         args.hidden
     );

@@ -114,7 +114,7 @@ fn node(machine: &Machine) -> String {
         nics => format!("{nics} RDMA NICs"),
     });
     let processors = machine.numa.iter().filter_map(|node| Some(node.processors.known()?.len()));
-    parts.push(format!("{} processors", processors.sum::<usize>()));
+    parts.push(format!("{} cores", processors.sum::<usize>()));
     parts.join(", ")
 }
 

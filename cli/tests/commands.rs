@@ -115,6 +115,18 @@ fn shape_adds_up_what_a_rank_and_the_world_need() {
 }
 
 #[test]
+fn shape_with_a_config_says_which_options_it_takes() {
+    let output = call(&["shape", "configs/cpu.toml"]);
+    expect_code(&output, 2);
+    let text = stderr(&output);
+    assert!(text.contains("`shape` reads no config"), "{text}");
+    assert!(text.contains("--kernels names the kernel set"), "{text}");
+    assert!(text.contains("Fix: tokenyard shape --kernels cuda --ranks 8"), "{text}");
+    let text = stderr(&call(&["shape", "--rank", "8"]));
+    assert!(!text.contains("reads no config"), "{text}");
+}
+
+#[test]
 fn shape_says_first_what_a_gpu_takes_and_warns_beyond_a_card() {
     let base =
         "shape --kernels cuda --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096";
@@ -133,6 +145,10 @@ fn shape_says_first_what_a_gpu_takes_and_warns_beyond_a_card() {
         "{summary}"
     );
     assert!(summary.contains("\nit fits"), "{summary}");
+    let of_cpus = stdout(&call(&base.replace("cuda", "cpu").split(' ').collect::<Vec<_>>()));
+    let of_cpus: Vec<&str> = of_cpus.lines().take(4).collect();
+    assert!(of_cpus[2].starts_with("all ranks: 145."), "{of_cpus:#?}");
+    assert!(of_cpus[3].contains("available here"), "{of_cpus:#?}");
     assert!(with("--card-memory 24").contains("warning: 66 % of the card is taken"), "{summary}");
     assert!(
         with("--card-memory 12")
@@ -176,7 +192,7 @@ fn without_a_command_it_says_what_the_node_has_and_what_to_try() {
     let output = call(&[]);
     expect_code(&output, 0);
     let text = stdout(&output);
-    assert!(text.contains("\nthis node  ") && text.contains(" processors"), "{text}");
+    assert!(text.contains("\nthis node  ") && text.contains(" cores"), "{text}");
     assert!(text.contains("tokenyard run configs/") && text.contains("tokenyard --help"), "{text}");
 }
 
@@ -418,6 +434,8 @@ fn config_check_names_every_error_with_its_line_those_of_components_too() {
         assert!(errors.iter().any(|error| error.contains(words)), "{words}: {errors:#?}");
     }
     assert_eq!(errors.len(), 5, "{errors:#?}");
+    // No error sends the reader to the table of a component that does not exist.
+    assert!(!errors.iter().any(|error| error.contains("[kernels.cup]")), "{errors:#?}");
 
     let (output, errors) = config_check(
         "[kernels]\nuse = \"cpu\"\n[kernels.cpu]\n\nthreads = 0\n\

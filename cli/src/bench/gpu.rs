@@ -150,7 +150,7 @@ impl RankArgs {
     pub(super) fn check(&self) -> Result<()> {
         if let (Some(ranks), true) = (self.ranks, self.are_started()) {
             bail!(
-                "found --ranks {ranks} under mpirun, which starts the ranks; expected no --ranks"
+                "read options: found --ranks {ranks} under mpirun, which starts the ranks; expected no --ranks"
             );
         }
         if self.are_started() { Ok(()) } else { self.start.check("bench") }
@@ -277,7 +277,7 @@ fn measure(
     let ranks = ranks.ranks.unwrap_or(gpus);
     ensure!(
         (2..=gpus).contains(&ranks),
-        "found {gpus} GPUs for {ranks} ranks; expected at least 2 ranks, and a GPU for each"
+        "read options: found {gpus} GPUs for {ranks} ranks; expected at least 2 ranks, and a GPU for each"
     );
     if let Some(exchange) = &task.exchange {
         check(exchange, ranks)?;
@@ -299,7 +299,10 @@ fn check(task: &exchange::GpuExchangeTask, ranks: u32) -> Result<()> {
     for max_tokens in task.tokens.iter().copied() {
         tokenyard_core::moe::Shape { ranks, experts, topk, hidden, max_tokens }.new()?;
     }
-    ensure!(hidden.is_multiple_of(16), "found --hidden {hidden}; expected a multiple of 16");
+    ensure!(
+        hidden.is_multiple_of(16),
+        "read options: found --hidden {hidden}; expected a multiple of 16"
+    );
     let tokens = task.tokens.iter().copied().max().unwrap_or(0);
     let needed = Sizes { tokens, hidden, topk, experts }.rank_bytes(ranks);
     memory::ensure_room(needed.saturating_mul(ranks.into()), "a step of these sizes", FEWER)
@@ -313,7 +316,7 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
     }
     ensure!(
         is_combine || !args.outside,
-        "found --outside; it is about the rows of a combine alone"
+        "read options: found --outside; it is about the rows of a combine alone"
     );
     let manner = match (args.replay, args.copy, args.outside) {
         (true, ..) => case::Manner::Replay,
@@ -330,11 +333,11 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
     let plain = manner == case::Manner::Plain && phase != case::Phase::Pair;
     ensure!(
         plain || calls != case::Calls::Sends,
-        "found --calls sends; expected it for a plain dispatch or combine alone"
+        "read options: found --calls sends; expected it for a plain dispatch or combine alone"
     );
     ensure!(
         calls.wait() || !args.copy,
-        "found --copy with --calls that do not wait; sizes are exact in calls that wait only"
+        "read options: found --copy with --calls that do not wait; sizes are exact in calls that wait only"
     );
     let routing = match (&args.input, args.routing) {
         (Some(file), _) => case::Routing::Recorded(

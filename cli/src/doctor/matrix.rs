@@ -72,7 +72,7 @@ pub(super) fn print(found: &Linked, people: People) {
 }
 
 fn print_devices(devices: &[Device], people: People) {
-    let mut table = Table::new(&["device", "PCI", "NUMA", "processors", "name"]);
+    let mut table = Table::new(&["device", "PCI", "NUMA", "cores", "name"]);
     fn shown<T: ToString>(fact: &Fact<T>) -> String {
         fact.known().map_or("?".to_owned(), T::to_string)
     }

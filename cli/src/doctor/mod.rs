@@ -75,11 +75,11 @@ pub(crate) struct DoctorArgs {
     /// Print only what is slow or broken, and nothing where nothing is.
     #[arg(long, short, conflicts_with = "topology")]
     quiet: bool,
-    /// Print how all GPUs and NICs are linked, with NUMA nodes and processors, in place of the findings.
+    /// Print how all GPUs and NICs are linked, with NUMA nodes and cores, in place of the findings.
     #[arg(long, conflicts_with = "world")]
     topology: bool,
     /// Ranks that this node is to run; by default as many as the launcher starts here, else one for each GPU that is
-    /// given to it, or for each of up to 4 processors.
+    /// given to it, or for each of up to 4 cores.
     #[arg(long)]
     ranks: Option<u32>,
     /// Experts on all ranks together.

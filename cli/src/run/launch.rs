@@ -36,7 +36,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let plan = Plan::new(args, None)?;
     ensure!(
         plan.case.ranks <= MAX_PROCESSES,
-        "found {} ranks to start; expected at most {MAX_PROCESSES} on one machine",
+        "start ranks: found {} ranks to start; expected at most {MAX_PROCESSES} on one machine",
         plan.case.ranks
     );
     config.check_ranks(plan.case.ranks as u32)?;

@@ -52,7 +52,10 @@ impl Plan {
         let file = args.input.as_deref().map(read_input).transpose()?;
         let asked = [ranks, args.ranks].into_iter().flatten().collect::<Vec<_>>();
         if let [world, asked] = asked[..] {
-            ensure!(world == asked, "found a world of {world} ranks; expected --ranks {asked}");
+            ensure!(
+                world == asked,
+                "read options: found a world of {world} ranks; expected --ranks {asked}"
+            );
         }
         let recorded = file.as_ref().and_then(InputFile::ranks).map(|ranks| ranks as u32);
         let ranks = asked.first().copied().or(recorded).unwrap_or(DEFAULT_RANKS);
@@ -162,7 +165,9 @@ fn recorded_case(args: &RunArgs, file: &InputFile, ranks: usize) -> Result<Case>
         | (Some(InputType::Fp16), row @ RowType::F16)
         | (Some(InputType::Fp32), row @ RowType::F32) => Input::Plain(row),
         (Some(InputType::Bf16 | InputType::Fp16 | InputType::Fp32), row) => {
-            bail!("found rows of {row} in the input file; expected those of --input-type")
+            bail!(
+                "read options: found rows of {row} in the input file; expected those of --input-type"
+            )
         }
         (Some(cast), row) => Input::Cast(row, scales(cast)),
     };
@@ -184,7 +189,7 @@ fn arrange(args: &RunArgs, case: Case) -> Result<Case> {
     let grouped = args.layout == LayoutName::ExpertMajor;
     ensure!(
         (1..=MAX_ALIGNMENT).contains(&alignment) && (grouped || alignment == 1),
-        "found --alignment {alignment}; expected 1 to {MAX_ALIGNMENT}, and 1 unless the layout is \
+        "read options: found --alignment {alignment}; expected 1 to {MAX_ALIGNMENT}, and 1 unless the layout is \
          expert-major"
     );
     let layout = match args.layout {
@@ -220,7 +225,7 @@ fn check(case: &Case) -> Result<()> {
         let row = case.hidden * bytes;
         ensure!(
             row.is_multiple_of(ROW_ALIGN),
-            "found hidden = {}, rows of {row} bytes; expected a multiple of {ROW_ALIGN} bytes",
+            "read options: found hidden = {}, rows of {row} bytes; expected a multiple of {ROW_ALIGN} bytes",
             case.hidden
         );
     }

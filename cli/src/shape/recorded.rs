@@ -59,7 +59,7 @@ pub(super) fn of(path: &Path, asked: &AskedExchange, rates: &Rates) -> Result<Ve
     let case = file.case(levels.ranks() as usize, Some(levels.experts as usize))?;
     ensure!(
         case.topk == levels.topk as usize,
-        "found top-{} of --topk; expected top-{} as in {}",
+        "read options: found top-{} of --topk; expected top-{} as in {}",
         levels.topk,
         case.topk,
         path.display()

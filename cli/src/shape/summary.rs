@@ -4,6 +4,7 @@ use serde::Serialize;
 use tokenyard_machine::bytes;
 
 use super::{Buffer, KernelsName, ShapeArgs};
+use crate::memory::available;
 use crate::output::{People, Style};
 
 /// Part of a card that windows may take without a warning. Weights and activations need the rest.
@@ -63,6 +64,16 @@ impl OnGpu {
     }
 }
 
+/// Whether all ranks may run on this machine, of which `available` bytes are free.
+fn on_this_machine(all: u64, available: Option<u64>) -> String {
+    let taken = "memory is taken only where it is touched";
+    match available {
+        None => taken.to_owned(),
+        Some(here) if all <= here => format!("it fits into the {} available here", bytes(here)),
+        Some(here) => format!("more than the {} available here, but {taken}", bytes(here)),
+    }
+}
+
 /// Prints the summary, and an empty line.
 pub(super) fn print(args: &ShapeArgs, rank_bytes: u64, gpu: Option<&OnGpu>, people: People) {
     let ShapeArgs { ranks, experts, topk, hidden, max_tokens, domains, .. } = args;
@@ -74,14 +85,13 @@ pub(super) fn print(args: &ShapeArgs, rank_bytes: u64, gpu: Option<&OnGpu>, peop
         args.kernels.name()
     ));
     let Some(gpu) = gpu else {
+        let all = rank_bytes.saturating_mul(u64::from(*ranks));
         people.prose(format_args!(
-            "one rank: {} of address space (windows and handles); memory is taken where it is touched",
+            "one rank: {} of address space, for windows and handles",
             strong(rank_bytes)
         ));
-        people.prose(format_args!(
-            "all ranks: {}\n",
-            strong(rank_bytes.saturating_mul(u64::from(*ranks)))
-        ));
+        people.prose(format_args!("all ranks: {}", strong(all)));
+        people.prose(format_args!("{}\n", on_this_machine(all, available())));
         return;
     };
     let host = match gpu.host_bytes {

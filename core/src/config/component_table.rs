@@ -24,7 +24,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::READ;
 use super::source::{Item, Source, not_toml, offset};
-use super::wording::{bounded, shown, unknown_key};
+use super::wording::{bounded, plain, shown, unknown_key, unquoted};
 use crate::{Error, ErrorKind, Result};
 
 /// The longest dotted key in a component's table, in bytes. It bounds the text, in which every key
@@ -177,15 +177,20 @@ impl ComponentTable {
             return self.error(at, &format!("missing key `{key}` {place}"));
         }
         let message = bounded(message, MAX_MESSAGE);
-        let message = match message.rsplit_once(", expected") {
-            Some((found, expected)) => format!("{found}; expected{expected}"),
+        let message = match message.rsplit_once(", expected ") {
+            Some((found, expected)) => format!("{}; expected {}", fault(found), plain(expected)),
             None => message,
         };
-        let message = match path.pop() {
-            Some(key) => format!("`{key}` {}: {message}", place(component, &path)),
-            None => format!("{}: {message}", place(component, &path)),
+        let Some(key) = path.pop() else {
+            return self.error(at, &format!("{}: {message}", place(component, &path)));
         };
-        self.error(at, &message)
+        let explained = self.error(at, &format!("`{key}` {}: {message}", place(component, &path)));
+        // Serde shows a string that it found in quotes.
+        let string = error.message().strip_prefix("invalid type: string \"");
+        match string.and_then(|rest| unquoted(rest.split('"').next()?)) {
+            Some(value) => explained.with_fix(format!("write {key} = {value}")),
+            None => explained,
+        }
     }
 
     fn error(&self, offset: usize, message: &str) -> Error {
@@ -335,6 +340,13 @@ fn key_offset(table: &DeTable<'_>, path: &str) -> Option<usize> {
         Some(rest) => key_offset(value.get_ref().as_table()?, rest),
         None => Some(found.span().start),
     }
+}
+
+/// Serde's words for what it found, in the wording of all config errors.
+fn fault(message: &str) -> String {
+    let found = ["invalid type: ", "invalid value: "];
+    let found = found.iter().find_map(|prefix| message.strip_prefix(prefix));
+    found.map_or_else(|| message.to_owned(), |found| format!("found {found}"))
 }
 
 fn place(component: &str, path: &[&str]) -> String {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::slice::from_ref;
 use std::time::Duration;
 
-use super::source::{Item, Section, Source};
+use super::source::{Item, MILLISECONDS, Section, Source};
 use super::{
     ComponentChoice, ComponentTable, Config, Lines, MAX_CHOICES, OnFailure, Reports, UnusedTable,
     WorldConfig,
@@ -125,13 +125,12 @@ fn read_world(section: Option<Section<'_>>, errors: &mut Errors) -> (WorldConfig
     if let Some(found) = errors.read(&section, "reports", reports) {
         folder = found;
     }
-    let unit = "milliseconds";
-    let deadline = |item: &Item<'_>| item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, unit);
+    let deadline = |item: &Item<'_>| item.integer(MIN_DEADLINE_MS..=MAX_DEADLINE_MS, MILLISECONDS);
     if let Some(ms) = errors.read(&section, "deadline_ms", deadline) {
         world.deadline = Duration::from_millis(ms);
     }
     let late = |item: &Item<'_>| {
-        let ms = item.integer(MIN_DEADLINE_MS..=MAX_LATE_MS, unit)?;
+        let ms = item.integer(MIN_DEADLINE_MS..=MAX_LATE_MS, MILLISECONDS)?;
         let deadline = world.deadline.as_millis();
         if u128::from(ms) < deadline {
             let expected = format!("at least world.deadline_ms, which is {deadline}");
@@ -326,10 +325,10 @@ fn check_tables(
             continue;
         }
         if item.table().is_none() {
-            let example = chosen.first().map_or("NAME", |choice| choice.name.as_str());
-            let path = section.path();
+            // The name that `use` has may be misspelt: only the registry knows the components.
             let fix = format!(
-                "a component's own keys belong in its own table, such as [{path}.{example}]"
+                "a component's own keys belong in its own table, [{}.NAME] with NAME as in `use`",
+                section.path()
             );
             return Err(section.unknown(key, &item, own).with_fix(fix));
         }

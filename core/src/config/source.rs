@@ -6,8 +6,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::READ;
-use super::wording::{shown, unknown_key};
+use super::wording::{milliseconds, shown, unknown_key, unquoted};
 use crate::{Error, ErrorKind, Result};
+
+/// The unit of integers that are times.
+pub(super) const MILLISECONDS: &str = "milliseconds";
 
 /// The text of a config file, and the starts of its lines.
 pub(super) struct Source<'a> {
@@ -219,11 +222,28 @@ impl<'a> Item<'a> {
     /// This value as an integer in `range`, which counts `unit`.
     pub(super) fn integer(&self, range: RangeInclusive<u64>, unit: &str) -> Result<u64> {
         let expected = format!("an integer from {} to {} ({unit})", range.start(), range.end());
-        let integer = self.value.as_integer().ok_or_else(|| self.wrong_type(&expected))?;
+        let integer = self.value.as_integer().ok_or_else(|| {
+            self.wrong_type(&expected).with_fix(self.integer_to_write(&range, unit))
+        })?;
         u64::from_str_radix(integer.as_str(), integer.radix())
             .ok()
             .filter(|value| range.contains(value))
             .ok_or_else(|| self.error("is out of range", &expected))
+    }
+
+    /// The fix where this value is no integer: the integer that its text stands for, if there is one.
+    fn integer_to_write(&self, range: &RangeInclusive<u64>, unit: &str) -> String {
+        let meant = self.value.as_str().and_then(|text| match unit {
+            MILLISECONDS => milliseconds(text),
+            _ => unquoted(text)?.parse().ok(),
+        });
+        match meant.filter(|integer| range.contains(integer)) {
+            Some(integer) => {
+                let key = self.path.rsplit('.').next().unwrap_or_default();
+                format!("write {key} = {integer}")
+            }
+            None => format!("write a whole number of {unit}, without quotes"),
+        }
     }
 
     /// The elements of this value, if it is an array.

@@ -38,6 +38,46 @@ pub(super) fn unknown_key(found: &str, place: &str, known: &[&str]) -> String {
     format!("unknown key `{}` {place}; {expected}{hint}", shown(found))
 }
 
+/// The value that the text of a string stands for, where a value of another type is expected: an integer,
+/// `true` or `false`.
+pub(super) fn unquoted(text: &str) -> Option<&str> {
+    let text = text.trim();
+    let is_integer = text.parse::<i64>().is_ok() && !text.starts_with('+');
+    (is_integer || matches!(text, "true" | "false")).then_some(text)
+}
+
+/// The milliseconds that a text such as `30s` stands for.
+pub(super) fn milliseconds(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at_checked(digits)?;
+    let factor = match unit.trim() {
+        "" | "ms" => 1,
+        "s" | "sec" => 1000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// Words for what serde expects, which it may name by a type of Rust.
+pub(super) fn plain(expected: &str) -> &str {
+    match expected {
+        "u8" => "an integer from 0 to 255",
+        "u16" => "an integer from 0 to 65535",
+        "u32" => "an integer from 0 to 4294967295",
+        "u64" | "usize" => "an integer that is not negative",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "an integer",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "an array",
+        "a map" => "a table",
+        of_rust if of_rust.starts_with("struct ") => "a table",
+        other => other,
+    }
+}
+
 /// The known name of which `found` is a likely misspelling: at most two edits away, and at most a third
 /// of the name.
 pub(crate) fn nearest<'a>(found: &str, known: &[&'a str]) -> Option<&'a str> {
@@ -75,6 +115,24 @@ fn edits(a: &[u8], b: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_with_a_unit_of_time_is_milliseconds() {
+        for (text, expected) in [
+            ("30s", Some(30_000)),
+            ("500 ms", Some(500)),
+            ("30000", Some(30_000)),
+            ("2 min", Some(120_000)),
+            ("1h", Some(3_600_000)),
+            ("s", None),
+            ("", None),
+            ("-1s", None),
+            ("30 days", None),
+            ("18446744073709551615h", None),
+        ] {
+            assert_eq!(milliseconds(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn edits_counts_insertions_removals_replacements_and_swaps() {

@@ -307,10 +307,10 @@ fn processors(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
     let (ranks, threads) = (report.job.ranks, report.job.threads);
     let verdict = if (ranks * threads) as f64 > usable { Verdict::Slow } else { Verdict::Ok };
     let found = match quota {
-        Some(quota) => format!("{count} processors, {quota:.1} allowed"),
-        None => format!("{count} processors"),
+        Some(quota) => format!("{count} cores, {quota:.1} allowed"),
+        None => format!("{count} cores"),
     };
-    let finding = report.note(&PROCESSORS, Facility::Node, "processors", verdict.on(found));
+    let finding = report.note(&PROCESSORS, Facility::Node, "cores", verdict.on(found));
     finding.expected(format!("{ranks} ranks * {threads} threads"));
 }
 

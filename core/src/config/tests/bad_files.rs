@@ -21,7 +21,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "foo = 1\n",
-        ":5: unknown key `foo` in [transport.scale_up]; expected use. Fix: a component's own keys belong in its own table, such as [transport.scale_up.shm]",
+        ":5: unknown key `foo` in [transport.scale_up]; expected use. Fix: a component's own keys belong in its own table, [transport.scale_up.NAME] with NAME as in `use`",
     ),
     (
         "",
@@ -41,12 +41,12 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "",
         "[world]\ndeadline_ms = \"30s\"",
-        r#":6: world.deadline_ms = "30s" is a string; expected an integer from 100 to 3600000 (milliseconds)"#,
+        r#":6: world.deadline_ms = "30s" is a string; expected an integer from 100 to 3600000 (milliseconds). Fix: write deadline_ms = 30000"#,
     ),
     (
         "",
         "[world]\ndeadline_ms = 30.0",
-        ":6: world.deadline_ms = 30.0 is a float; expected an integer from 100 to 3600000 (milliseconds)",
+        ":6: world.deadline_ms = 30.0 is a float; expected an integer from 100 to 3600000 (milliseconds). Fix: write a whole number of milliseconds, without quotes",
     ),
     (
         "",
@@ -157,7 +157,7 @@ const BAD: &[(&str, &str, &str)] = &[
     (
         "kernels",
         "[kernels]\nuse = \"cpu\"\nthreads = 1",
-        ":5: unknown key `threads` in [kernels]; expected use. Fix: a component's own keys belong in its own table, such as [kernels.cpu]",
+        ":5: unknown key `threads` in [kernels]; expected use. Fix: a component's own keys belong in its own table, [kernels.NAME] with NAME as in `use`",
     ),
     (
         "kernels",
@@ -241,13 +241,18 @@ const BAD: &[(&str, &str, &str)] = &[
     ),
     (
         "",
+        "[topology]\ndomains = \"2\"",
+        r#":6: topology.domains = "2" is a string; expected an integer from 1 to 65536 (domains). Fix: write domains = 2"#,
+    ),
+    (
+        "",
         "[topology]\nuse = \"none\"",
         r#":6: topology.use = "none" is a reserved word; expected the name of a component"#,
     ),
     (
         "",
         "[topology]\nuse = \"auto\"\ndomain = 2",
-        ":7: unknown key `domain` in [topology]; expected one of use, domains; did you mean domains?. Fix: a component's own keys belong in its own table, such as [topology.auto]",
+        ":7: unknown key `domain` in [topology]; expected one of use, domains; did you mean domains?. Fix: a component's own keys belong in its own table, [topology.NAME] with NAME as in `use`",
     ),
     ("", "[plugins]", ":5: missing key `paths` in [plugins]; expected an array of absolute paths"),
     (

@@ -103,7 +103,7 @@ fn errors_name_the_line_of_the_file_in_every_form() {
         let error = table_of(text).parse::<Efa>("efa").unwrap_err();
         let expected = format!(
             "read config: a.toml:{line}: `limit` in `retry` in the table of component `efa`: \
-             invalid value: integer `256`; expected u8"
+             found integer `256`; expected an integer from 0 to 255"
         );
         assert_eq!(error.to_string(), expected, "for {text}");
     }
@@ -130,12 +130,17 @@ fn every_mistake_in_a_table_is_explained() {
         (
             "threads = \"many\"",
             ":8: `threads` in the table of component `efa`: \
-             invalid type: string \"many\"; expected u32",
+             found string \"many\"; expected an integer from 0 to 4294967295",
+        ),
+        (
+            "threads = \"4\"",
+            ":8: `threads` in the table of component `efa`: \
+             found string \"4\"; expected an integer from 0 to 4294967295. Fix: write threads = 4",
         ),
         (
             "threads = -1",
             ":8: `threads` in the table of component `efa`: \
-             invalid value: integer `-1`; expected u32",
+             found integer `-1`; expected an integer from 0 to 4294967295",
         ),
         (
             "threads = 1\nrails = \"both\"",

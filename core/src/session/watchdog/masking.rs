@@ -126,7 +126,8 @@ impl WatchdogState {
             self.liveness.silence(0).as_secs_f64(),
             self.longest_pause().as_secs_f64()
         );
-        Err(Error::new(ErrorKind::Deadline, "watch ranks", text).with_fix("give it a processor"))
+        Err(Error::new(ErrorKind::Deadline, "watch ranks", text)
+            .with_fix("give it a core of its own"))
     }
 
     /// True if a rank has ended whose loss is not recorded yet.
