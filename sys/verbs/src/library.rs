@@ -53,7 +53,7 @@ impl CallError {
 functions! {
     /// The functions of libibverbs, found once and never unloaded.
     pub struct Library {}
-    pub(crate) needed {
+    pub needed {
         get_device_list: "ibv_get_device_list" fn(*mut c_int) -> *mut *mut Device;
         free_device_list: "ibv_free_device_list" fn(*mut *mut Device);
         get_device_name: "ibv_get_device_name" fn(*mut Device) -> *const c_char;
@@ -88,14 +88,8 @@ functions! {
     }
 }
 
-static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
-
-/// Makes `stand_in` the library of this process; returns whether every `get` returns it.
-#[cfg(feature = "stand-in")]
-pub(crate) fn install(stand_in: Library) -> bool {
-    static FIRST: OnceLock<bool> = OnceLock::new();
-    *FIRST.get_or_init(|| LIBRARY.set(Ok(stand_in)).is_ok())
-}
+/// The library of this process.
+static LIBRARY: OnceLock<Result<&Library, LoadError>> = OnceLock::new();
 
 impl Library {
     /// The library, opened by the first call in this process.
@@ -103,14 +97,24 @@ impl Library {
     /// # Errors
     /// It is absent or too old; the result stays the same for the life of the process.
     pub fn get() -> Result<&'static Self, LoadError> {
-        LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+        LIBRARY.get_or_init(Self::load).clone()
     }
 
-    fn load() -> Result<Self, LoadError> {
+    /// Makes `library` the library of this process, for tests; returns whether every [`get`](Self::get) returns it.
+    pub fn install(library: &'static Self) -> bool {
+        LIBRARY
+            .get_or_init(|| Ok(library))
+            .as_ref()
+            .is_ok_and(|found| std::ptr::eq(*found, library))
+    }
+
+    fn load() -> Result<&'static Self, LoadError> {
         // SAFETY: libibverbs' initialisers set up only its own data.
         let library = unsafe { open_library(FILE) }.map_err(LoadError::Absent)?;
         // SAFETY: the types are those of verbs.h.
-        unsafe { Self::look_up(library) }.map_err(LoadError::Old)
+        unsafe { Self::look_up(library) }
+            .map(|it| &*Box::leak(Box::new(it)))
+            .map_err(LoadError::Old)
     }
 
     /// The library's text for the status of a completion.
