@@ -47,13 +47,14 @@ pub(crate) fn routing(sizes: &Sizes, rank: u32) -> Vec<i64> {
     all
 }
 
-/// (token, rank) pairs of one source, by destination.
-fn pairs(sizes: &Sizes, ranks: u32, routing: &[i64]) -> Vec<u64> {
+/// (token, rank) pairs of one source, by destination. A negative expert stands for none.
+pub(crate) fn pairs(sizes: &Sizes, ranks: u32, routing: &[i64]) -> Vec<u64> {
     let local = i64::from(sizes.experts / ranks);
     let mut pairs = vec![0; ranks as usize];
     for token in routing.chunks(sizes.topk as usize) {
         for (rank, count) in (0_i64..).zip(&mut pairs) {
-            *count += u64::from(token.iter().any(|expert| expert / local == rank));
+            let goes = |expert: &i64| *expert >= 0 && expert / local == rank;
+            *count += u64::from(token.iter().any(goes));
         }
     }
     pairs

@@ -10,7 +10,7 @@ use std::path::{Component, Path};
 use anyhow::{Context, Result};
 
 /// Folders of tools that are not shipped to users.
-const MAKERS: [&str; 11] = [
+const MAKERS: [&str; 12] = [
     "abi/header",
     "bench/abi",
     "fuzz",
@@ -19,6 +19,7 @@ const MAKERS: [&str; 11] = [
     "standins/twin",
     "standins/hca",
     "standins/hip_on_cuda",
+    "standins/nic",
     "standins/softgin",
     "testkit",
     "xtask",

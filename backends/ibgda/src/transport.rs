@@ -6,8 +6,7 @@
 
 mod commands;
 mod device_side;
-mod failure;
-mod flight;
+mod fault;
 mod gpu;
 mod kernels;
 mod memory;
@@ -26,8 +25,9 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_gpu::driver::Context as GpuContext;
 use tokenyard_sys_mlx5::{CallError, Uar, UarKind};
 use tokenyard_sys_verbs::Pd;
-use tokenyard_verbs::endpoint::{Endpoint, Expected, Key, RemoteQp, RemoteWindow, SignalArea};
-use tokenyard_verbs::{Failures, Port, Region, first_packet, rules};
+use tokenyard_verbs::connection::{Health, Memory, Owned, connected_before, first_packet};
+use tokenyard_verbs::endpoint::{Endpoint, Expected, Key, RemoteQp, SignalArea};
+use tokenyard_verbs::rules;
 
 use crate::config::{COMPONENT, IbgdaConfig};
 use crate::connect::{NextHop, Setup, unreachable};
@@ -39,8 +39,8 @@ use crate::queue_pair::QueuePair;
 use commands::RemoteMemory;
 use device_side::{DeviceSide, Parts};
 use kernels::{Kernels, PairCount};
-use memory::{Memory, SignalCount, Signals};
-use queue::{Connections, Peer, Queue};
+use memory::{SignalCount, Signals};
+use queue::{Connections, Peer};
 use shared::Shared;
 
 /// How long a transport that ends waits for what was posted.
@@ -51,7 +51,7 @@ const LONGEST_END: Duration = Duration::from_secs(1);
 pub struct Ibgda {
     /// Field order is drop order: connections end first, so that no write reaches windows or signals when their
     /// registrations end.
-    queues: Vec<Queue>,
+    queues: Vec<Owned<Connections>>,
     device_side: OnceLock<DeviceSide>,
     kernels: Option<Kernels>,
     signals: Option<Signals>,
@@ -105,27 +105,19 @@ impl Transport for Ibgda {
     }
 
     unsafe fn register(&mut self, window: &Window) -> Result<()> {
-        let regions = &mut self.shared.memory.regions;
-        debug_assert_eq!(window.id as usize, regions.len(), "windows come in order");
         // SAFETY: the window outlives `self`, and its registration with it, by this function's contract.
-        regions.push(unsafe { Region::new(&self.pd, window) }?);
-        Ok(())
+        unsafe { self.shared.memory.add(&self.pd, window) }
     }
 
     fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
         self.complete()?;
         let signals = self.signals.as_ref().map(Signals::area).unwrap_or_default();
         let own = self.queues.iter_mut().map(|queue| {
-            let peer = &queue.connections().peers[peer as usize];
+            let peer = &queue.get_mut().peers[peer as usize];
             RemoteQp { number: peer.number(), psn: peer.psn }
         });
         let of_kernels = self.kernels.iter().flat_map(|kernels| kernels.to_peer(peer));
         let queue_pairs = own.chain(of_kernels).collect();
-        let windows = self.shared.memory.regions.iter().map(|region| RemoteWindow {
-            address: region.address,
-            bytes: region.bytes,
-            key: Key(region.mr.rkey()),
-        });
         let is_infiniband = self.adapter.port_attr.link_layer == 1;
         let endpoint = Endpoint {
             sender: self.team.me,
@@ -139,7 +131,7 @@ impl Transport for Ibgda {
             signal_count: self.needs.signals,
             signals: SignalArea::Atomic { address: signals.0, key: Key(signals.1) },
             queue_pairs,
-            windows: windows.collect(),
+            windows: self.shared.memory.to_peers(),
         };
         Ok(endpoint.to_bytes_of(&WIRE))
     }
@@ -147,7 +139,7 @@ impl Transport for Ibgda {
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
         let rank = self.team.world_ranks[peer as usize];
         let endpoint = endpoint::parse(data).map_err(|e| e.with_rank(rank))?;
-        let windows: Vec<_> = self.shared.memory.regions.iter().map(|r| r.bytes).collect();
+        let windows = self.shared.memory.lengths();
         let of_kernels = self.kernels.as_ref().map_or(0, |kernels| kernels.to_peer(peer).count());
         let expected = Expected {
             me: self.team.me,
@@ -160,11 +152,7 @@ impl Transport for Ibgda {
         };
         expected.check(&endpoint).map_err(|e| e.with_rank(rank))?;
         if self.remotes[peer as usize].is_some() {
-            let message =
-                "found a connect to this peer before, which may have failed; expected none";
-            return Err(Error::new(ErrorKind::Internal, "connect", message)
-                .with_rank(rank)
-                .with_fix("open a new instance"));
+            return Err(connected_before().with_rank(rank));
         }
         let link = self.link_name(peer);
         self.join(peer, &endpoint).map_err(|e| unreachable(e, rank, &link))
@@ -189,7 +177,7 @@ impl Transport for Ibgda {
     fn read_signal(&self, queue: u32, id: u32) -> u64 {
         let total = self.signals.as_ref().and_then(|signals| signals.read(queue, id));
         total.unwrap_or_else(|| {
-            self.shared.fail(failure::Fault::Unreadable, None);
+            self.shared.health.fail(fault::Fault::Unreadable, None);
             0
         })
     }
@@ -198,10 +186,9 @@ impl Transport for Ibgda {
         if let Some(kernels) = &self.kernels {
             kernels.check(&self.shared);
         }
-        let Some(failure) = self.shared.failures.next() else { return Ok(()) };
-        let to_peer = failure.place.map(|place| self.link_name(place.peer));
-        let link = to_peer.unwrap_or_else(|| self.here());
-        Err(failure.to_error(self.shared.context.library(), &self.team, link))
+        self.shared
+            .health
+            .check(&self.team, |peer| peer.map_or_else(|| self.here(), |peer| self.link_name(peer)))
     }
 
     fn device_api(&self) -> Result<abi::TyDeviceApi> {
@@ -238,19 +225,19 @@ impl Ibgda {
         let TransportOpen { team, needs, .. } = *open;
         let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
         check_queue_pairs(&adapter, team, needs, gpu.is_some())?;
-        warn_of_silence(&config, needs.deadline);
+        rules::warn_of_silence(config.timeout, config.retry_count, needs.deadline);
         let failed = |e| refused(e, &adapter);
         adapter.context().make_events_nonblocking().map_err(failed)?;
         let pd = Pd::new(adapter.context()).map_err(failed)?;
         let uar = Arc::new(Uar::new(&adapter.devx, UarKind::Uncached).map_err(failed)?);
         let shared = Shared {
             memory: Memory::new(&pd)?,
-            context: Arc::clone(adapter.context()),
-            deadline: needs.deadline,
-            failures: Failures::new(team.world_ranks.len(), team.me),
-            port: Port::new(
+            health: Health::new(
+                adapter.context(),
+                team,
+                needs.deadline,
                 adapter.port,
-                rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),
+                rules::shortest_silence(config.timeout, config.retry_count),
             ),
         };
         let mut this = Self {
@@ -270,12 +257,12 @@ impl Ibgda {
         };
         for queue in 0..needs.queues {
             let connections = this.new_connections(queue)?;
-            this.queues.push(Queue::new(connections));
+            this.queues.push(Owned::new(connections));
         }
         Ok(this)
     }
 
-    fn queue(&self, queue: u32) -> std::result::Result<&Queue, i32> {
+    fn queue(&self, queue: u32) -> std::result::Result<&Owned<Connections>, i32> {
         self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)
     }
 
@@ -304,7 +291,8 @@ impl Ibgda {
             return Ok(());
         }
         let count = SignalCount { queues: self.needs.queues, per_queue: self.needs.signals };
-        let Some(gpu) = self.gpu.as_ref().filter(|_| self.shared.memory.has_device_memory()) else {
+        let Some(gpu) = self.gpu.as_ref().filter(|_| self.shared.memory.of_device().is_some())
+        else {
             self.signals = Some(Signals::on_host(&self.pd, count)?);
             return Ok(());
         };
@@ -331,7 +319,7 @@ impl Ibgda {
         let hop: NextHop<'_> = setup.next_hop(&self.pd, endpoint)?;
         let (own, of_kernels) = endpoint.queue_pairs.split_at(self.queues.len());
         for (queue, theirs) in self.queues.iter_mut().zip(own) {
-            let peer = &mut queue.connections().peers[index];
+            let peer = &mut queue.get_mut().peers[index];
             let ours = RemoteQp { number: peer.number(), psn: peer.psn };
             if let Some(pair) = &peer.pair {
                 pair.connect(&setup.steps(ours, *theirs, &hop))?;
@@ -387,9 +375,9 @@ impl Ibgda {
 impl Drop for Ibgda {
     /// Waits a short time for posted commands, so that peers that still run receive them.
     fn drop(&mut self) {
-        let until = Instant::now() + LONGEST_END.min(self.shared.deadline);
+        let until = Instant::now() + LONGEST_END.min(self.shared.health.deadline);
         for queue in &mut self.queues {
-            let connections = queue.connections();
+            let connections = queue.get_mut();
             while connections.under_way() > 0 && Instant::now() < until {
                 connections.poll(&self.shared, &mut []);
                 std::thread::yield_now();
@@ -414,19 +402,6 @@ fn check_queue_pairs(
     Err(Error::new(ErrorKind::Unavailable, "open", message)
         .with_context("device", adapter.name())
         .with_fix("lower `queue_pairs`, or spread the ranks over more devices"))
-}
-
-/// Warns if the device may take longer than the deadline to give up a dead peer. Waits still end by the deadline.
-fn warn_of_silence(config: &IbgdaConfig, deadline: Duration) {
-    let longest = rules::longest_silence(config.timeout, config.retry_count);
-    if longest > deadline {
-        tracing::warn!(
-            "timeout = {} and retry_count = {} let the device repeat for up to {longest:?}, which is more than the \
-             deadline of {deadline:?}: stalled connections are given up then",
-            config.timeout,
-            config.retry_count
-        );
-    }
 }
 
 /// The error for a resource that the device refuses.

@@ -72,7 +72,8 @@ impl Default for VerbsConfig {
 }
 
 impl VerbsConfig {
-    pub(crate) fn ports(&self) -> PortWish<'_> {
+    /// The keys about ports.
+    pub fn ports(&self) -> PortWish<'_> {
         let (port, gid_index) = (self.port, self.gid_index);
         PortWish { transport: "verbs", device: &self.device, port, gid_index }
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES, Team};
 use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_verbs::Context;
 use tokenyard_sys_verbs::ffi::{self, DeviceAttr, GidEntry, PortAttr};
-use tokenyard_sys_verbs::{Context, Devices};
 
 use crate::config::{DeviceChoice, VerbsConfig};
 use crate::endpoint::{MAX_QUEUES, MAX_SIGNALS, MAX_WINDOWS};
@@ -42,25 +42,8 @@ pub(crate) struct Adapter {
 /// # Errors
 /// [`ErrorKind::Unavailable`], which names what is missing.
 pub(crate) fn adapters(config: &VerbsConfig, team: Option<&Team>) -> Result<Vec<Adapter>> {
-    let wish = config.ports();
-    let devices = ports::list()?;
-    let wanted = wish.devices(&devices);
-    let open: Vec<_> = wanted.iter().map(|name| open(&devices, name)).collect::<Result<_>>()?;
-    let ports: Vec<_> = open.iter().map(|of| wish.facts(of)).collect::<Result<_>>()?;
-    let ports = ports.concat();
-    wish.choose(team, &ports)?
-        .into_iter()
-        .map(|port| {
-            let context = open.iter().find(|context| context.name() == port.device);
-            let context = context.ok_or_else(|| broken("a port of a device that is not open"))?;
-            Adapter::new(config, context, port)
-        })
-        .collect()
-}
-
-fn open(devices: &Devices, name: &str) -> Result<Arc<Context>> {
-    let opened = devices.open(name).map_err(|e| ports::not_opened(e, name))?;
-    opened.ok_or_else(|| ports::no_device(devices, name))
+    let ports = config.ports().open(team)?;
+    ports.iter().map(|(context, port)| Adapter::new(config, context, port)).collect()
 }
 
 impl Adapter {
@@ -155,8 +138,4 @@ impl Adapter {
 
 pub(crate) fn no_port() -> Error {
     Error::new(ErrorKind::Unavailable, "choose device", "found no port; expected one")
-}
-
-fn broken(message: &'static str) -> Error {
-    Error::new(ErrorKind::Internal, "choose device", message)
 }

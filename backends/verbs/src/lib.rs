@@ -5,7 +5,7 @@
 //! validates every argument; this crate checks all input from other processes and from the device.
 //! `docs.md` in this folder is the page for operators.
 //!
-//! The transport `ibgda` shares the choice of ports, endpoints and registration with it.
+//! The transport `ibgda` shares the choice of ports, endpoints and [`connection`] with it.
 
 pub mod config;
 mod device;
@@ -15,6 +15,4 @@ pub mod rules;
 mod transport;
 
 pub use config::{DeviceChoice, Flush, Mtu, SignalChoice, VerbsConfig};
-pub use transport::{
-    Attributable, Blame, Failures, Port, Region, Verbs, first_packet, registration_refused,
-};
+pub use transport::{Verbs, connection};

@@ -69,12 +69,28 @@ pub fn unavailable(operation: &'static str, error: CallError) -> Error {
 }
 
 impl PortWish<'_> {
-    /// Names of the devices that may be used.
-    pub fn devices(&self, devices: &Devices) -> Vec<String> {
-        match self.device {
+    /// The ports that ranks use, as of [`choose`](Self::choose), each with its open device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`], which names what is missing.
+    pub fn open(&self, team: Option<&Team>) -> Result<Vec<(Arc<Context>, PortFacts)>> {
+        let devices = list()?;
+        let wanted = match self.device {
             DeviceChoice::Auto => devices.names(),
             DeviceChoice::Named(wanted) => wanted.clone(),
-        }
+        };
+        let open = |name: &String| {
+            let opened = devices.open(name).map_err(|e| not_opened(e, name))?;
+            opened.ok_or_else(|| no_device(&devices, name))
+        };
+        let open: Vec<_> = wanted.iter().map(open).collect::<Result<_>>()?;
+        let ports: Vec<_> = open.iter().map(|of| self.facts(of)).collect::<Result<_>>()?;
+        let ports = ports.concat();
+        let of_port = |port: &PortFacts| {
+            let context = open.iter().find(|context| context.name() == port.device)?;
+            Some((Arc::clone(context), port.clone()))
+        };
+        Ok(self.choose(team, &ports)?.into_iter().filter_map(of_port).collect())
     }
 
     /// The ports that ranks use; with a team, only the port of its rank: rank i takes entry i modulo

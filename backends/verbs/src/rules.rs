@@ -273,5 +273,17 @@ pub fn longest_silence(timeout: u8, retries: u8) -> Duration {
     4 * shortest_silence(timeout, retries)
 }
 
+/// Warns if the device may take longer than the deadline to give up a dead peer. Waits still end by the deadline,
+/// because the watchdog of the queues gives up first.
+pub fn warn_of_silence(timeout: u8, retry_count: u8, deadline: Duration) {
+    let longest = longest_silence(timeout, retry_count);
+    if longest > deadline {
+        tracing::warn!(
+            "timeout = {timeout} and retry_count = {retry_count} let the device repeat for up to {longest:?}, which is \
+             more than the deadline of {deadline:?}: stalled connections are given up then"
+        );
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

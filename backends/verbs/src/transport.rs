@@ -8,8 +8,11 @@ mod commands;
 mod connect;
 mod failure;
 mod failures;
+mod fault;
 mod flight;
+mod health;
 mod memory;
+mod owned;
 mod peer;
 mod queue;
 mod read_back;
@@ -17,7 +20,7 @@ mod shared;
 mod signals;
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{
@@ -32,18 +35,28 @@ use tokenyard_sys_verbs::{CallError, Cq, Init, Mr, Pd, Qp, QpRequest};
 
 use crate::config::{Flush, VerbsConfig};
 use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters, no_port};
-use crate::endpoint::{Endpoint, Expected, Key, RemoteQp, RemoteWindow};
+use crate::endpoint::{Endpoint, Expected, RemoteQp};
 use crate::rules::{self, SignalMode};
 use connect::{Setup, unreachable};
-pub use failures::{Attributable, Blame, Failures};
+use health::Health;
 use memory::Memory;
-pub use memory::{Region, refused as registration_refused};
+use owned::Owned;
 use peer::{Peer, Remote, Route, Stage};
-use queue::{LONGEST_FLUSH, Queue, QueuePairs, WATCH_EVERY};
+use queue::{LONGEST_FLUSH, QueuePairs, WATCH_EVERY};
 use read_back::{ReadBack, ReadBackMemory};
-pub use shared::Port;
 use shared::Shared;
 use signals::{Receiver, Signals};
+
+/// The host's half of reliable connections, which the transport `ibgda` shares.
+pub mod connection {
+    pub use super::failure::{FailedAt, Failure, TransportFault, cut_words, event_words};
+    pub use super::failures::{Attributable, Blame};
+    pub use super::flight::{Flight, Pending};
+    pub use super::health::Health;
+    pub use super::memory::{Memory, Region, refused as registration_refused};
+    pub use super::owned::Owned;
+    pub use super::{connected_before, first_packet};
+}
 
 /// Payloads of up to this many bytes are copied while they are posted.
 const INLINE: u32 = 64;
@@ -55,7 +68,7 @@ const LEAST_INLINE: u32 = 8;
 pub struct Verbs {
     /// Field order is drop order: connections end first, so that no write reaches windows or
     /// signals when their registrations end.
-    queues: Vec<Queue>,
+    queues: Vec<Owned<QueuePairs>>,
     shared: Shared,
     pd: Arc<Pd>,
     adapter: Adapter,
@@ -92,7 +105,7 @@ impl Transport for Verbs {
         let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
         check_queue_pairs(&adapter, team, needs)?;
         check_flush(&adapter, &config)?;
-        warn_of_silence(&config, needs.deadline);
+        rules::warn_of_silence(config.timeout, config.retry_count, needs.deadline);
         let failed = |e| refused(e, &adapter);
         adapter.context.make_events_nonblocking().map_err(failed)?;
         let pd = Pd::new(&adapter.context).map_err(failed)?;
@@ -107,12 +120,12 @@ impl Transport for Verbs {
         let shared = Shared {
             signals,
             memory: Memory::new(&pd)?,
-            context: Arc::clone(&adapter.context),
-            deadline: needs.deadline,
-            failures: Failures::new(team.world_ranks.len(), team.me),
-            port: Port::new(
+            health: Health::new(
+                &adapter.context,
+                team,
+                needs.deadline,
                 adapter.port,
-                rules::shortest_silence(config.timeout, config.retry_count).min(needs.deadline),
+                rules::shortest_silence(config.timeout, config.retry_count),
             ),
             numbers: Vec::new(),
         };
@@ -131,7 +144,7 @@ impl Transport for Verbs {
             let pairs = verbs.new_queue_pairs(queue, needs.queue_depth)?;
             let numbers = pairs.peers.iter().zip(0..).map(|(peer, at)| (peer.number, queue, at));
             verbs.shared.numbers.extend(numbers);
-            verbs.queues.push(Queue::new(pairs));
+            verbs.queues.push(Owned::new(pairs));
         }
         verbs.shared.numbers.sort_unstable();
         Ok(verbs)
@@ -155,20 +168,15 @@ impl Transport for Verbs {
     fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
         let ranks = self.team.world_ranks.len() as u32;
         let queue_pairs = self.queues.iter_mut().map(|queue| {
-            let peer = &queue.pairs().peers[peer as usize];
+            let peer = &queue.get_mut().peers[peer as usize];
             RemoteQp { number: peer.number, psn: peer.psn }
         });
         let queue_pairs = queue_pairs.collect();
-        let windows = self.shared.memory.regions.iter().map(|region| RemoteWindow {
-            address: region.address,
-            bytes: region.bytes,
-            key: Key(region.mr.rkey()),
-        });
         let endpoint = Endpoint {
             signal_count: self.signal_count,
             signals: self.shared.signals.area(),
             queue_pairs,
-            windows: windows.collect(),
+            windows: self.shared.memory.to_peers(),
             ..self.setup().endpoint(self.team.me, peer, ranks)
         };
         Ok(endpoint.to_bytes())
@@ -177,7 +185,7 @@ impl Transport for Verbs {
     fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
         let rank = self.team.world_ranks[peer as usize];
         let endpoint = Endpoint::parse(data).map_err(|e| e.with_rank(rank))?;
-        let windows: Vec<_> = self.shared.memory.regions.iter().map(|r| r.bytes).collect();
+        let windows = self.shared.memory.lengths();
         let expected = Expected {
             me: self.team.me,
             peer,
@@ -217,10 +225,9 @@ impl Transport for Verbs {
     }
 
     fn health(&self) -> Result<()> {
-        let Some(failure) = self.shared.failures.next() else { return Ok(()) };
-        let to_peer = failure.place.map(|place| self.link_name(place.peer));
-        let link = to_peer.unwrap_or_else(|| self.setup().here());
-        Err(failure.to_error(self.shared.context.library(), &self.team, link))
+        self.shared.health.check(&self.team, |peer| {
+            peer.map_or_else(|| self.setup().here(), |peer| self.link_name(peer))
+        })
     }
 
     /// The device moves payloads by itself. This call counts signals, so that receives are posted
@@ -256,7 +263,7 @@ fn check_flush(adapter: &Adapter, config: &VerbsConfig) -> Result<()> {
 }
 
 impl Verbs {
-    fn queue(&self, queue: u32) -> std::result::Result<&Queue, i32> {
+    fn queue(&self, queue: u32) -> std::result::Result<&Owned<QueuePairs>, i32> {
         self.queues.get(queue as usize).ok_or(abi::TY_INTERNAL)
     }
 
@@ -310,19 +317,18 @@ impl Verbs {
         }
         *next = now + WATCH_EVERY;
         // A locked queue is being polled, which checks it too.
-        for mut pairs in self.queues.iter().filter_map(Queue::enter) {
+        for mut pairs in self.queues.iter().filter_map(Owned::enter) {
             pairs.look_after(&self.shared, now);
         }
     }
 
     /// A queue pair connects once.
     fn check_unconnected(&mut self, peer: u32) -> Result<()> {
-        let mut peers = self.queues.iter_mut().map(|queue| &queue.pairs().peers[peer as usize]);
+        let mut peers = self.queues.iter_mut().map(|queue| &queue.get_mut().peers[peer as usize]);
         if peers.all(|peer| matches!(peer.stage, Stage::Waiting(_))) {
             return Ok(());
         }
-        let message = "found a connect to this peer before, which may have failed; expected none";
-        Err(Error::new(ErrorKind::Internal, "connect", message).with_fix("open a new instance"))
+        Err(connected_before())
     }
 
     /// Connects the queue pairs of all queues to `peer`.
@@ -332,7 +338,7 @@ impl Verbs {
             Arc::new(Remote { windows: endpoint.windows.clone(), signals: endpoint.signals });
         let index = peer as usize;
         for (queue, pairs) in self.queues.iter_mut().zip(&endpoint.queue_pairs) {
-            let peer = &mut queue.pairs().peers[index];
+            let peer = &mut queue.get_mut().peers[index];
             let Stage::Waiting(qp) = std::mem::replace(&mut peer.stage, Stage::Gone) else {
                 continue;
             };
@@ -347,10 +353,9 @@ impl Verbs {
 
     /// Makes payloads visible before signals where completions do not (INV-1).
     fn read_back_if_needed(&mut self) -> Result<(), CallError> {
-        let regions = &self.shared.memory.regions;
         let region = match self.config.flush {
-            Flush::Auto => regions.iter().find(|region| !region.host),
-            Flush::Always => regions.first(),
+            Flush::Auto => self.shared.memory.of_device(),
+            Flush::Always => self.shared.memory.regions.first(),
         };
         let (Some(region), Some(receiver)) = (region, self.shared.signals.receiver()) else {
             return Ok(());
@@ -378,9 +383,9 @@ impl Verbs {
 impl Drop for Verbs {
     /// Waits a short time for posted commands, so that peers that still run receive them.
     fn drop(&mut self) {
-        let until = Instant::now() + LONGEST_FLUSH.min(self.shared.deadline);
+        let until = Instant::now() + LONGEST_FLUSH.min(self.shared.health.deadline);
         for queue in &mut self.queues {
-            let pairs = queue.pairs();
+            let pairs = queue.get_mut();
             while pairs.under_way() > 0 && Instant::now() < until {
                 let mut none = [];
                 if pairs.poll(&self.shared, &mut none).is_err() {
@@ -407,18 +412,10 @@ fn check_queue_pairs(adapter: &Adapter, team: &Team, needs: &TransportNeeds) -> 
     .with_fix("use fewer queues, or spread the ranks over more devices"))
 }
 
-/// Warns if the device may take longer than the deadline to give up a dead peer. Waits still end by
-/// the deadline, because the watchdog of the queues gives up first.
-fn warn_of_silence(config: &VerbsConfig, deadline: Duration) {
-    let longest = rules::longest_silence(config.timeout, config.retry_count);
-    if longest > deadline {
-        tracing::warn!(
-            "timeout = {} and retry_count = {} let the device repeat for up to {longest:?}, which is \
-             more than the deadline of {deadline:?}: stalled connections are given up then",
-            config.timeout,
-            config.retry_count
-        );
-    }
+/// The error for a second connect to a peer.
+pub fn connected_before() -> Error {
+    let message = "found a connect to this peer before, which may have failed; expected none";
+    Error::new(ErrorKind::Internal, "connect", message).with_fix("open a new instance")
 }
 
 /// A random first packet sequence number: packets of an old connection must not fit a new one

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use common::{DEPTH, PATIENCE, Rank, command, ends, impatient, needs, ranks};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Transport as _};
+use tokenyard_nic::Nic;
 use tokenyard_sys_verbs::ffi::{self, Wc};
-use tokenyard_sys_verbs::stand_in::Nic;
 
 /// Signals that may wait for a rank that does not drive; the smallest number that a config may
 /// have.

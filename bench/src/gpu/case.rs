@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::job::Sizes;
+
 /// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -99,6 +101,14 @@ pub struct Fixed {
     pub topk: u32,
     /// E.
     pub experts: u32,
+}
+
+impl Fixed {
+    /// The sizes of an exchange of this many tokens.
+    pub(super) fn sizes(self, tokens: u32) -> Sizes {
+        let Self { hidden, topk, experts } = self;
+        Sizes { tokens, hidden, topk, experts }
+    }
 }
 
 /// One operation, but for its sizes and its SM count.

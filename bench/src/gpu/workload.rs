@@ -8,8 +8,7 @@ use tokenyard_core::communicator::{
 use tokenyard_core::moe::{DType, Layout as MoeLayout, Quant};
 
 use super::case::{Calls, Fixed, Layout, Routing, Rows};
-use crate::job;
-use crate::workload::{Random, routing};
+use crate::workload::{Random, pairs, routing};
 
 /// The alignment of an expert's group, in rows.
 const ALIGNMENT: u32 = 128;
@@ -24,8 +23,8 @@ pub(super) struct Routed {
 impl Routed {
     /// The generated routing of a rank with this number of tokens.
     pub(super) fn generated(fixed: Fixed, routing_of: &Routing, rank: u32, tokens: u32) -> Self {
-        let Fixed { hidden, topk, experts } = fixed;
-        let mut topk_idx = routing(&job::Sizes { tokens, hidden, topk, experts }, rank);
+        let Fixed { topk, experts, .. } = fixed;
+        let mut topk_idx = routing(&fixed.sizes(tokens), rank);
         if *routing_of == Routing::Skewed {
             let (busiest, mut random) = (i64::from(experts / 3), Random::new(u64::from(rank)));
             for token in topk_idx.chunks_mut(topk as usize) {
@@ -62,15 +61,7 @@ impl Routed {
 
     /// The number of rows for each of `ranks` ranks.
     pub(super) fn sends(&self, ranks: u32) -> Vec<u64> {
-        let local = i64::from(self.fixed.experts / ranks);
-        let mut sends = vec![0; ranks as usize];
-        for token in self.topk_idx.chunks(self.fixed.topk as usize) {
-            for (rank, rows) in (0_i64..).zip(&mut sends) {
-                let goes = |expert: &i64| *expert >= 0 && expert / local == rank;
-                *rows += u64::from(token.iter().any(goes));
-            }
-        }
-        sends
+        pairs(&self.fixed.sizes(self.tokens()), ranks, &self.topk_idx)
     }
 }
 

@@ -3,54 +3,14 @@
 use tokenyard_machine::{Access, Gpu, GpuVendor, KfdLinkKind, Machine, NicFamily};
 
 use crate::nics::{hardware, majority};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&DRIVER, &KFD, &XGMI, &IONIC];
-
-static DRIVER: Rule = Rule {
-    id: "amdgpu-driver",
-    title: "Driver of AMD GPUs",
-    expected: "amdgpu",
-    why: "ROCm drives GPUs through the kernel module amdgpu.",
-    impact: "no GPU can be used",
-    fix: "install amdgpu-dkms of AMD's repository, and `modprobe amdgpu`",
-    source: "AMD ROCm installation for Linux, Driver installation",
-};
-
-static KFD: Rule = Rule {
-    id: "kfd",
-    title: "Device nodes of AMD GPUs",
-    expected: "/dev/kfd and /dev/dri/renderD*, readable and writable",
-    why: "Processes reach AMD GPUs through /dev/kfd and one render node per GPU. Both belong to the group \
-          render; containers see them only where they are given.",
-    impact: "ROCm finds no GPU",
-    fix: "add the user to the group render; docker run --device /dev/kfd --device /dev/dri --group-add \
-          render",
-    source: "AMD ROCm, Running ROCm Docker containers",
-};
-
-static XGMI: Rule = Rule {
-    id: "xgmi-links",
-    title: "xGMI links of a GPU",
-    expected: "one to every other GPU",
-    why: "AMD Instinct GPUs of a node are connected all to all. Where a link is missing, traffic to that \
-          GPU takes PCI Express.",
-    impact: "traffic between these two GPUs at the speed of PCI Express, and all ranks wait for it",
-    fix: "rocm-smi --showtopo; look at dmesg for xgmi and RAS errors, restart the node",
-    source: "Linux kernel, amdkfd topology (io_links in /sys/class/kfd); AMD Instinct MI300X platform \
-             data sheet",
-};
-
-static IONIC: Rule = Rule {
-    id: "ionic-driver",
-    title: "RDMA driver of Pollara NICs",
-    expected: "ionic_rdma beside ionic",
-    why: "The module ionic drives the Ethernet side of the card, ionic_rdma adds RDMA to it. With the \
-          first alone there are interfaces and no RDMA device.",
-    impact: "no RDMA over these NICs",
-    fix: "modprobe ionic_rdma; install AMD's ionic driver package where the kernel is older than 6.18",
-    source: "Linux kernel, Documentation/networking/device_drivers/ethernet/pensando/ionic_rdma.rst",
-};
+rules! {
+    DRIVER = "amdgpu-driver",
+    KFD = "kfd",
+    XGMI = "xgmi-links",
+    IONIC = "ionic-driver",
+}
 
 const PENSANDO: u16 = 0x1dd8;
 const NETWORK: u32 = 0x02;

@@ -3,54 +3,14 @@
 use tokenyard_machine::{Bond, Interface};
 
 use crate::nics::{rails, rate};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&MEMBERS, &LACP, &HASH, &RATE];
-
-static MEMBERS: Rule = Rule {
-    id: "bond-members",
-    title: "Members of a bond",
-    expected: "all members up",
-    why: "A bond continues when a member loses its link, and only its own file in /proc/net/bonding shows \
-          the loss. An RDMA device on a bond (mlx5_bond_0) is one rail with the ports of all members.",
-    impact: "the rail has the bandwidth of the members that are left: half of it with two ports",
-    fix: "look at the member's cable and switch port; cat /proc/net/bonding/BOND",
-    source: "Linux kernel, Documentation/networking/bonding.rst",
-};
-
-static LACP: Rule = Rule {
-    id: "bond-lacp",
-    title: "The switch's side of an 802.3ad bond",
-    expected: "a partner, and all members in one aggregate",
-    why: "In mode 802.3ad the switch must form the aggregate too. Where no partner answers, or members \
-          end at switches that do not know of each other, only one member carries traffic.",
-    impact: "half of the bandwidth with two ports",
-    fix: "configure LACP (and MLAG, where members end at two switches) on the switch ports",
-    source: "Linux kernel, Documentation/networking/bonding.rst (802.3ad)",
-};
-
-static HASH: Rule = Rule {
-    id: "bond-hash",
-    title: "How a bond spreads flows",
-    expected: "layer3+4",
-    why: "With xmit_hash_policy layer2 all packets between two hosts hash to one member. RoCE v2 packets \
-          of different queue pairs differ in their UDP source port, which layer3+4 looks at.",
-    impact: "between two hosts, half of the bandwidth with two ports",
-    fix: "ip link set BOND type bond xmit_hash_policy layer3+4",
-    source: "Linux kernel, Documentation/networking/bonding.rst (xmit_hash_policy)",
-};
-
-static RATE: Rule = Rule {
-    id: "bond-rate",
-    title: "Bandwidth of a bond",
-    expected: "the sum of its members",
-    why: "The RDMA device of a LACP bond has one port in /sys/class/infiniband, and tools read the rate \
-          of one member there: half of what the two ports carry. Here a bond counts as one rail with the \
-          sum of its members.",
-    impact: "none by itself: other tools show half of the bandwidth",
-    fix: "nothing; count the bond as one rail",
-    source: "NVIDIA MLNX_EN User Manual, RoCE LAG; DeepEP issues 643 and 618 (bandwidth of bonds)",
-};
+rules! {
+    MEMBERS = "bond-members",
+    LACP = "bond-lacp",
+    HASH = "bond-hash",
+    RATE = "bond-rate",
+}
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let machine = report.machine;

@@ -4,67 +4,15 @@ use tokenyard_errors::words::first_names;
 use tokenyard_machine::{Access, Capabilities, Gpu, GpuVendor, Nic, Seccomp};
 
 use crate::nics::{function, has_link, rails};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&UVERBS, &RDMA_CM, &NVIDIA, &IPC_LOCK, &SECCOMP];
-
-static UVERBS: Rule = Rule {
-    id: "uverbs-nodes",
-    title: "Device nodes of NICs",
-    expected: "in /dev/infiniband, readable and writable",
-    why: "libibverbs opens a NIC by its device node. /sys shows the host's NICs in a container too, so a \
-          NIC can be seen and not be used.",
-    impact: "the transport finds no device",
-    fix: "where it is missing: docker run --device /dev/infiniband, Kubernetes: an RDMA device plugin, on \
-          the host: modprobe ib_uverbs; where it is refused: chmod 0666 /dev/infiniband/uverbs*, lasting \
-          by a rule of udev (KERNEL==\"uverbs*\", MODE=\"0666\"), or run as a user of the node's group",
-    source: "linux-rdma/rdma-core, Documentation/udev.md; Linux kernel, \
-             Documentation/infiniband/user_verbs.rst",
-};
-
-static RDMA_CM: Rule = Rule {
-    id: "rdma-cm-node",
-    title: "Device node of the connection manager",
-    expected: "/dev/infiniband/rdma_cm",
-    why: "libfabric's verbs provider connects through the connection manager. The component verbs does \
-          not: it exchanges addresses by itself.",
-    impact: "libfabric's provider verbs does not open",
-    fix: "modprobe rdma_ucm on the host, and docker run --device /dev/infiniband/rdma_cm",
-    source: "linux-rdma/rdma-core, rdma_cm(7)",
-};
-
-static NVIDIA: Rule = Rule {
-    id: "nvidia-nodes",
-    title: "Device nodes of NVIDIA GPUs",
-    expected: "nvidiactl, nvidia-uvm and nvidiaN of a GPU for each rank",
-    why: "CUDA opens GPUs by their device nodes, which the container toolkit puts into containers.",
-    impact: "CUDA finds no GPU, or fewer than there are",
-    fix: "docker run --gpus all (NVIDIA Container Toolkit); on the host: nvidia-modprobe -u -c 0",
-    source: "NVIDIA driver README, Frequently Asked Questions (device files); NVIDIA Container Toolkit \
-             documentation",
-};
-
-static IPC_LOCK: Rule = Rule {
-    id: "ipc-lock",
-    title: "The right to lock memory",
-    expected: "CAP_IPC_LOCK, or no limit on locked memory",
-    why: "A process with CAP_IPC_LOCK may pin memory whatever `ulimit -l` says. Containers lose it.",
-    impact: "registration of memory fails at start where the limit is low",
-    fix: "docker run --cap-add IPC_LOCK; Kubernetes: securityContext.capabilities.add: [IPC_LOCK]",
-    source: "Linux, capabilities(7); Linux kernel, drivers/infiniband/core/umem.c",
-};
-
-static SECCOMP: Rule = Rule {
-    id: "seccomp",
-    title: "The system call filter",
-    expected: "none, or one that allows what the components call",
-    why: "Container runtimes filter system calls. No file shows what a filter allows. So on a running node \
-          the doctor tries the calls that the built-in components make.",
-    impact: "calls fail with EPERM",
-    fix: "run once with docker run --security-opt seccomp=unconfined: if the calls then work, the filter \
-          is the cause",
-    source: "Linux, seccomp(2)",
-};
+rules! {
+    UVERBS = "uverbs-nodes",
+    RDMA_CM = "rdma-cm-node",
+    NVIDIA = "nvidia-nodes",
+    IPC_LOCK = "ipc-lock",
+    SECCOMP = "seccomp",
+}
 
 pub(crate) fn has_ipc_lock(report: &DoctorReport<'_>) -> bool {
     let container = &report.machine.container;

@@ -4,47 +4,19 @@ use tokenyard_machine::{Nic, NicFamily, Silence};
 
 use crate::nics::{NOT_RUN, rails};
 use crate::versions::{at_least, numbers};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&DRIVER, &PROVIDER, &INSTALLER];
+rules! {
+    DRIVER = "efa-driver",
+    PROVIDER = "efa-provider",
+    INSTALLER = "efa-installer",
+}
 
 /// The first driver with the GPU's doorbells.
 const DOORBELL_DRIVER: [u32; 2] = [3, 3];
 
 /// fi_info ends with the error of fi_getinfo: here that no provider has anything to offer (FI_ENODATA).
 const NO_DATA: i32 = 61;
-
-static DRIVER: Rule = Rule {
-    id: "efa-driver",
-    title: "EFA's kernel driver",
-    expected: "efa loaded",
-    why: "The module efa makes adapters RDMA devices. For GPU-initiated RDMA (aws-ofi-nccl's GDA mode) it \
-          must be 3.3 or later.",
-    impact: "no EFA; with an old driver no GPU-initiated RDMA",
-    fix: "install the EFA installer of AWS: efa_installer.sh -y",
-    source: "AWS EC2 User Guide, Get started with EFA; aws-ofi-nccl 1.21 release notes (GDA mode)",
-};
-
-static PROVIDER: Rule = Rule {
-    id: "efa-provider",
-    title: "libfabric's efa provider",
-    expected: "one domain for each adapter",
-    why: "The transport efa opens libfabric's provider of that name. A libfabric of the distribution may be \
-          built without it, or be found before that of the EFA installer.",
-    impact: "the transport does not open, or opens fewer rails",
-    fix: "put /opt/amazon/efa/lib first in LD_LIBRARY_PATH; `/opt/amazon/efa/bin/fi_info -p efa` lists what is there",
-    source: "fi_efa(7), libfabric; AWS EC2 User Guide, Get started with EFA",
-};
-
-static INSTALLER: Rule = Rule {
-    id: "efa-installer",
-    title: "AWS' EFA installer",
-    expected: "1.18 of libfabric or later",
-    why: "The installer brings driver, libfabric and rdma-core that fit each other.",
-    impact: "versions that do not fit: device memory is not registered, or adapters are missing",
-    fix: "run the newest efa_installer.sh on all nodes",
-    source: "AWS EC2 User Guide, Get started with EFA; backends/libfabric/docs.md (libfabric 1.18 for EFA)",
-};
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let adapters: Vec<&Nic> =

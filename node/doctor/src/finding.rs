@@ -5,6 +5,7 @@ use tokenyard_machine::{Machine, Nic};
 
 use crate::job::{Facility, Job};
 use crate::nics::rails;
+use crate::words::{self, Words};
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -53,24 +54,29 @@ pub(crate) struct Judgement {
     pub(crate) found: String,
 }
 
-/// One check, as the findings' page has it.
+/// One check.
 #[derive(Debug)]
 pub struct Rule {
-    /// Stable; the anchor of its place in `docs/findings.md`.
+    /// Stable; the anchor of its entry in `docs/findings.md`.
     pub id: &'static str,
-    /// The subject of the check.
-    pub title: &'static str,
-    /// The expected state, where the finding does not say it in numbers.
-    pub expected: &'static str,
-    /// Why it matters.
-    pub why: &'static str,
-    /// The impact if nothing is done.
-    pub impact: &'static str,
-    /// A command or a setting.
-    pub fix: &'static str,
-    /// Where the rule comes from.
-    pub source: &'static str,
 }
+
+impl Rule {
+    /// The words of its entry.
+    pub fn words(&self) -> &'static Words {
+        words::of(self.id)
+    }
+}
+
+/// The rules of a module, in the order of the page: each is a static, and `RULES` has all.
+macro_rules! rules {
+    ($($name:ident = $id:literal,)*) => {
+        $(pub(crate) static $name: $crate::Rule = $crate::Rule { id: $id };)*
+
+        pub(crate) const RULES: &[&$crate::Rule] = &[$(&$name),*];
+    };
+}
+pub(crate) use rules;
 
 /// The result of one check on one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -142,16 +148,17 @@ impl<'a> DoctorReport<'a> {
         judgement: Judgement,
     ) -> &mut Finding {
         let Judgement { verdict, found } = judgement;
+        let words = rule.words();
         let finding = Finding {
             id: rule.id,
             subject: subject.into(),
             verdict,
             needed: self.job.needs(facility),
             found,
-            expected: rule.expected.to_owned(),
-            impact: Some(rule.impact.to_owned()),
-            fix: Some(rule.fix.to_owned()),
-            source: Some(rule.source),
+            expected: words.expected.clone(),
+            impact: Some(words.impact.clone()),
+            fix: Some(words.fix.clone()),
+            source: Some(&words.source),
             page: format!("docs/findings.md#{}", rule.id),
         };
         let place = self.findings.len();

@@ -5,28 +5,11 @@ use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, NicFamily, Port};
 
 use crate::nics::{hardware, is_active, port_name, used_ports};
 use crate::rails::{REFUSED, SPARE, of_unusable};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&GID];
-
-static GID: Rule = Rule {
-    id: "gid",
-    title: "The address of a RoCE port",
-    expected: "an entry of RoCE v2 with an IPv4 address",
-    why: "A RoCE port is addressed by an entry of its GID table. The transport verbs prefers, among the \
-          entries of RoCE v2, the first with an IPv4 address, then one with a routable IPv6 address, then \
-          a link-local one. If `gid_index` names an entry, the transport uses that entry as it is, on \
-          InfiniBand too. libfabric asks the connection manager, which goes by the interface's IP address. \
-          A port whose table is empty carries nothing: the topology passes over it, or refuses the node, \
-          as with a port without a link. Version 1 has no IP header and crosses no router; link-local \
-          addresses cross none either.",
-    impact: "queue pairs do not connect, or connect and every packet is lost: operations end with \
-           «retry exceeded» after 17 s",
-    fix: "give the port's network interface an IPv4 address (ip addr add ADDRESS/LENGTH dev IFACE), or \
-          set `gid_index` of [transport.scale_out.verbs]",
-    source: "backends/verbs/docs.md (the rule of this project); rdma_cm(7), rdma-core; NVIDIA, RoCE: GID \
-             table; Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (gids, gid_attrs)",
-};
+rules! {
+    GID = "gid",
+}
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let named: Vec<u8> = report.job.asks.gid_indices.iter().copied().collect();

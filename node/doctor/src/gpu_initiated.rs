@@ -3,48 +3,13 @@
 use tokenyard_machine::{NicFamily, NvidiaDriver};
 
 use crate::nics::rails;
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&OPTIONS, &DOORBELL, &COMBINING];
-
-static OPTIONS: Rule = Rule {
-    id: "driver-options",
-    title: "Driver options for GPU-initiated RDMA",
-    expected: "PeerMappingOverride=1 and EnableStreamMemOPs=1",
-    why: "The components that need it are gin and ibgda. A GPU that rings the NIC's doorbell needs the \
-          NIC's registers mapped on the GPU, which NVIDIA's driver refuses to all but root unless \
-          PeerMappingOverride is 1. Without it the processor rings the doorbell for the GPU (CPU-assisted \
-          mode), which needs no option.",
-    impact: "GPU-initiated RDMA falls back to CPU-assisted mode: a thread of the processor per GPU, and some \
-           microseconds more per batch",
-    fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_EnableStreamMemOPs=1 \
-          NVreg_RegistryDwords=\"PeerMappingOverride=1;\" — then update-initramfs -u, and restart the node",
-    source: "NVSHMEM Installation Guide, GPU-initiated RDMA; NVSHMEM 3.4.5 Release Notes (CPU-assisted \
-             IBGDA): https://docs.nvidia.com/nvshmem/release-notes-install-guide/release-notes/release-3405.html; \
-             libgdsync README (PeerMappingOverride)",
-};
-
-static DOORBELL: Rule = Rule {
-    id: "gpu-doorbell",
-    title: "NICs whose doorbell a GPU can ring",
-    expected: "ConnectX-4 or later",
-    why: "The kernels write work requests of mlx5 themselves. Other NICs have other formats.",
-    impact: "the component does not open",
-    fix: "choose `verbs` or `libfabric` as transport: the processor then posts for the GPU",
-    source: "NVSHMEM Installation Guide, Hardware Requirements",
-};
-
-static COMBINING: Rule = Rule {
-    id: "write-combining",
-    title: "Write-combining memory",
-    expected: "not switched off",
-    why: "Doorbells with the request in them (mlx5's BlueFlame) and GDRCopy's mappings are written through \
-          write-combining memory, which needs the processor's page attribute table.",
-    impact: "each work request is fetched by the NIC over PCI Express, and GDRCopy writes word by word: some \
-           microseconds more per batch",
-    fix: "take `nopat` from the kernel's command line, and restart the node",
-    source: "Linux kernel, Documentation/arch/x86/pat.rst (nopat)",
-};
+rules! {
+    OPTIONS = "driver-options",
+    DOORBELL = "gpu-doorbell",
+    COMBINING = "write-combining",
+}
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     combining(report);

@@ -2,49 +2,13 @@
 
 use tokenyard_machine::{GpuPlace, GpuVendor, Machine, NicFamily, gpu_of_rank, missing_gpus};
 
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&RANKS, &UNUSED, &MISSING];
-
-static RANKS: Rule = Rule {
-    id: "gpu-ranks",
-    title: "GPUs for the ranks",
-    expected: "a GPU for each rank of the node",
-    why: "A rank drives one GPU: local rank i takes the GPU with ordinal i. Ranks of the node are those of --ranks, \
-          else those that the launcher starts here (the hosts of a world; LOCAL_WORLD_SIZE, \
-          OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALNRANKS, PMI_LOCAL_SIZE, SLURM_STEP_TASKS_PER_NODE, \
-          SLURM_TASKS_PER_NODE, SLURM_NTASKS_PER_NODE, where they start more than one), else one for each GPU. \
-          Where the config names the GPU (`device`), several ranks may share one.",
-    impact: "the ranks without a GPU do not start, and the others wait for them in vain",
-    fix: "start one rank for each GPU (--nproc-per-node, --ntasks-per-node), or give the container more GPUs",
-    source: "backends/cuda/docs.md and backends/rocm/docs.md (device); docs/topology.md (which GPU a rank drives)",
-};
-
-static UNUSED: Rule = Rule {
-    id: "gpu-unused",
-    title: "GPUs that no rank drives",
-    expected: "a config that uses them, and a rank for each",
-    why: "The kernel set `cpu` moves rows of host memory by processors, on a node with GPUs too. And a launcher may \
-          start fewer ranks than there are GPUs. Both work, and leave GPUs and NVLink or xGMI idle. With --ranks, \
-          fewer ranks than GPUs count as intended. A config with `cpu` may be intended, too: to try the network alone.",
-    impact: "rows cross host memory and the processors: many times slower than between the GPUs",
-    fix: "take a config for these GPUs: docs/which-config.md has all",
-    source: "backends/cuda/docs.md, backends/rocm/docs.md",
-};
-
-static MISSING: Rule = Rule {
-    id: "gpu-missing",
-    title: "GPUs of each switch",
-    expected: "equally many below each switch",
-    why: "A node has 2, 4, 8 or 16 GPUs, equally many below each of its PCI Express switches. A GPU that has failed \
-          may be on no bus, in no driver and in no list of devices: then only its empty place shows it. Where GPUs \
-          of one board (NVLink, xGMI) have no switch, NUMA nodes are compared. A number of GPUs that is a power of \
-          two gives no finding: it may be meant so.",
-    impact: "jobs that want a rank for each GPU of every node do not start here; others leave a NIC unused",
-    fix: "lspci for the GPU, dmesg for the driver's messages (NVIDIA: Xid 79, fallen off the bus); switch the node \
-          off and on; if the GPU is still missing, have the board looked at",
-    source: "NVIDIA DGX H100/H200 User Guide (a GPU and a NIC for each switch); NVIDIA, XID Errors (Xid 79)",
-};
+rules! {
+    RANKS = "gpu-ranks",
+    UNUSED = "gpu-unused",
+    MISSING = "gpu-missing",
+}
 
 const ALL_CONFIGS: &str = "docs/which-config.md has all";
 

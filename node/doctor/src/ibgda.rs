@@ -4,41 +4,15 @@ use tokenyard_machine::NicFamily;
 
 use crate::nics::rails;
 use crate::versions::{at_least, kernel};
-use crate::{Components, DoctorReport, Facility, Rule, Verdict};
+use crate::{Components, DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&DEVX, &SIGNALS];
+rules! {
+    DEVX = "devx",
+    SIGNALS = "ibgda-signals",
+}
 
 /// The first kernel that passes commands of any program to a ConnectX.
 const DEVX_KERNEL: [u32; 2] = [4, 20];
-
-static DEVX: Rule = Rule {
-    id: "devx",
-    title: "Commands of programs to a ConnectX (DEVX)",
-    expected: "a ConnectX, Linux 4.20 or later, firmware that takes commands",
-    why: "The component ibgda makes queue pairs by commands to the device itself: only so can their memory \
-          lie on a GPU, and their completions collapse into one. libibverbs has no call for either. \
-          Whether firmware and the host of a virtual function allow it shows only when the device is \
-          opened; the probe of the component tries.",
-    impact: "the transport ibgda does not open",
-    fix: "on ConnectX: load mlx5_ib of Linux 4.20 or later, set UCTX_EN=1 with mlxconfig and reset the \
-          device; for a virtual function, on its host. On other NICs choose `verbs` or `libfabric`, over \
-          which kernels post through the host",
-    source: "Linux kernel, drivers/infiniband/hw/mlx5/devx.c; rdma-core, mlx5dv_open_device(3); NVIDIA MFT, mlxconfig",
-};
-
-static SIGNALS: Rule = Rule {
-    id: "ibgda-signals",
-    title: "How ibgda raises signals",
-    expected: "\"auto\" or \"atomic\"",
-    why: "A signal says that its payload is there. A total that is written may reach memory before an \
-          earlier write of the same connection: the InfiniBand Architecture gives two writes no order at \
-          the responder, and fabrics with adaptive routing do reorder them. An atomic addition waits for the \
-          writes before it.",
-    impact: "the config is refused: a receiver could read rows that have not arrived",
-    fix: "leave `signals` of [transport.scale_out.ibgda] out, or set it to \"atomic\"; where the order of \
-          atomics is in doubt, too, set `fence` to true",
-    source: "backends/ibgda/docs.md; DeepEP issues 40 and 83; docs/invariants.md (INV-1)",
-};
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>, components: Option<&Components>) {
     if !report.job.asks(Facility::Devx) {

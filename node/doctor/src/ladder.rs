@@ -6,23 +6,11 @@ use tokenyard_errors::words::first_names;
 use tokenyard_machine::Machine;
 
 use crate::components::Component;
-use crate::{Components, DoctorReport, Facility, Finding, Job, Rule, Tried, Verdict, judge};
+use crate::{Components, DoctorReport, Facility, Finding, Job, Tried, Verdict, judge, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&ALTERNATIVE];
-
-static ALTERNATIVE: Rule = Rule {
-    id: "alternative",
-    title: "A transport of several",
-    expected: "the first of the list that works on all ranks",
-    why: "Where `use` lists several transports, the ranks take the first whose probe works on all of \
-          them. Each is judged on its own. A transport that cannot work is no fault as long as another one \
-          works. But a transport whose probe works is taken even if it fails later, so that is a fault. On \
-          a recorded node nothing can be probed: there a transport counts as working if nothing that it \
-          needs is broken.",
-    impact: "no rank starts: none of the transports works",
-    fix: "repair what is broken for one of them, or add one that works here to `use`",
-    source: "docs/config.md (transport.scale_out)",
-};
+rules! {
+    ALTERNATIVE = "alternative",
+}
 
 /// A transport of the list, judged as if it were the only one.
 struct Rung {
@@ -135,7 +123,7 @@ fn tell(machine: &Machine, job: &Job, rungs: &[Rung], taken: Option<usize>) -> V
             Some((taken, name)) if place > taken => {
                 format!("nothing, while {name} works everywhere")
             }
-            _ => ALTERNATIVE.expected.to_owned(),
+            _ => ALTERNATIVE.words().expected.clone(),
         };
         let (verdict, found) = match &rung.why_not {
             Some(why) if taken.is_none() => {

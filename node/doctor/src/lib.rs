@@ -5,8 +5,9 @@
 //! same for the ranks of a world, and names the odd one out. All of it is pure: nothing is read,
 //! opened or tried here, and the same facts give the same findings.
 //!
-//! Every check is a [`Rule`] with a page anchor in `docs/findings.md`, which is made of
-//! [`catalogue`] by a test.
+//! Every check is a [`Rule`]. Its words (the expected state, the reason, the impact, the fix and the source) are
+//! its entry in `docs/findings.md`, which the program carries; its condition is code here. A test holds that rules
+//! and entries are the same ([`catalogue`]).
 //!
 //! A thing that does not matter to the job is never slow or broken: it is shown as not needed.
 
@@ -34,14 +35,17 @@ mod ports;
 mod rails;
 mod rocm;
 mod versions;
+mod words;
 pub mod world;
 
 use tokenyard_machine::Machine;
 
 pub use components::{Component, Components, MissingComponent, unanswered};
+pub(crate) use finding::rules;
 pub use finding::{DoctorReport, Finding, Rule, Verdict};
 pub use job::{Alternative, Asks, Facility, Job};
 pub use node::{Meeting, PortState, Secret, Tried};
+pub use words::Words;
 
 /// Judges a node for a job.
 ///

@@ -4,50 +4,18 @@ use tokenyard_machine::{GpuVendor, NicFamily};
 
 use crate::nics::rails;
 use crate::versions::{at_least, library, numbers};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&NCCL, &GIN, &NVSHMEM];
+rules! {
+    NCCL = "nccl",
+    GIN = "gin-type",
+    NVSHMEM = "nvshmem",
+}
 
 /// The first NCCL whose waits on the device have an end.
 const NCCL_GIN: [u32; 3] = [2, 31, 2];
 /// The first whose GIN runs over sockets, too.
 const NCCL_SOCKETS: [u32; 2] = [2, 32];
-
-static NCCL: Rule = Rule {
-    id: "nccl",
-    title: "NCCL",
-    expected: "2.31.2 or later, for the component gin",
-    why: "The component gin calls NCCL's device interface, whose waits have an end from 2.31.2 on. Its kernels are \
-          compiled with the headers of that very version, which lie beside the library. No other component uses NCCL.",
-    impact: "the transport gin does not open",
-    fix: "pip install nvidia-nccl-cu13, and put its lib folder (it has libnccl.so.2) into LD_LIBRARY_PATH",
-    source: "backends/gin/docs.md; NVIDIA NCCL, headers of 2.30.7 and 2.31.2 (nccl_device/gin.h)",
-};
-
-static GIN: Rule = Rule {
-    id: "gin-type",
-    title: "How NCCL's GIN posts",
-    expected: "ConnectX (gdaki, proxy), EFA (proxy), another RDMA NIC (proxy), or GDRCopy with NCCL 2.32 (sockets)",
-    why: "NCCL itself chooses what posts the commands of kernels, and reports its choice only when the ranks have \
-          joined. On ConnectX the kernels post (gdaki). Over any other NIC a thread of NCCL posts (proxy), by NCCL's \
-          own InfiniBand plugin or by that of the NIC's vendor. Without an RDMA NIC, NCCL 2.32 has GIN over TCP \
-          sockets, which requires GDRCopy: gin then works on any cluster, slowly.",
-    impact: "NCCL offers no GIN: the transport gin does not open",
-    fix: "install GDRCopy (package gdrdrv-dkms, `modprobe gdrdrv`) with NCCL 2.32 or later; for EFA, aws-ofi-nccl. \
-          NCCL_DEBUG=INFO says what NCCL found",
-    source: "NVIDIA NCCL 2.32, src/transport/rma_socket.cc (GDRCopy is required); backends/gin/docs.md",
-};
-
-static NVSHMEM: Rule = Rule {
-    id: "nvshmem",
-    title: "NVSHMEM",
-    expected: "nothing",
-    why: "Other systems (DeepEP's first version) need it. The component ibgda writes the NIC's \
-          work requests itself, and needs the same driver options.",
-    impact: "none",
-    fix: "nothing",
-    source: "backends/ibgda/docs.md",
-};
 
 const NOT_FOUND: &str = "not in the usual folders";
 

@@ -3,36 +3,14 @@
 use tokenyard_machine::{Bound, Fact, NicFamily, bytes};
 
 use crate::nics::rails;
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&LOCKED, &HUGE];
+rules! {
+    LOCKED = "locked-memory",
+    HUGE = "huge-pages",
+}
 
 const HUGE_PAGE: u64 = 2 << 20;
-
-static LOCKED: Rule = Rule {
-    id: "locked-memory",
-    title: "The limit on locked memory",
-    expected: "unlimited",
-    why: "Memory that a NIC reads and writes is pinned, and counts against `ulimit -l` unless the process has \
-          CAP_IPC_LOCK. Windows, queues and the libraries' own buffers all count.",
-    impact: "registration of memory fails at start with ENOMEM",
-    fix: "ulimit -l unlimited; lasting: `* - memlock unlimited` in /etc/security/limits.conf, \
-          LimitMEMLOCK=infinity for a service (slurmd, containerd), docker run --ulimit memlock=-1",
-    source: "linux-rdma/rdma-core, ibv_reg_mr(3); Linux, getrlimit(2) (RLIMIT_MEMLOCK); NVIDIA NCCL User \
-             Guide, Troubleshooting",
-};
-
-static HUGE: Rule = Rule {
-    id: "huge-pages",
-    title: "Huge pages for EFA",
-    expected: "free pages of 2 MiB",
-    why: "libfabric's efa provider takes its buffers from huge pages. An adapter has room for a limited \
-          number of pages, so small pages also limit how much can be registered at all.",
-    impact: "the provider falls back to pages of 4 KiB: slower registration, and less that can be registered",
-    fix: "sysctl vm.nr_hugepages=5128 (the EFA installer sets it); Kubernetes: request hugepages-2Mi",
-    source: "libfabric, fi_efa(7) (FI_EFA_USE_HUGE_PAGE); ofiwg/libfabric issue 9739; AWS EC2 User Guide, \
-             Get started with EFA",
-};
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     locked(report);

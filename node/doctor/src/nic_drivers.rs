@@ -3,39 +3,12 @@
 use tokenyard_machine::{NicFamily, PciFunction};
 
 use crate::nics::rails;
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&DRIVER, &BNXT];
-
-static DRIVER: Rule = Rule {
-    id: "nic-driver",
-    title: "Drivers of NICs",
-    expected: "modules of one release",
-    why: "A NIC's driver is several modules: one drives the card, one adds RDMA, and ib_core serves both. \
-          DOCA-OFED replaces all of them together; after an update without a restart some are of the old \
-          release. Least versions are required where a source names one: `efa-driver` (3.3, doorbells), \
-          `ionic-driver` (Linux 6.18, or AMD's package), `peer-memory` and `amd-peer-memory` (Linux 5.12, dmabuf), \
-          `nvidia-driver` (580), `mlx5-provider` (1.25, gin). No source of this project names a least version of \
-          mlx5_core, DOCA-OFED, bnxt_en or amdgpu: the doctor shows theirs, and compares them across nodes.",
-    impact: "features of one release that the other half does not have; a module that is loaded later is refused",
-    fix: "/etc/init.d/openibd restart (DOCA-OFED), or load the modules anew, or restart the node",
-    source: "NVIDIA DOCA-Host Installation Guide (DOCA-OFED replaces the kernel's modules); least versions: \
-             see the entries named",
-};
-
-static BNXT: Rule = Rule {
-    id: "bnxt-driver",
-    title: "RDMA driver of Broadcom's Thor NICs",
-    expected: "bnxt_re beside bnxt_en",
-    why: "The module bnxt_en drives the Ethernet side of a BCM575xx (Thor) or BCM576xx (Thor2), bnxt_re adds \
-          RDMA to it. With the first alone there are interfaces and no RDMA device. bnxt_re makes none for \
-          a card whose RDMA is switched off in its memory; the kernel's log says so.",
-    impact: "no RDMA over these NICs",
-    fix: "modprobe bnxt_re; lasting: bnxt_re in /etc/modules-load.d; where dmesg says «RoCE is not supported on this \
-          device», switch RDMA on in the card's memory (niccli) and restart the node",
-    source: "Linux kernel, drivers/infiniband/hw/bnxt_re (Kconfig, main.c) and drivers/net/ethernet/broadcom/bnxt \
-             (PCI ids of BCM57508 and BCM57608)",
-};
+rules! {
+    DRIVER = "nic-driver",
+    BNXT = "bnxt-driver",
+}
 
 const BROADCOM: u16 = 0x14e4;
 /// BCM57508, 57504, 57502 (Thor), and BCM57608, 57604, 57602, 57601 (Thor2). Broadcom makes many cards

@@ -4,22 +4,22 @@ use serde::Serialize;
 use tokenyard_machine::{Bound, bytes};
 
 use crate::versions::{at_least, kernel};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Rule, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[
-    &COMPONENT,
-    &PLUGIN,
-    &KERNEL,
-    &MEMFD,
-    &SOCKETS,
-    &FILES,
-    &PROCESSORS,
-    &MEMORY,
-    &SHM,
-    &CLOCK,
-    &RENDEZVOUS,
-    &SECRET,
-];
+rules! {
+    COMPONENT = "component",
+    PLUGIN = "plugin-file",
+    KERNEL = "kernel",
+    MEMFD = "shared-memory",
+    SOCKETS = "unix-sockets",
+    FILES = "open-files",
+    PROCESSORS = "processors",
+    MEMORY = "memory",
+    SHM = "dev-shm",
+    CLOCK = "clock-source",
+    RENDEZVOUS = "rendezvous",
+    SECRET = "job-secret",
+}
 
 /// The launcher needs pidfd_open.
 const OLDEST_KERNEL: [u32; 2] = [5, 3];
@@ -29,133 +29,6 @@ const WINDOWS: u64 = 2;
 const OWN_FILES: u64 = 32;
 /// Clocks whose reading is a system call or a slow device.
 const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
-
-pub(crate) static COMPONENT: Rule = Rule {
-    id: "component",
-    title: "A component",
-    expected: "works here, if the config chooses it",
-    why: "The doctor probes every component: are its libraries and devices on this node? Only components that \
-          the config chooses must work.",
-    impact: "no rank starts",
-    fix: "correct what the component names, or choose another component in the config",
-    source: "docs/plugin-contract.md (probe)",
-};
-
-pub(crate) static PLUGIN: Rule = Rule {
-    id: "plugin-file",
-    title: "A plugin file",
-    expected: "a plugin",
-    why: "Plugin files are judged before anything of them runs: symbol, version, tables.",
-    impact: "no rank starts",
-    fix: "remove it, from [plugins] paths too, or build it again for this version",
-    source: "docs/plugin-abi.md (the handshake)",
-};
-
-static KERNEL: Rule = Rule {
-    id: "kernel",
-    title: "The kernel",
-    expected: "Linux 5.3 or later",
-    why: "`tokenyard run` watches its ranks by pidfd_open, which Linux 5.3 added.",
-    impact: "ranks do not start",
-    fix: "run on a newer kernel",
-    source: "Linux, pidfd_open(2)",
-};
-
-static MEMFD: Rule = Rule {
-    id: "shared-memory",
-    title: "Shared memory (memfd)",
-    expected: "works: needed by shm",
-    why: "The transport shm shares sealed memory by descriptor. Some container profiles refuse it.",
-    impact: "the transport shm does not open",
-    fix: "allow memfd_create and sealing in the container's seccomp profile",
-    source: "Linux, memfd_create(2); tried on this node",
-};
-
-static SOCKETS: Rule = Rule {
-    id: "unix-sockets",
-    title: "Abstract Unix sockets",
-    expected: "work: needed by shm, nvlink and xgmi",
-    why: "Ranks of one host hand each other descriptors at abstract Unix sockets.",
-    impact: "ranks of this host do not meet",
-    fix: "allow Unix sockets in the container's profile (Docker's and Podman's defaults do), and run the \
-          ranks of a host in one network namespace",
-    source: "Linux, unix(7); tried on this node",
-};
-
-static FILES: Rule = Rule {
-    id: "open-files",
-    title: "The limit on open files",
-    expected: "enough for the ranks",
-    why: "Each peer's windows and signals are a descriptor on their way, and rank 0 has a connection to \
-          every rank.",
-    impact: "bring-up fails with «too many open files»",
-    fix: "ulimit -n 65536; lasting: `* - nofile 65536` in /etc/security/limits.conf",
-    source: "Linux, getrlimit(2) (RLIMIT_NOFILE)",
-};
-
-static PROCESSORS: Rule = Rule {
-    id: "processors",
-    title: "Processors for the ranks",
-    expected: "one for each thread of each rank",
-    why: "A waiting rank spins. Where ranks take turns on a processor, each waits for the scheduler.",
-    impact: "operations take milliseconds more, and times say little",
-    fix: "run fewer ranks or threads, or give the container more processors",
-    source: "docs/performance.md (measured)",
-};
-
-static MEMORY: Rule = Rule {
-    id: "memory",
-    title: "Memory for windows",
-    expected: "room for the windows of all ranks",
-    why: "A window takes memory only for the pages that are written, so a job may run with less. If memory \
-          runs out while a process writes a page, the kernel kills the process.",
-    impact: "in the worst case the kernel kills a rank",
-    fix: "choose a smaller max_tokens, or set arena_mib in the kernel set's table",
-    source: "`tokenyard shape` (the formulas); Linux kernel, Documentation/admin-guide/cgroup-v2.rst",
-};
-
-static SHM: Rule = Rule {
-    id: "dev-shm",
-    title: "Room in /dev/shm",
-    expected: "not needed by shm",
-    why: "Plugins may share memory by files there (libfabric's shm provider does); containers get 64 MiB. \
-          The transport shm does not use it.",
-    impact: "a plugin that uses it fails, or its process is killed by SIGBUS",
-    fix: "docker run --shm-size 8g, or mount a larger tmpfs",
-    source: "Linux, shm_overview(7); Docker, docker run (--shm-size)",
-};
-
-static CLOCK: Rule = Rule {
-    id: "clock-source",
-    title: "The clock",
-    expected: "one that is read fast",
-    why: "Waits read the clock often. hpet and acpi_pm are read from a slow device by a system call.",
-    impact: "every wait costs a microsecond or more for each look",
-    fix: "boot with clocksource=tsc where the machine allows it",
-    source: "Linux kernel, Documentation/timers/timekeeping.rst",
-};
-
-static RENDEZVOUS: Rule = Rule {
-    id: "rendezvous",
-    title: "Where ranks meet",
-    expected: "a place to meet; `tokenyard run` makes its own",
-    why: "Rank 0 listens at an address that all ranks get: by the launcher's variables, or by \
-          [world] bootstrap.",
-    impact: "ranks wait for each other in vain",
-    fix: "correct [world] bootstrap or the launcher's variables",
-    source: "docs/config.md (world)",
-};
-
-static SECRET: Rule = Rule {
-    id: "job-secret",
-    title: "The job's secret",
-    expected: "none on one host; `tokenyard run` makes one",
-    why: "Ranks that meet off the loopback interface prove to each other that they belong to the job.",
-    impact: "the ranks refuse to meet",
-    fix: "set TOKENYARD_SECRET to the same random text on all ranks (openssl rand -hex 32), or \
-          TOKENYARD_SECRET_FILE to a file of mode 0600",
-    source: "docs/security.md",
-};
 
 /// Facts that only a process on the node can find out, most of it by trying.
 #[derive(Clone, Debug, Serialize)]

@@ -5,82 +5,16 @@ use std::collections::BTreeSet;
 use tokenyard_machine::{Gpu, GpuVendor, Silence};
 
 use crate::nics::{NOT_RUN, majority};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&SMI, &LINKS, &FABRIC, &CLIQUE, &IMEX, &MIG];
-
-static SMI: Rule = Rule {
-    id: "nvidia-smi",
-    title: "Answers of nvidia-smi",
-    expected: "an answer, of each GPU that the process sees",
-    why: "NVLinks, the fabric, its cliques and MIG are shown by nvidia-smi alone. It asks the driver as CUDA \
-          does: where it fails, CUDA usually does too. Without nvidia-persistenced the driver sets every \
-          GPU up anew for each call, which takes seconds.",
-    impact: "nothing is known of NVLink and its fabric; where nvidia-smi fails, CUDA finds no GPU",
-    fix: "run nvidia-smi -q by hand: it says why it fails, and dmesg has the driver's messages (Xid); \
-          where it is slow, systemctl enable --now nvidia-persistenced",
-    source: "NVIDIA, nvidia-smi(1) (return value); NVIDIA driver README, NVIDIA Persistence Daemon",
-};
-
-static LINKS: Rule = Rule {
-    id: "nvlink-links",
-    title: "NVLinks of a GPU",
-    expected: "all active, as many as its neighbours have",
-    why: "A GPU reaches its peers over several links at once. A link that is inactive takes its share of \
-          the bandwidth away, and in an exchange all ranks wait for the slowest GPU.",
-    impact: "this GPU's share of the bandwidth; with no link at all, ranks cannot reach its memory",
-    fix: "nvidia-smi nvlink -s -i GPU shows the links, dmesg the driver's messages (Xid 74); restart \
-          the fabric manager, else the node, else have the board looked at",
-    source: "NVIDIA, nvidia-smi(1), nvlink; NVIDIA, XID Errors (Xid 74, NVLink error)",
-};
-
-static FABRIC: Rule = Rule {
-    id: "nvlink-fabric",
-    title: "Registration with the NVLink fabric",
-    expected: "state Completed, status Success",
-    why: "Behind NVSwitch a GPU must be registered by the fabric manager before it may be used.",
-    impact: "CUDA does not initialise (error 802, system not yet initialized): no rank starts",
-    fix: "systemctl restart nvidia-fabricmanager; its version must be the driver's",
-    source: "NVIDIA Fabric Manager User Guide; NVML API Reference, nvmlGpuFabricInfo_t (state, status)",
-};
-
-static CLIQUE: Rule = Rule {
-    id: "nvlink-clique",
-    title: "Cluster and clique of the GPUs",
-    expected: "one for all GPUs",
-    why: "GPUs reach each other's memory over NVLink inside one cluster and one clique only.",
-    impact: "ranks of different cliques cannot form one scale-up domain: mapping a window fails",
-    fix: "look at the partitions of the NVLink switches (fabric manager or NMX); nvidia-smi -q shows \
-          ClusterUUID and CliqueId",
-    source: "NVML API Reference, nvmlGpuFabricInfo_t (clusterUuid, cliqueId); NVIDIA GB200 NVL \
-             Multi-Node NVLink documentation",
-};
-
-static IMEX: Rule = Rule {
-    id: "imex-channel",
-    title: "An IMEX channel, for NVLink between nodes",
-    expected: "/dev/nvidia-caps-imex-channels/channel0",
-    why: "Memory is shared with GPUs of other nodes through an IMEX channel, which the administrator \
-          creates; it does not outlive a restart of the node. The service nvidia-imex must run on all nodes.",
-    impact: "memory cannot be shared between trays: traffic between them takes the NICs, a tenth of NVLink",
-    fix: "write to /etc/modprobe.d/nvidia.conf: options nvidia NVreg_CreateImexChannel0=1 — then load the \
-          module anew or restart the node; or mkdir -p /dev/nvidia-caps-imex-channels and mknod \
-          /dev/nvidia-caps-imex-channels/channel0 c MAJOR 0 (MAJOR of nvidia-caps-imex-channels in \
-          /proc/devices); give the container that device",
-    source: "NVIDIA IMEX Service for NVLink Networks, IMEX Channels: \
-             https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/imexchannels.html",
-};
-
-static MIG: Rule = Rule {
-    id: "mig",
-    title: "Partitioned GPUs (MIG)",
-    expected: "off",
-    why: "Instances of a partitioned GPU do not reach other GPUs' memory, neither over NVLink nor over \
-          PCI Express.",
-    impact: "the transport nvlink does not open",
-    fix: "nvidia-smi -i GPU -mig 0, with nothing running there",
-    source: "NVIDIA Multi-Instance GPU User Guide, Application Considerations (no GPU to GPU P2P)",
-};
+rules! {
+    SMI = "nvidia-smi",
+    LINKS = "nvlink-links",
+    FABRIC = "nvlink-fabric",
+    CLIQUE = "nvlink-clique",
+    IMEX = "imex-channel",
+    MIG = "mig",
+}
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let gpus: Vec<&Gpu> =

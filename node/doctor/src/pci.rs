@@ -6,80 +6,16 @@ use tokenyard_errors::words::first_names;
 use tokenyard_machine::{Fact, Nic, PciAddress, PciFunction, PcieLink};
 
 use crate::nics::{function, hardware, is_active, model, rails, rate};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&SPEED, &WIDTH, &ROOM, &ACS, &IOMMU, &BAR];
-
-static SPEED: Rule = Rule {
-    id: "pcie-speed",
-    title: "PCI Express generation",
-    expected: "the highest that the card can",
-    why: "A link trains at the highest rate that card, slot and everything between can. A riser, a \
-          firmware setting or a bad contact lowers it.",
-    impact: "half of the bandwidth for each generation that is missing",
-    fix: "reseat the card; look for the slot's generation in the firmware's settings; lspci -vv shows \
-          LnkCap and LnkSta",
-    source: "Linux kernel, drivers/pci/pci-sysfs.c (current_link_speed, max_link_speed)",
-};
-
-static WIDTH: Rule = Rule {
-    id: "pcie-width",
-    title: "PCI Express lanes",
-    expected: "as many as the card has",
-    why: "A card of 16 lanes in a slot of 8, or with a bad contact, works at the lanes that are left.",
-    impact: "half of the bandwidth with half of the lanes",
-    fix: "reseat the card, or move it to a slot of its width; lspci -vv shows LnkCap and LnkSta",
-    source: "Linux kernel, drivers/pci/pci-sysfs.c (current_link_width, max_link_width)",
-};
-
-static ROOM: Rule = Rule {
-    id: "pcie-room",
-    title: "PCI Express against the port",
-    expected: "at least the rate of the ports",
-    why: "A port of 400 Gb/s needs 16 lanes of generation 5. On 16 lanes of generation 4 the card sends \
-          at most 252 Gb/s.",
-    impact: "the port sends at the rate of the slot",
-    fix: "move the card to a slot of a higher generation or of more lanes",
-    source: "PCI Express Base Specification 5.0 (rates and 128b/130b coding)",
-};
-
-static ACS: Rule = Rule {
-    id: "acs",
-    title: "Access control between NIC and GPU",
-    expected: "no redirection on the bridges between them",
-    why: "Access Control Services make PCI switches send peer-to-peer packets up to the root complex in \
-          place of straight from NIC to GPU. On bare metal that only costs; in a virtual machine it is \
-          needed, and then the NIC must use address translation (ATS).",
-    impact: "traffic between NIC and GPU crosses the root complex: half of the bandwidth or less, on some \
-           machines a hang",
-    fix: "switch ACS off in the firmware's settings, or at each start on every bridge that has it: \
-          setpci -s BRIDGE ECAP_ACS+0x6.w=0000",
-    source: "NVIDIA NCCL User Guide, Troubleshooting, PCI Access Control Services (ACS): \
-             https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-};
-
-static IOMMU: Rule = Rule {
-    id: "iommu",
-    title: "The IOMMU",
-    expected: "off, or passing through",
-    why: "With an IOMMU that translates, every address of a NIC is looked up, and peer-to-peer packets \
-          must go through the root complex.",
-    impact: "less bandwidth, and on some machines GPU memory that a NIC cannot reach",
-    fix: "boot with iommu=pt (Intel: intel_iommu=on iommu=pt), or switch the IOMMU off in the firmware",
-    source: "Linux kernel, Documentation/admin-guide/kernel-parameters.txt (iommu=pt); NVIDIA NCCL User \
-             Guide, Troubleshooting, PCI Access Control Services (ACS)",
-};
-
-static BAR: Rule = Rule {
-    id: "gpu-bar",
-    title: "GPU memory within reach of peers",
-    expected: "a BAR of at least 1 GiB",
-    why: "A NIC reaches GPU memory through a BAR of the GPU. Where the firmware gave it 256 MiB only, \
-          windows do not fit.",
-    impact: "registration of GPU windows fails at start",
-    fix: "switch on «above 4G decoding» and «resizable BAR» in the firmware's settings",
-    source: "NVIDIA, GPUDirect RDMA documentation, PCI BAR sizes",
-};
+rules! {
+    SPEED = "pcie-speed",
+    WIDTH = "pcie-width",
+    ROOM = "pcie-room",
+    ACS = "acs",
+    IOMMU = "iommu",
+    BAR = "gpu-bar",
+}
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     for nic in hardware(report) {

@@ -4,59 +4,18 @@ use tokenyard_machine::{GpuVendor, NicFamily};
 
 use crate::nics::rails;
 use crate::versions::{at_least, kernel, numbers};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&PEER, &AMD, &GDRCOPY];
+rules! {
+    PEER = "peer-memory",
+    AMD = "amd-peer-memory",
+    GDRCOPY = "gdrcopy",
+}
 
 /// The first kernel whose RDMA core registers memory by dmabuf.
 const DMABUF_KERNEL: [u32; 2] = [5, 12];
 /// GDRCopy for EFA's device interface.
 const GDRDRV_EFA: [u32; 2] = [2, 5];
-
-static PEER: Rule = Rule {
-    id: "peer-memory",
-    title: "GPU memory for NICs",
-    expected: "dmabuf (Linux 5.12, open driver) or nvidia_peermem",
-    why: "A NIC reads and writes GPU memory only where the kernel introduces them to each other: by \
-          dmabuf, which needs Linux 5.12 and the open kernel modules of NVIDIA's driver, or by the older \
-          module nvidia_peermem, which needs the driver of MLNX_OFED or DOCA.",
-    impact: "registration of GPU memory fails at start: transports on which the NIC reads GPU memory do \
-           not open",
-    fix: "modprobe nvidia_peermem, or install the open kernel modules (nvidia-open)",
-    source: "NVIDIA, GPUDirect RDMA documentation (dmabuf, nvidia-peermem); NVIDIA GPU Operator, GPUDirect \
-             RDMA: \
-             https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-rdma.html",
-};
-
-static AMD: Rule = Rule {
-    id: "amd-peer-memory",
-    title: "AMD GPU memory for NICs",
-    expected: "dmabuf (Linux 5.12, CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY) or ib_peer_mem",
-    why: "A NIC reads and writes memory of an AMD GPU in one of two ways. The first is dmabuf, which needs \
-          Linux 5.12 and a kernel with peer-to-peer DMA and notices of moved buffers. The second is the \
-          older interface ib_peer_mem of amdgpu-dkms and the NIC vendor's driver. The file \
-          /boot/config-RELEASE has the options of a kernel; containers often lack it. The transports verbs \
-          and efa register such memory; this never ran on an AMD GPU.",
-    impact: "registration of GPU memory fails: every row takes the way through host memory",
-    fix: "boot a kernel with CONFIG_PCI_P2PDMA=y and CONFIG_DMABUF_MOVE_NOTIFY=y, \
-          or install amdgpu-dkms beside the NIC's driver and modprobe ib_peer_mem; in a container, mount \
-          /boot read-only so that this can be seen",
-    source: "ROCm RCCL, src/misc/rocmwrap.cc (which options it asks of the kernel); Linux kernel, \
-             drivers/dma-buf/Kconfig and drivers/pci/Kconfig; AMD ROCm, GPU-enabled MPI (peer memory)",
-};
-
-static GDRCOPY: Rule = Rule {
-    id: "gdrcopy",
-    title: "GPU memory for the processor",
-    expected: "the module gdrdrv",
-    why: "With GDRCopy the processor reads and writes small words of GPU memory directly. \
-          GPU-initiated RDMA and EFA's device interface keep their flags there.",
-    impact: "small words cross by a copy of some microseconds, and components that insist on GDRCopy do \
-             not open",
-    fix: "install GDRCopy's driver (package gdrdrv-dkms) and `modprobe gdrdrv`",
-    source: "NVIDIA GDRCopy, README: https://github.com/NVIDIA/gdrcopy; NVSHMEM Installation Guide, \
-             Software Requirements; aws-ofi-nccl 1.21 release notes (GDA mode: GDRCopy 2.5)",
-};
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     if rails(report).is_empty() {
@@ -138,6 +97,7 @@ fn of_nvidia(report: &mut DoctorReport<'_>) {
             (Verdict::Ok, version.map_or("gdrdrv".to_owned(), |v| format!("gdrdrv {v}")))
         }
     };
-    let expected = if efa { "gdrdrv 2.5, for EFA's device interface" } else { GDRCOPY.expected };
+    let expected =
+        if efa { "gdrdrv 2.5, for EFA's device interface" } else { &GDRCOPY.words().expected };
     report.note(&GDRCOPY, Facility::GpuInitiated, "GDRCopy", verdict.on(found)).expected(expected);
 }

@@ -7,96 +7,16 @@ use crate::nics::{
 };
 use crate::pci::capacity;
 use crate::rails::{REFUSED, SPARE, of_unusable};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&NO_NIC, &NAMED, &STATE, &RATE, &MTU, &ERRORS];
-
-static NO_NIC: Rule = Rule {
-    id: "nic-present",
-    title: "RDMA devices",
-    expected: "at least one",
-    why: "A transport that speaks verbs or libfabric's efa provider drives a device of \
-          /sys/class/infiniband. Where none is there, the NIC's driver is not loaded, or the container \
-          sees no device.",
-    impact: "the transport does not open: no rank starts",
-    fix: "load the NIC's driver (modprobe mlx5_ib, efa, bnxt_re, ionic_rdma or irdma) on the host; lspci \
-          says which cards there are",
-    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband",
-};
-
-static NAMED: Rule = Rule {
-    id: "nic-named",
-    title: "A NIC that the config names",
-    expected: "there",
-    why: "`device` and `rails` of a transport's table and `nics` of the topology's name NICs. Names change \
-          with kernels and slots (mlx5_0, rocep9s0, rdmap85s0), and nodes may differ in them.",
-    impact: "the ranks that it is for do not start",
-    fix: "correct the name in the config, or write \"auto\"",
-    source: "backends/verbs/docs.md (device); backends/libfabric/docs.md (rails); linux-rdma/rdma-core, \
-             rdma_rename",
-};
-
-static STATE: Rule = Rule {
-    id: "port-state",
-    title: "State of a port",
-    expected: "active, LinkUp",
-    why: "A port carries traffic only while its logical state is active and its physical state is \
-          LinkUp. Down and Polling mean no link; Init and Armed mean a link that no subnet manager has set \
-          up; Disabled means switched off by software. The verdict depends on the other NICs. Broken: no \
-          NIC next to a GPU can be used, while more than half of the GPUs have one that can (or no GPU has \
-          one, and NICs for storage can be used). The topology then refuses the node for a transport that \
-          uses its NICs, unless the config names those to use. Slow: another port of the card or another \
-          NIC as near serves instead, or NICs of all names reach each other (rails = \"any\", EFA). \
-          Unknown: every GPU still has equally many working ports next to it (for example, one port of \
-          each card is cabled), so the node may be built so.",
-    impact: "its rail is missing: ranks that would use it share others, so they get half of the \
-           bandwidth or less",
-    fix: "look at cable and switch port; then `ip link set IFACE up` (Ethernet) or `ibportstate` \
-          (InfiniBand)",
-    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (state, phys_state)",
-};
-
-static RATE: Rule = Rule {
-    id: "port-rate",
-    title: "Speed of a port",
-    expected: "what most NICs of its model have",
-    why: "A bad cable, a wrong transceiver or a switch port set by hand trains a link slower or \
-          narrower than its neighbours. Where all ports of a model have a quarter of what their slots \
-          carry or less, this node cannot show whether the network has no more. Every exchange waits for \
-          the slowest rail, so one slow port slows all ranks.",
-    impact: "all ranks run at the speed of this port",
-    fix: "replace the cable or transceiver; `mlxlink -d DEVICE -m` (NVIDIA) or `ethtool IFACE` says what \
-          both ends offer",
-    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (rate); NVIDIA MFT, mlxlink",
-};
-
-static MTU: Rule = Rule {
-    id: "mtu",
-    title: "Packet size",
-    expected: "4096 bytes (RoCE: an interface mtu of 4200)",
-    why: "RDMA packets carry 256, 512, 1024, 2048 or 4096 bytes. On RoCE the largest that fits into the \
-          mtu of the network interface is taken, so the usual mtu of 1500 gives packets of 1024 bytes. \
-          Both ends use the smaller of their sizes.",
-    impact: "four times the packets: more load on NIC and switch, and less bandwidth",
-    fix: "ip link set IFACE mtu 9000, on all nodes and switches of the fabric",
-    source: "Linux kernel, include/rdma/ib_addr.h, iboe_get_mtu (RoCE); ibv_devinfo shows active_mtu",
-};
-
-static ERRORS: Rule = Rule {
-    id: "port-errors",
-    title: "Errors that a port counted",
-    expected: "few since the driver was loaded, and none now",
-    why: "On the running system the counters are read twice, as far apart as nvidia-smi and the like take \
-          (a quarter of a second and more where a port has counted something); a counter that grows \
-          between the two readings shows a fault that is present now. Symbol errors and links that went \
-          down point at a cable or transceiver. Packets out of sequence and timeouts point at losses in \
-          the network, which RoCE repairs by sending again: a lossless class that is not lossless.",
-    impact: "retransmissions: bandwidth falls and single operations take milliseconds",
-    fix: "read the counters twice, a minute apart; where they grow, replace the cable, or check PFC, ECN \
-          and the traffic class on NIC and switch",
-    source: "Linux kernel, Documentation/ABI/stable/sysfs-class-infiniband (counters); NVIDIA, \
-             Understanding mlx5 Linux Counters and Status Parameters",
-};
+rules! {
+    NO_NIC = "nic-present",
+    NAMED = "nic-named",
+    STATE = "port-state",
+    RATE = "port-rate",
+    MTU = "mtu",
+    ERRORS = "port-errors",
+}
 
 /// Counters of the physical link, and from where on they are worth a look. They count since the driver
 /// was loaded: links flap when switches are restarted, and one reading does not show that a fault is present now.

@@ -10,49 +10,13 @@ use tokenyard_errors::words::first_names;
 
 use crate::finding::Judgement;
 use crate::nics::{has_link, is_active, majority, rails};
-use crate::{DoctorReport, Facility, Finding, Rule, Verdict};
+use crate::{DoctorReport, Facility, Finding, Rule, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&NEAR, &EQUAL, &LAYER];
-
-static NEAR: Rule = Rule {
-    id: "rail-distance",
-    title: "How far a GPU's NIC is",
-    expected: "as near as that of the other GPUs",
-    why: "Rows go from GPU memory to the NIC over PCI Express. Below one switch they cross nothing else. \
-          Through the root complex, or between sockets, they share the path with all other traffic. If a \
-          card is near and has no RDMA device, no driver has claimed the card. Where no NIC is next to a \
-          GPU, and most GPUs have one, it is missing: the topology refuses the node where a transport goes \
-          by its NICs, unless the config names those to use. Where few have one, the node may be wired \
-          so.",
-    impact: "this GPU's rail is slower than the others, and all ranks wait for it",
-    fix: "lspci -s BUS for the card under the GPU's switch; if it is listed: its driver (modprobe mlx5_ib, \
-          bnxt_re, ionic_rdma or irdma, dmesg); if not: reseat or replace it",
-    source: "NVIDIA, GPUDirect RDMA documentation, Supported Systems (distance between devices)",
-};
-
-static EQUAL: Rule = Rule {
-    id: "rail-count",
-    title: "NICs of each GPU",
-    expected: "equally many for all GPUs",
-    why: "A rail is the ranks with the same index in their domains. Ranks whose GPUs have no NIC of \
-          their own share one with a neighbour. If there are too few NICs to divide evenly among GPUs \
-          (7 for 8), one is missing, and the topology refuses the node for a transport that uses its NICs.",
-    impact: "two ranks on one NIC get half of the bandwidth each, and all ranks wait for them",
-    fix: "bring up the port of the missing NIC, or give the container that device",
-    source: "docs/topology.md (the rule of this project); NVIDIA DGX H100 User Guide (one ConnectX-7 \
-             for each GPU)",
-};
-
-static LAYER: Rule = Rule {
-    id: "rail-layer",
-    title: "Link layer of the rails",
-    expected: "InfiniBand on all, or Ethernet on all",
-    why: "A ConnectX port can be set to either. A queue pair connects ports of one kind only.",
-    impact: "ranks of that rail do not connect to ranks of the others: the job does not start",
-    fix: "mlxconfig -d DEVICE set LINK_TYPE_P1=1 (InfiniBand) or =2 (Ethernet), then restart the node \
-          (NVIDIA); cards of others speak Ethernet only: look which cards the node has",
-    source: "NVIDIA MFT, mlxconfig (LINK_TYPE_P1)",
-};
+rules! {
+    NEAR = "rail-distance",
+    EQUAL = "rail-count",
+    LAYER = "rail-layer",
+}
 
 /// The impact of a missing rail where the topology refuses it.
 pub(crate) const REFUSED: &str = "the job does not start where its transport goes by the topology's NICs: \

@@ -3,9 +3,14 @@
 use tokenyard_machine::{Gpu, GpuVendor};
 
 use crate::versions::{at_least, library, numbers};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&HIP, &HIPRTC, &ARCHITECTURE, &RCCL];
+rules! {
+    HIP = "hip-runtime",
+    HIPRTC = "hiprtc",
+    ARCHITECTURE = "amd-architecture",
+    RCCL = "rccl",
+}
 
 /// The oldest ROCm whose structures the bindings know.
 const HIP_FLOOR: [u32; 1] = [6];
@@ -13,50 +18,6 @@ const HIP_FLOOR: [u32; 1] = [6];
 const UNCACHED: [u32; 2] = [7, 1];
 /// Architectures that the kernels are compiled for in tests.
 const ARCHITECTURES: [&str; 2] = ["gfx942", "gfx950"];
-
-static HIP: Rule = Rule {
-    id: "hip-runtime",
-    title: "ROCm's runtime",
-    expected: "libamdhip64 of ROCm 6 or newer",
-    why: "The rocm backend opens libamdhip64 at run time. Uncached memory, which other GPUs look at while a kernel \
-          runs, crosses to other processes by hipIpc up to ROCm 7.0, and by a descriptor from 7.1 on.",
-    impact: "the kernel set rocm and the transport xgmi do not open: no rank starts",
-    fix: "install ROCm's runtime (hip-runtime-amd, or a container image with ROCm), and put its lib folder into \
-          LD_LIBRARY_PATH, or name it by `libraries` in the config",
-    source: "backends/rocm/docs.md; AMD ROCm installation for Linux",
-};
-
-static HIPRTC: Rule = Rule {
-    id: "hiprtc",
-    title: "ROCm's run-time compiler",
-    expected: "libhiprtc beside libamdhip64",
-    why: "Kernels are compiled on the node, once, and stored. Where the config names a clang (`compiler`), \
-          that program compiles them.",
-    impact: "kernels that are not in the cache already do not compile: no rank starts",
-    fix: "install hiprtc (it comes with hip-runtime-amd or hip-devel), or set `compiler` in [kernels.rocm] to ROCm's \
-          clang",
-    source: "backends/rocm/docs.md",
-};
-
-static ARCHITECTURE: Rule = Rule {
-    id: "amd-architecture",
-    title: "Architecture of AMD GPUs",
-    expected: "gfx942 or gfx950",
-    why: "The kernels are written for CDNA 3 and 4: MI300X, MI325X, MI350X, MI355X.",
-    impact: "the kernel set rocm does not open on this GPU",
-    fix: "use the cpu kernels, or other GPUs",
-    source: "backends/rocm/docs.md; Linux kernel, amdkfd topology (gfx_target_version)",
-};
-
-static RCCL: Rule = Rule {
-    id: "rccl",
-    title: "RCCL",
-    expected: "nothing",
-    why: "No component uses RCCL; frameworks do.",
-    impact: "none",
-    fix: "nothing",
-    source: "backends/rocm/docs.md (components)",
-};
 
 pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let gpus: Vec<&Gpu> =

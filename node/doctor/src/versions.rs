@@ -3,9 +3,16 @@
 use tokenyard_machine::{GpuVendor, Library, Nic};
 
 use crate::nics::{hardware, majority, model, rails};
-use crate::{DoctorReport, Facility, Rule, Verdict};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] = &[&NVIDIA, &NVRTC, &LIBFABRIC, &RDMA_CORE, &MLX5, &FIRMWARE];
+rules! {
+    NVIDIA = "nvidia-driver",
+    NVRTC = "nvrtc",
+    LIBFABRIC = "libfabric-version",
+    RDMA_CORE = "rdma-core",
+    MLX5 = "mlx5-provider",
+    FIRMWARE = "nic-firmware",
+}
 
 /// CUDA 13.0, which the bindings of the cuda backend are made for.
 const NVIDIA_DRIVER: [u32; 1] = [580];
@@ -19,75 +26,6 @@ const RDMA_CORE_FLOOR: u32 = 32;
 const LIBFABRIC_DOORBELL: [u32; 2] = [2, 6];
 /// libmlx5 with what NCCL's GIN calls.
 const MLX5_GIN: [u32; 2] = [1, 25];
-
-static NVIDIA: Rule = Rule {
-    id: "nvidia-driver",
-    title: "NVIDIA's driver",
-    expected: "580 or later (CUDA 13.0)",
-    why: "The cuda backend calls the driver of CUDA 13.0. Programs built for CUDA 12 run from driver 525 \
-          on; this one does not.",
-    impact: "the cuda kernels do not open: no rank starts",
-    fix: "install driver 580 or later; in a container, that of the host counts",
-    source: "backends/cuda/docs.md; NVIDIA CUDA Toolkit Release Notes, CUDA Toolkit and Minimum Required \
-             Driver Version",
-};
-
-static NVRTC: Rule = Rule {
-    id: "nvrtc",
-    title: "CUDA's run-time compiler",
-    expected: "libnvrtc.so.13",
-    why: "Kernels are compiled on the node, once, and cached.",
-    impact: "kernels that are not in the cache already do not compile: no rank starts",
-    fix: "install nvidia-cuda-nvrtc (pip) or cuda-nvrtc-13-0, and put its folder into LD_LIBRARY_PATH",
-    source: "backends/cuda/docs.md",
-};
-
-static LIBFABRIC: Rule = Rule {
-    id: "libfabric-version",
-    title: "libfabric",
-    expected: "1.17 or later; for EFA 1.18",
-    why: "The libfabric backend speaks version 1.17 of the API, and on EFA needs an option of 1.18 that \
-          forbids shared memory within a node. GPU-initiated RDMA over EFA needs 2.6.",
-    impact: "the transport does not open",
-    fix: "install libfabric1 of the distribution, or AWS' EFA installer",
-    source: "backends/libfabric/docs.md; aws-ofi-nccl 1.21 release notes (GDA mode: libfabric 2.6)",
-};
-
-static RDMA_CORE: Rule = Rule {
-    id: "rdma-core",
-    title: "libibverbs of rdma-core",
-    expected: "32 or later, and the vendor's provider",
-    why: "The verbs backend opens libibverbs.so.1 at run time, and libibverbs opens the provider of the \
-          vendor (libmlx5). Its file's name has the version of rdma-core: libibverbs.so.1.14.50.0 is 50.",
-    impact: "the transport does not open",
-    fix: "apt install libibverbs1 ibverbs-providers (dnf: libibverbs), or those of DOCA-OFED",
-    source: "backends/verbs/docs.md; linux-rdma/rdma-core, README",
-};
-
-static MLX5: Rule = Rule {
-    id: "mlx5-provider",
-    title: "libmlx5 for GIN",
-    expected: "1.25 or later",
-    why: "NCCL's GPU-initiated networking calls functions of libmlx5 that carry the version MLX5_1.25. \
-          MLNX_OFED 24.10 has an older one: NCCL then finds no GIN, and gives no reason.",
-    impact: "the transport gin does not open",
-    fix: "install an rdma-core or DOCA-OFED that brings libmlx5.so.1.25 or later",
-    source: "DeepEP issue 628: https://github.com/deepseek-ai/DeepEP/issues/628",
-};
-
-static FIRMWARE: Rule = Rule {
-    id: "nic-firmware",
-    title: "Firmware of NICs",
-    expected: "one version for all NICs of a model",
-    why: "NICs of one model with different firmware differ in features and bugs. Usually an update has \
-          missed one of them. The doctor requires no minimum: no source of this project names a firmware \
-          of ConnectX, BlueField or Pollara that is too old for it, and AWS alone maintains the firmware \
-          of EFA adapters.",
-    impact: "one rail that behaves differently from the others, now or after the next update",
-    fix: "mlxfwmanager --online -u -d DEVICE (NVIDIA), niccli (Broadcom), nicctl (AMD Pollara), then \
-          restart the node; EFA: the cloud keeps it",
-    source: "NVIDIA MFT, mlxfwmanager",
-};
 
 /// The numbers of a version: `580.65.06` is 580, 65, 6.
 pub(crate) fn numbers(version: &str) -> Vec<u32> {

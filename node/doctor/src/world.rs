@@ -8,112 +8,19 @@ use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, PciFunction, switches};
 
 use crate::nics::{has_link, is_active, majority, rate};
 use crate::versions::numbers;
-use crate::{DoctorReport, Facility, Finding, Job, Rule, Verdict};
+use crate::{DoctorReport, Facility, Finding, Job, Rule, Verdict, rules};
 
-pub(crate) const RULES: &[&Rule] =
-    &[&PROGRAM, &SOFTWARE, &TRANSPORT, &RANKS, &NICS, &FABRIC, &SETTINGS, &CLOCK, &LOCAL];
-
-static PROGRAM: Rule = Rule {
-    id: "world-program",
-    title: "The program on all nodes",
-    expected: "one version",
-    why: "Ranks compare versions and shapes before anything else.",
-    impact: "the ranks refuse each other at start",
-    fix: "install the same version of tokenyard on all nodes",
-    source: "docs/config.md (what ranks compare)",
-};
-
-static SOFTWARE: Rule = Rule {
-    id: "world-software",
-    title: "Kernels, drivers, firmware and libraries on all nodes",
-    expected: "one version",
-    why: "A node that an update missed behaves differently from the rest, and is the first suspect when \
-          a job fails there.",
-    impact: "nothing by itself; faults and speed that only one node has",
-    fix: "bring the node to the version of the others",
-    source: "measured: gathered from all ranks",
-};
-
-static TRANSPORT: Rule = Rule {
-    id: "world-transport",
-    title: "The transport that each node would take",
-    expected: "one for all",
-    why: "Of several transports all ranks take the first that works on every node. If it does not work on one \
-          node, all ranks take the next of the list, and the findings of a single node do not show that.",
-    impact: "all nodes use the transport that the odd node can use, though most could use a better one",
-    fix: "run `tokenyard doctor CONFIG` on the node that cannot use the first: the finding `alternative` \
-          says why",
-    source: "docs/config.md (transport.scale_out)",
-};
-
-static RANKS: Rule = Rule {
-    id: "world-ranks",
-    title: "Ranks of all nodes",
-    expected: "equally many",
-    why: "A scale-up domain is the ranks of a node, and all domains have equally many, so that each rail \
-          has a rank of every domain.",
-    impact: "the ranks do not form domains of one size: the job does not start where it has a scale-up \
-             transport",
-    fix: "start equally many on each node (--ntasks-per-node, --nproc-per-node, --map-by ppr:N:node)",
-    source: "docs/config.md (topology.domains); counted: gathered from all ranks",
-};
-
-static NICS: Rule = Rule {
-    id: "world-nics",
-    title: "NICs, GPUs and switches of all nodes",
-    expected: "equally many, equally fast",
-    why: "A rail connects the ranks with the same index in their domains. Every exchange waits for its \
-          slowest rail.",
-    impact: "all nodes run at the speed of this one, or its rails are missing and the job does not start",
-    fix: "run `tokenyard doctor` on that node: it names the port, or the switch whose GPU is missing",
-    source: "docs/topology.md (rails); measured: gathered from all ranks",
-};
-
-static FABRIC: Rule = Rule {
-    id: "world-fabric",
-    title: "Link layer and addresses of all nodes",
-    expected: "one link layer, one kind of address, one packet size",
-    why: "Queue pairs connect ports of one kind, whose addresses reach each other; both ends use the \
-          smaller packet.",
-    impact: "ranks of that node do not connect, or all use its smaller packets",
-    fix: "give that node's interfaces the mtu and the kind of address of the others",
-    source: "docs/findings.md (gid, mtu, rail-layer); measured: gathered from all ranks",
-};
-
-static SETTINGS: Rule = Rule {
-    id: "world-settings",
-    title: "Limits and boot parameters of all nodes",
-    expected: "the same",
-    why: "A limit or a boot parameter that one node lacks shows up as a fault of that node alone.",
-    impact: "nothing by itself; see the node's own findings",
-    fix: "bring the node's settings to those of the others",
-    source: "measured: gathered from all ranks",
-};
-
-static CLOCK: Rule = Rule {
-    id: "world-clock",
-    title: "Clocks of all nodes",
-    expected: "within 100 ms of most",
-    why: "Waits use each node's own steady clock, so a skew makes nothing slow and breaks nothing: it is \
-          shown as unknown, and the node named. Logs and reports of different nodes are put in order by \
-          their times. Two nodes alone do not show whose clock is wrong.",
-    impact: "no job is slower, but logs of several nodes are read in the wrong order. From a skew of half \
-             a second on, `tokenyard explain` may name the wrong rank as the first that failed; from two \
-             seconds on, it may take reports of one moment for reports of two",
-    fix: "on that node: `timedatectl` says whether its clock is synchronised, `chronyc tracking` by how \
-          much it is off; systemctl enable --now chronyd (or systemd-timesyncd), then chronyc makestep",
-    source: "measured: stamps of rank 0 between two collectives, with the bound that they give",
-};
-
-static LOCAL: Rule = Rule {
-    id: "world-node",
-    title: "Findings of each node",
-    expected: "nothing slow, nothing broken",
-    why: "Every rank examines its node, as `tokenyard doctor` does without `--world`.",
-    impact: "see the finding",
-    fix: "run `tokenyard doctor` on that node",
-    source: "docs/findings.md",
-};
+rules! {
+    PROGRAM = "world-program",
+    SOFTWARE = "world-software",
+    TRANSPORT = "world-transport",
+    RANKS = "world-ranks",
+    NICS = "world-nics",
+    FABRIC = "world-fabric",
+    SETTINGS = "world-settings",
+    CLOCK = "world-clock",
+    LOCAL = "world-node",
+}
 
 /// The item of the transport that a node would take.
 const TAKEN: &str = "transport of several";

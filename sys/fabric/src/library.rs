@@ -1,8 +1,9 @@
 //! Opens `libfabric.so.1` at run time.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt;
 use std::sync::OnceLock;
+
+use tokenyard_sys_load::{functions, open_library};
 
 use crate::consts::{API_VERSION, NEWEST_API};
 use crate::handlers::Handlers;
@@ -11,51 +12,37 @@ use crate::types::{fi_fabric_attr, fi_info, fid_fabric};
 /// The name that the dynamic loader looks for.
 const SONAME: &str = "libfabric.so.1";
 
-type GetInfo = unsafe extern "C" fn(
-    u32,
-    *const c_char,
-    *const c_char,
-    u64,
-    *const fi_info,
-    *mut *mut fi_info,
-) -> c_int;
-type Fabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
-
-/// The functions of libfabric that are symbols. The library is never closed.
-#[derive(Debug)]
-pub struct Library {
-    version: u32,
-    getinfo: GetInfo,
-    freeinfo: unsafe extern "C" fn(*mut fi_info),
-    dupinfo: unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
-    fabric: Fabric,
-    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
-}
-
 /// The reason why the library cannot be used.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum LoadError {
     /// The dynamic loader's error.
+    #[error("{SONAME} cannot be loaded: {0}")]
     Missing(String),
     /// The version that was found, major and minor, is older than [`API_VERSION`].
+    #[error(
+        "found libfabric {}.{}; expected {major}.{minor} or later", .0, .1,
+        major = API_VERSION >> 16,
+        minor = API_VERSION & 0xffff
+    )]
     Old(u32, u32),
 }
 
-impl fmt::Display for LoadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing(why) => write!(f, "{SONAME} cannot be loaded: {why}"),
-            Self::Old(major, minor) => write!(
-                f,
-                "found libfabric {major}.{minor}; expected {}.{} or later",
-                API_VERSION >> 16,
-                API_VERSION & 0xffff
-            ),
-        }
+functions! {
+    /// The functions of libfabric that are symbols. The library is never closed.
+    pub struct Library {
+        version: u32,
     }
+    needed {
+        get_version: "fi_version" fn() -> u32;
+        getinfo: "fi_getinfo"
+            fn(u32, *const c_char, *const c_char, u64, *const fi_info, *mut *mut fi_info) -> c_int;
+        freeinfo: "fi_freeinfo" fn(*mut fi_info);
+        dupinfo: "fi_dupinfo" fn(*const fi_info) -> *mut fi_info;
+        fabric: "fi_fabric" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
+        strerror: "fi_strerror" fn(c_int) -> *const c_char;
+    }
+    optional {}
 }
-
-impl std::error::Error for LoadError {}
 
 impl Library {
     /// The library of this process. It is opened once; a later call returns the same result.
@@ -68,28 +55,16 @@ impl Library {
     }
 
     fn load() -> Result<Self, LoadError> {
-        let missing = |e: libloading::Error| LoadError::Missing(e.to_string());
         let handlers = Handlers::now();
         // SAFETY: libfabric's constructors have no preconditions.
-        let library = unsafe { libloading::Library::new(SONAME) };
+        let library = unsafe { open_library(SONAME) };
         handlers.restore();
-        let library = library.map_err(missing)?;
-        // SAFETY: the types are those of libfabric's headers, checked by the layout test; the
-        // function pointers outlive `library`, because it is never closed (below).
-        let loaded = unsafe {
-            let version: unsafe extern "C" fn() -> u32 =
-                *library.get(b"fi_version\0").map_err(missing)?;
-            Self {
-                version: version(),
-                getinfo: *library.get(b"fi_getinfo\0").map_err(missing)?,
-                freeinfo: *library.get(b"fi_freeinfo\0").map_err(missing)?,
-                dupinfo: *library.get(b"fi_dupinfo\0").map_err(missing)?,
-                fabric: *library.get(b"fi_fabric\0").map_err(missing)?,
-                strerror: *library.get(b"fi_strerror\0").map_err(missing)?,
-            }
-        };
-        // Providers have threads and thread-local data, which must not outlive the library's code.
-        std::mem::forget(library);
+        let library = library.map_err(LoadError::Missing)?;
+        let lacks = |symbol| LoadError::Missing(format!("it has no function {symbol}"));
+        // SAFETY: the types are those of libfabric's headers, checked by the layout test.
+        let mut loaded = unsafe { Self::look_up(library, 0) }.map_err(lacks)?;
+        // SAFETY: the function has no conditions.
+        loaded.version = unsafe { (loaded.get_version)() };
         let (major, minor) = loaded.version();
         if loaded.version < API_VERSION {
             return Err(LoadError::Old(major, minor));

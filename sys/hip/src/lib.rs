@@ -6,7 +6,7 @@ pub mod consts;
 mod library;
 mod types;
 
-pub use library::{Hip, Hiprtc, LoadError, MemGetHandleForAddressRange};
+pub use library::{Hip, Hiprtc, LoadError};
 pub use types::{
     AccessDesc, AllocationFlags, AllocationProp, DeviceProp, IpcHandle, Location, Uuid,
 };

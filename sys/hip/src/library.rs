@@ -3,6 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
+use tokenyard_sys_load::{Library, functions, open_library};
+
 use crate::types::{AccessDesc, AllocationProp, DeviceProp, IpcHandle, Uuid};
 
 /// Files of HIP, the newest first: an installation without headers has no plain name.
@@ -31,15 +33,23 @@ pub enum LoadError {
     },
 }
 
+/// The files in a folder, or where the loader looks for them.
+fn files_in(folder: Option<&Path>, files: &[&str]) -> Vec<String> {
+    let file = |file: &&str| match folder {
+        Some(folder) => folder.join(file).display().to_string(),
+        None => (*file).to_owned(),
+    };
+    files.iter().map(file).collect()
+}
+
 /// The first of the files that the loader finds.
-fn open(files: &[String]) -> Result<(libloading::Library, String), LoadError> {
+fn open_first(files: &[String]) -> Result<(Library, String), LoadError> {
     let mut reasons: Vec<String> = Vec::new();
     for file in files {
         // SAFETY: HIP's initialisers may run on any thread, before any of its calls.
-        match unsafe { libloading::Library::new(file) } {
+        match unsafe { open_library(file) } {
             Ok(library) => return Ok((library, file.clone())),
-            Err(error) => {
-                let reason = reason(&error);
+            Err(reason) => {
                 let reason = reason.strip_prefix(&format!("{file}: ")).unwrap_or(&reason);
                 if !reasons.iter().any(|known| known == reason) {
                     reasons.push(reason.to_owned());
@@ -50,44 +60,10 @@ fn open(files: &[String]) -> Result<(libloading::Library, String), LoadError> {
     Err(LoadError::Absent { files: files.join(", "), reason: reasons.join("; ") })
 }
 
-/// The files in a folder, or where the loader looks for them.
-fn files_in(folder: Option<&Path>, files: &[&str]) -> Vec<String> {
-    let file = |file: &&str| match folder {
-        Some(folder) => folder.join(file).display().to_string(),
-        None => (*file).to_owned(),
-    };
-    files.iter().map(file).collect()
-}
-
-/// The dynamic loader's text; the error itself names only the call that failed.
-fn reason(error: &libloading::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => source.to_string(),
-        None => error.to_string(),
-    }
-}
-
-/// Defines a library: one field for each exported function.
-macro_rules! functions {
-    ($(#[$doc:meta])* $library:ident $files:ident {
-        $($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) -> $ret:ty;)*
-    } later { $($later:ident: $later_symbol:literal $later_type:ty;)* }) => {
-        $(#[$doc])*
-        #[derive(Debug)]
-        #[allow(missing_docs, reason = "each is documented as the function of its symbol")]
-        pub struct $library {
-            $(pub $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            $(pub $later: Option<$later_type>,)*
-            /// The file that was loaded.
-            pub file: String,
-        }
-
+/// The ways to open a library of ROCm.
+macro_rules! opened {
+    ($library:ident, $files:ident) => {
         impl $library {
-            /// The symbols that a library must have, in the order in which they are looked up.
-            pub const SYMBOLS: &[&str] = &[$($symbol),*];
-            /// The symbols that only later versions have.
-            pub const OPTIONAL: &[&str] = &[$($later_symbol),*];
-
             /// Opens the library in this folder, or where the loader finds it. It stays loaded for the
             /// life of the process.
             ///
@@ -102,31 +78,24 @@ macro_rules! functions {
             /// # Errors
             /// As of [`open`](Self::open).
             pub fn open_first(files: &[String]) -> Result<Self, LoadError> {
-                let (library, file) = open(files)?;
-                let this = Self {
-                    // SAFETY: the symbol has this type in hip_runtime_api.h and hiprtc.h of ROCm 6 and 7.
-                    $($name: unsafe { library.get($symbol.as_bytes()) }
-                        .map(|found| *found)
-                        .map_err(|_| LoadError::Old { file: file.clone(), function: $symbol })?,)*
-                    // SAFETY: as above, in the versions that have it.
-                    $($later: unsafe { library.get($later_symbol.as_bytes()) }.map(|found| *found).ok(),)*
-                    file,
-                };
-                // The driver has threads, so the library is never unloaded.
-                std::mem::forget(library);
-                Ok(this)
+                let (library, file) = open_first(files)?;
+                // SAFETY: the types are those of hip_runtime_api.h and hiprtc.h of ROCm 6 and 7.
+                unsafe { Self::look_up(library, file.clone()) }
+                    .map_err(|function| LoadError::Old { file, function })
             }
         }
     };
 }
-
-/// `hipMemGetHandleForAddressRange`, of ROCm 7 and newer: a dmabuf of mapped memory.
-pub type MemGetHandleForAddressRange =
-    unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_uint, u64) -> c_uint;
+opened!(Hip, HIP);
+opened!(Hiprtc, HIPRTC);
 
 functions! {
     /// The functions of HIP. Handles are its own pointers; statuses are [`crate::consts`].
-    Hip HIP {
+    pub struct Hip {
+        /// The file that was loaded.
+        pub file: String,
+    }
+    pub needed {
     // Devices
     init: "hipInit" fn(c_uint) -> c_uint;
     runtime_get_version: "hipRuntimeGetVersion" fn(*mut c_int) -> c_uint;
@@ -203,14 +172,20 @@ functions! {
     module_get_global: "hipModuleGetGlobal" fn(*mut *mut c_void, *mut usize, *mut c_void, *const c_char) -> c_uint;
     module_launch_kernel: "hipModuleLaunchKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void) -> c_uint;
     module_launch_cooperative_kernel: "hipModuleLaunchCooperativeKernel" fn(*mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void) -> c_uint;
-    } later {
-    mem_get_handle_for_address_range: "hipMemGetHandleForAddressRange" MemGetHandleForAddressRange;
+    }
+    optional {
+    // Of ROCm 7 and newer: a dmabuf of mapped memory.
+    mem_get_handle_for_address_range: "hipMemGetHandleForAddressRange" fn(*mut c_void, *mut c_void, usize, c_uint, u64) -> c_uint;
     }
 }
 
 functions! {
     /// The functions of the run-time compiler.
-    Hiprtc HIPRTC {
+    pub struct Hiprtc {
+        /// The file that was loaded.
+        pub file: String,
+    }
+    pub needed {
     version: "hiprtcVersion" fn(*mut c_int, *mut c_int) -> c_uint;
     create_program: "hiprtcCreateProgram" fn(*mut *mut c_void, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_uint;
     compile_program: "hiprtcCompileProgram" fn(*mut c_void, c_int, *const *const c_char) -> c_uint;
@@ -220,5 +195,6 @@ functions! {
     get_program_log_size: "hiprtcGetProgramLogSize" fn(*mut c_void, *mut usize) -> c_uint;
     get_program_log: "hiprtcGetProgramLog" fn(*mut c_void, *mut c_char) -> c_uint;
     get_error_string: "hiprtcGetErrorString" fn(c_uint) -> *const c_char;
-    } later {}
+    }
+    optional {}
 }

@@ -3,6 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 
+use tokenyard_sys_load::{functions, open_library};
+
 use crate::consts::LEAST_VERSION;
 use crate::types::{CommProperties, Config, DevCommRequirements, UniqueId};
 
@@ -43,11 +45,6 @@ pub enum LoadError {
     },
 }
 
-/// The message of the dynamic loader; the error itself names only the call that failed.
-fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
 /// A version in its usual written form, from `NCCL_VERSION_CODE`.
 fn version_text(code: c_int) -> String {
     // The same rule as NCCL_VERSION: until 2.8 the minor version had one digit.
@@ -55,40 +52,13 @@ fn version_text(code: c_int) -> String {
     format!("{}.{}.{}", code / major, code % major / minor, code % minor)
 }
 
-/// Defines the library: one field for each exported function.
-macro_rules! functions {
-    ($($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
-        /// The functions of NCCL. Handles are NCCL's own pointers; results are values of [`crate::consts`].
-        #[derive(Debug)]
-        #[allow(missing_docs, reason = "each is documented as the function of its symbol")]
-        pub struct Nccl {
-            version: c_int,
-            file: PathBuf,
-            $(pub $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-        }
-
-        impl Nccl {
-            /// The symbols that a library must have, in the order in which they are looked up.
-            pub const SYMBOLS: &[&str] = &[$($symbol),*];
-
-            fn look_up(library: libloading::Library, file: &Path) -> Result<Self, LoadError> {
-                let this = Self {
-                    version: 0,
-                    file: file.to_owned(),
-                    // SAFETY: the symbol has this type in the headers of NCCL 2.31 and 2.32.
-                    $($name: unsafe { library.get($symbol.as_bytes()) }
-                        .map(|found| *found)
-                        .map_err(|_| LoadError::Lacks { file: file.to_owned(), function: $symbol })?,)*
-                };
-                // NCCL starts threads, so it is never unloaded.
-                std::mem::forget(library);
-                Ok(this)
-            }
-        }
-    };
-}
-
 functions! {
+    /// The functions of NCCL. Handles are NCCL's own pointers; results are values of [`crate::consts`].
+    pub struct Nccl {
+        version: c_int,
+        file: PathBuf,
+    }
+    pub needed {
     get_version: "ncclGetVersion" fn(*mut c_int) -> c_uint;
     get_error_string: "ncclGetErrorString" fn(c_uint) -> *const c_char;
     get_last_error: "ncclGetLastError" fn(*mut c_void) -> *const c_char;
@@ -105,6 +75,8 @@ functions! {
     dev_comm_destroy: "ncclDevCommDestroy" fn(*mut c_void, *const c_void) -> c_uint;
     mem_alloc: "ncclMemAlloc" fn(*mut *mut c_void, usize) -> c_uint;
     mem_free: "ncclMemFree" fn(*mut c_void) -> c_uint;
+    }
+    optional {}
 }
 
 impl Nccl {
@@ -121,11 +93,13 @@ impl Nccl {
     /// # Errors
     /// As of [`open`](Self::open).
     pub fn open_file(file: &Path) -> Result<Self, LoadError> {
+        let owned = || file.to_owned();
         // SAFETY: NCCL's initialisers may run on any thread, before any of its calls.
-        let library = unsafe { libloading::Library::new(file) };
-        let library =
-            library.map_err(|e| LoadError::Absent { file: file.to_owned(), reason: reason(&e) })?;
-        let mut this = Self::look_up(library, file)?;
+        let library = unsafe { open_library(file) }
+            .map_err(|reason| LoadError::Absent { file: owned(), reason })?;
+        // SAFETY: the types are those of the headers of NCCL 2.31 and 2.32.
+        let mut this = unsafe { Self::look_up(library, 0, owned()) }
+            .map_err(|function| LoadError::Lacks { file: owned(), function })?;
         // SAFETY: the function writes one `int`.
         unsafe { (this.get_version)(&mut this.version) };
         if this.version < LEAST_VERSION {

@@ -9,7 +9,7 @@
 //! destroyed in the right order: a queue pair before its queues, queues and memory regions before their
 //! protection domain, and all of them before the device. A queue pair has its state in its type ([`Qp`]).
 //!
-//! The feature `stand-in` is for tests: its module `stand_in` replaces the library and NICs.
+//! A stand-in for the library and NICs, for tests, is in `standins/nic`: [`Library::install`].
 //!
 //! Threads: libibverbs allows every call from any thread; unsafe functions state their further
 //! conditions.
@@ -21,8 +21,6 @@ mod library;
 mod memory;
 mod qp;
 mod queue;
-#[cfg(feature = "stand-in")]
-pub mod stand_in;
 
 pub use address::AddressHandle;
 pub use device::{Async, Context, Devices};

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
+use tokenyard_sys_load::{functions, open_library};
+
 use crate::ffi::{
     AhAttr, AsyncEvent, CompChannel, Device, DeviceAttr, GidEntry, PortAttr, QpAttr, QpInitAttr,
     RawContext, RawCq, RawMr, RawPd, RawQp, RawSrq, SrqInitAttr,
@@ -48,44 +50,10 @@ impl CallError {
     }
 }
 
-/// Defines [`Library`]: one field for each exported function.
-macro_rules! functions {
-    (
-        needed { $($name:ident: $symbol:literal fn($($arg:ty),*) $(-> $ret:ty)?;)* }
-        optional { $($may:ident: $may_symbol:literal fn($($may_arg:ty),*) -> $may_ret:ty;)* }
-    ) => {
-        /// The functions of libibverbs, found once and never unloaded.
-        #[derive(Debug)]
-        pub struct Library {
-            $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
-            $(pub(crate) $may: Option<unsafe extern "C" fn($($may_arg),*) -> $may_ret>,)*
-        }
-
-        impl Library {
-            fn load() -> Result<Self, LoadError> {
-                // SAFETY: libibverbs' initialisers set up only its own data.
-                let file = unsafe { libloading::Library::new(FILE) }
-                    .map_err(|e| LoadError::Absent(reason(&e)))?;
-                let this = Self {
-                    // SAFETY: the symbol has this type in verbs.h. `dlsym` gives its default
-                    // version, which is the one of that header.
-                    $($name: unsafe { file.get($symbol.as_bytes()) }
-                        .map(|found| *found)
-                        .map_err(|_| LoadError::Old($symbol))?,)*
-                    // SAFETY: as above.
-                    $($may: unsafe { file.get($may_symbol.as_bytes()) }.ok().map(|found| *found),)*
-                };
-                // Providers leave thread-local data and handlers behind, so the library stays
-                // loaded.
-                std::mem::forget(file);
-                Ok(this)
-            }
-        }
-    };
-}
-
 functions! {
-    needed {
+    /// The functions of libibverbs, found once and never unloaded.
+    pub struct Library {}
+    pub needed {
         get_device_list: "ibv_get_device_list" fn(*mut c_int) -> *mut *mut Device;
         free_device_list: "ibv_free_device_list" fn(*mut *mut Device);
         get_device_name: "ibv_get_device_name" fn(*mut Device) -> *const c_char;
@@ -120,14 +88,8 @@ functions! {
     }
 }
 
-static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
-
-/// Makes `stand_in` the library of this process; returns whether every `get` returns it.
-#[cfg(feature = "stand-in")]
-pub(crate) fn install(stand_in: Library) -> bool {
-    static FIRST: OnceLock<bool> = OnceLock::new();
-    *FIRST.get_or_init(|| LIBRARY.set(Ok(stand_in)).is_ok())
-}
+/// The library of this process.
+static LIBRARY: OnceLock<Result<&Library, LoadError>> = OnceLock::new();
 
 impl Library {
     /// The library, opened by the first call in this process.
@@ -135,7 +97,24 @@ impl Library {
     /// # Errors
     /// It is absent or too old; the result stays the same for the life of the process.
     pub fn get() -> Result<&'static Self, LoadError> {
-        LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+        LIBRARY.get_or_init(Self::load).clone()
+    }
+
+    /// Makes `library` the library of this process, for tests; returns whether every [`get`](Self::get) returns it.
+    pub fn install(library: &'static Self) -> bool {
+        LIBRARY
+            .get_or_init(|| Ok(library))
+            .as_ref()
+            .is_ok_and(|found| std::ptr::eq(*found, library))
+    }
+
+    fn load() -> Result<&'static Self, LoadError> {
+        // SAFETY: libibverbs' initialisers set up only its own data.
+        let library = unsafe { open_library(FILE) }.map_err(LoadError::Absent)?;
+        // SAFETY: the types are those of verbs.h.
+        unsafe { Self::look_up(library) }
+            .map(|it| &*Box::leak(Box::new(it)))
+            .map_err(LoadError::Old)
     }
 
     /// The library's text for the status of a completion.
@@ -148,19 +127,6 @@ impl Library {
     pub fn event_words(&self, event: c_int) -> &'static str {
         // SAFETY: as in `status_words`.
         unsafe { words((self.event_type_str)(event)) }
-    }
-
-    /// Whether memory can be registered by a dmabuf descriptor.
-    pub fn has_dmabuf(&self) -> bool {
-        self.reg_dmabuf_mr.is_some()
-    }
-}
-
-/// The dynamic loader's text; the error itself names only the call that failed.
-fn reason(error: &libloading::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => source.to_string(),
-        None => error.to_string(),
     }
 }
 

@@ -3,7 +3,7 @@
 use tokenyard_core::abi;
 use tokenyard_core::transport::Command;
 use tokenyard_sys_mlx5::wqe::{InlineData, Local, Remote, Request};
-use tokenyard_verbs::Region;
+use tokenyard_verbs::connection::Region;
 use tokenyard_verbs::endpoint::RemoteWindow;
 
 /// A peer's memory.

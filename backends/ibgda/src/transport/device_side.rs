@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use tokenyard_core::{Result, abi};
 use tokenyard_gpu::driver::{Buffer, Context};
+use tokenyard_verbs::connection::Memory;
 
 use super::commands::RemoteMemory;
 use super::kernels::Kernels;
-use super::memory::{Memory, Signals};
+use super::memory::{Signals, sink};
 use crate::device_api::{MemoryKey, Params, SOURCE, flags};
 
 /// The parameters, and the memory that they point to.
@@ -47,7 +48,7 @@ impl DeviceSide {
             Buffer::of(context, &tables)?,
         ];
         let [queues, local_keys, remote_keys, signal_keys] = memory.each_ref().map(Buffer::address);
-        let sink = parts.memory.sink();
+        let sink = sink(parts.memory);
         let bit = |is: bool, bit: u32| if is { bit } else { 0 };
         let params = Box::new(Params {
             queues,

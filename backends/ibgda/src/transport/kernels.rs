@@ -13,10 +13,10 @@ use tokenyard_sys_mlx5::doorbell::{PAGE, SEND};
 use tokenyard_sys_mlx5::mailbox::QP_STATE_ERR;
 use tokenyard_sys_mlx5::wqe::BLOCK;
 use tokenyard_sys_mlx5::{CallError, Uar, UarKind, Umem, UmemRequest};
+use tokenyard_verbs::connection::{FailedAt, first_packet};
 use tokenyard_verbs::endpoint::RemoteQp;
-use tokenyard_verbs::first_packet;
 
-use super::failure::{FailedAt, Fault};
+use super::fault::Fault;
 use super::gpu;
 use super::shared::Shared;
 use crate::bell::{Bell, KernelBell, Ringer};
@@ -273,7 +273,7 @@ impl Kernels {
         let record = unsafe { &*self.fault.at(0).cast_const().cast::<FaultRecord>() };
         if let Some(fault) = record.read() {
             let place = FailedAt { queue: fault.queue, peer: fault.peer, command: None };
-            shared.fail(Fault::Completion(fault), Some(place));
+            shared.health.fail(Fault::Completion(fault), Some(place));
         }
         match &self.completions.block {
             Block::Host(pages) => (0..self.pairs.len())
@@ -294,7 +294,7 @@ impl Kernels {
         let place = self.place(index);
         let fault = failure(self.pairs[index].0.number, load);
         let fault = crate::QueueFault { peer: place.peer, queue: place.queue, ..fault };
-        shared.fail(Fault::Completion(fault), Some(place));
+        shared.health.fail(Fault::Completion(fault), Some(place));
     }
 
     fn place(&self, index: usize) -> FailedAt {
@@ -311,7 +311,7 @@ impl Kernels {
         *asked = Instant::now();
         for (index, (pair, _)) in self.pairs.iter().enumerate() {
             if pair.state().is_ok_and(|state| state == QP_STATE_ERR) {
-                shared.fail(Fault::Broken, Some(self.place(index)));
+                shared.health.fail(Fault::Broken, Some(self.place(index)));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! This rank's registered memory: windows, signals, and the word into which additions return old values.
+//! This rank's signals, and the word into which additions return old values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,37 +8,14 @@ use tokenyard_gpu::driver::{self, Context, Vmm};
 use tokenyard_sys_mlx5::wqe::Local;
 use tokenyard_sys_verbs::ffi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC};
 use tokenyard_sys_verbs::{Mr, Pd};
-use tokenyard_verbs::{Region, registration_refused};
+use tokenyard_verbs::connection::{Memory, registration_refused};
 
 use super::gpu;
 
-/// The windows, in order of registration, and the sink.
-#[derive(Debug)]
-pub(super) struct Memory {
-    pub(super) regions: Vec<Region>,
-    /// Field order is drop order: the registration ends before its word.
-    sink: Mr,
-    word: Box<u64>,
-}
-
-impl Memory {
-    pub(super) fn new(pd: &Arc<Pd>) -> Result<Self> {
-        let mut word = Box::new(0_u64);
-        // SAFETY: the word lives as long as its registration, beside it; no code reads it.
-        let sink = unsafe { Mr::new(pd, (&raw mut *word).cast(), 8, ACCESS_LOCAL_WRITE) };
-        let sink = sink.map_err(|e| registration_refused(e, 8))?;
-        Ok(Self { regions: Vec::new(), sink, word })
-    }
-
-    /// The place for the values that additions return. No code reads them.
-    pub(super) fn sink(&self) -> Local {
-        Local { address: &raw const *self.word as u64, key: self.sink.lkey(), bytes: 8 }
-    }
-
-    /// Whether a window is memory of the GPU.
-    pub(super) fn has_device_memory(&self) -> bool {
-        self.regions.iter().any(|region| !region.host)
-    }
+/// The place for the values that additions return. No code reads them.
+pub(super) fn sink(memory: &Memory) -> Local {
+    let (address, key) = memory.scratch();
+    Local { address, key, bytes: 8 }
 }
 
 /// Totals of 8 bytes, by queue and id, to which devices of peers add. They lie where windows lie: a receiver

@@ -1,16 +1,17 @@
 //! One queue of the host: its connections, the commands in flight on them, and its events.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event};
 use tokenyard_sys_mlx5::cqe::syndrome;
+use tokenyard_verbs::connection::{FailedAt, Flight, Pending};
 
 use super::commands::{RemoteMemory, RequestMaker};
-use super::failure::{FailedAt, Fault};
-use super::flight::{Flight, Pending};
+use super::fault::Fault;
+use super::memory::sink;
 use super::shared::Shared;
 use crate::fault::QueueFault;
 use crate::queue_pair::QueuePair;
@@ -20,31 +21,11 @@ const POLLS_PER_LOOK: u32 = 64;
 /// The shortest interval between two checks of the watchdog.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 
-/// A queue. It has its own cache lines, so that queues of several threads do not slow each other.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(super) struct Queue(Mutex<Connections>);
-
-impl Queue {
-    pub(super) fn new(connections: Connections) -> Self {
-        Self(Mutex::new(connections))
-    }
-
-    /// The connections, for the one thread that owns the queue now. `None` while another thread has them: hot calls
-    /// never wait (INV-6), and the caller calls again.
-    #[inline]
-    pub(super) fn enter(&self) -> Option<MutexGuard<'_, Connections>> {
-        match self.0.try_lock() {
-            Ok(connections) => Some(connections),
-            // After a panic the host makes no more hot calls.
-            Err(TryLockError::Poisoned(connections)) => Some(connections.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    pub(super) fn connections(&mut self) -> &mut Connections {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
+/// A command, and the requests of the queue pair up to its last one, counted since the beginning.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    command: Pending,
+    end: u64,
 }
 
 /// A queue's connection to a peer.
@@ -56,7 +37,7 @@ pub(super) struct Peer {
     pub(super) psn: u32,
     /// None until the queue pair is connected.
     pub(super) remote: Option<Arc<RemoteMemory>>,
-    flight: Flight,
+    flight: Flight<Posted>,
 }
 
 impl Peer {
@@ -126,7 +107,7 @@ impl Connections {
         let maker = RequestMaker {
             remote,
             regions: &shared.memory.regions,
-            sink: shared.memory.sink(),
+            sink: sink(&shared.memory),
             first_signal: self.first_signal,
         };
         let Some((first, last)) = maker.requests(command) else {
@@ -136,22 +117,21 @@ impl Connections {
         // completion, so every command ends without a later one (INV-5).
         let fits = first.is_none_or(|first| pair.post(&first, false)) && pair.post(&last, true);
         debug_assert!(fits, "a queue pair without room for its queue");
-        peer.flight.push(Pending::of(command, pair.posted()));
+        peer.flight.push(Posted { command: Pending::of(command), end: pair.posted() });
         self.under_way += 1;
     }
 
     /// Ends a command that cannot be posted.
     #[cold]
     fn refuse(&mut self, shared: &Shared, fault: Fault, command: &Command) {
-        let pending = Pending::of(command, 0);
-        self.end_failed(shared, fault, command.peer, pending);
+        self.end_failed(shared, fault, command.peer, Pending::of(command));
     }
 
     #[cold]
     fn end_failed(&mut self, shared: &Shared, fault: Fault, peer: u32, pending: Pending) {
         let queue = self.id;
         let place = FailedAt { queue, peer, command: Some(pending) };
-        let status = shared.fail(fault, Some(place));
+        let status = shared.health.fail(fault, Some(place));
         let (kind, tag) = (abi::TY_EVENT_ERROR, pending.tag);
         self.events.push_back(Event { kind, queue, peer, status, tag });
     }
@@ -187,10 +167,10 @@ impl Connections {
     /// Ends the commands whose requests are done.
     fn end_done(&mut self, index: usize, done: u64) {
         let (queue, peer) = (self.id, index as u32);
-        while let Some(pending) = self.peers[index].flight.pop_done(done) {
+        while let Some(posted) = self.peers[index].flight.pop_if(|it| it.end <= done) {
             self.under_way -= 1;
-            if pending.notify {
-                let (kind, status, tag) = (abi::TY_EVENT_DONE, abi::TY_OK, pending.tag);
+            if posted.command.notify {
+                let (kind, status, tag) = (abi::TY_EVENT_DONE, abi::TY_OK, posted.command.tag);
                 debug_assert!(self.events.len() < self.depth);
                 self.events.push_back(Event { kind, queue, peer, status, tag });
             }
@@ -218,9 +198,9 @@ impl Connections {
     fn abandon(&mut self, shared: &Shared, index: usize, first: Fault) {
         self.peers[index].pair = None;
         let mut fault = first;
-        while let Some(pending) = self.peers[index].flight.pop() {
+        while let Some(posted) = self.peers[index].flight.pop() {
             self.under_way -= 1;
-            self.end_failed(shared, fault, index as u32, pending);
+            self.end_failed(shared, fault, index as u32, posted.command);
             fault = Fault::BrokenBefore;
         }
     }
@@ -235,7 +215,7 @@ impl Connections {
         self.next_watch = now + WATCH_EVERY;
         shared.take_events(now);
         for index in 0..self.peers.len() {
-            if self.peers[index].flight.is_stalled(now, shared.deadline) {
+            if self.peers[index].flight.is_stalled(now, shared.health.deadline) {
                 self.abandon(shared, index, Fault::Stalled);
             }
         }

@@ -36,7 +36,7 @@ impl Blame {
 
 /// The first failure about each peer, and the first that is about no peer. They stay.
 #[derive(Debug)]
-pub struct Failures<F> {
+pub(super) struct Failures<F> {
     /// The first failures by peer; the last place is for a failure about no peer.
     first: Box<[OnceLock<F>]>,
     is_well: AtomicBool,
@@ -48,7 +48,7 @@ pub struct Failures<F> {
 
 impl<F> Failures<F> {
     /// Room for the failures of this many peers; this rank is number `me` of them.
-    pub fn new(peers: usize, me: u32) -> Self {
+    pub(super) fn new(peers: usize, me: u32) -> Self {
         Self {
             first: (0..=peers).map(|_| OnceLock::new()).collect(),
             is_well: AtomicBool::new(true),
@@ -63,7 +63,7 @@ impl<F> Failures<F> {
     /// No rank can go on without its own device, so failures of the device are not those of a peer. Nor is a command
     /// that the host should not have posted, which follows from no failure.
     #[cold]
-    pub fn attribute(
+    pub(super) fn attribute(
         &self,
         fault: impl Attributable,
         peer: Option<u32>,
@@ -81,7 +81,7 @@ impl<F> Failures<F> {
 
     /// Stores a failure about a peer, or about none, unless there is already one of the same.
     #[cold]
-    pub fn add(&self, about: Option<u32>, failure: F) {
+    pub(super) fn add(&self, about: Option<u32>, failure: F) {
         let peers = self.first.len() - 1;
         let place = about.map_or(peers, |peer| peers.min(peer as usize));
         if self.first[place].set(failure).is_ok() {
@@ -98,7 +98,7 @@ impl<F> Failures<F> {
     /// The failure about no peer; otherwise the failures of the peers, one after the other from
     /// call to call.
     #[inline]
-    pub fn next(&self) -> Option<&F> {
+    pub(super) fn next(&self) -> Option<&F> {
         if self.is_well.load(Ordering::Acquire) {
             return None;
         }

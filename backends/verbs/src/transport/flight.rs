@@ -22,17 +22,24 @@ pub(super) fn of_request(id: u64) -> (usize, u64) {
 
 /// The data of a command until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pending {
-    pub(super) tag: u64,
-    pub(super) bytes: u64,
-    pub(super) signal: u32,
-    pub(super) window: u16,
-    pub(super) op: u8,
-    pub(super) notify: bool,
+pub struct Pending {
+    /// The tag.
+    pub tag: u64,
+    /// Bytes of its payload.
+    pub bytes: u64,
+    /// The signal that it raises.
+    pub signal: u32,
+    /// The window that it writes.
+    pub window: u16,
+    /// The operation.
+    pub op: u8,
+    /// Whether its end is an event.
+    pub notify: bool,
 }
 
 impl Pending {
-    pub(super) fn of(command: &Command) -> Self {
+    /// The data of this command.
+    pub fn of(command: &Command) -> Self {
         Self {
             tag: command.tag,
             bytes: command.bytes,
@@ -46,47 +53,57 @@ impl Pending {
 
 /// Commands in the order in which they were posted, which is the order in which they end.
 #[derive(Debug)]
-pub(super) struct Flight {
-    pending: VecDeque<Pending>,
+pub struct Flight<T> {
+    pending: VecDeque<T>,
     /// Number of the first of `pending`.
     head: u64,
     /// The value of `head` at the last check of the watchdog, and the time since which it is so.
     watched: Option<(u64, Instant)>,
 }
 
-impl Flight {
+impl<T: Copy> Flight<T> {
     /// Room for `depth` commands; it is never exceeded, so nothing is allocated later.
-    pub(super) fn new(depth: usize) -> Self {
+    pub fn new(depth: usize) -> Self {
         Self { pending: VecDeque::with_capacity(depth), head: 0, watched: None }
     }
 
     /// Adds a command and returns its number.
-    pub(super) fn push(&mut self, pending: Pending) -> u64 {
+    pub fn push(&mut self, pending: T) -> u64 {
         debug_assert!(self.pending.len() < self.pending.capacity());
         self.pending.push_back(pending);
         self.head + self.pending.len() as u64 - 1
     }
 
     /// Ends the oldest command.
-    pub(super) fn pop(&mut self) -> Option<Pending> {
+    pub fn pop(&mut self) -> Option<T> {
         let pending = self.pending.pop_front()?;
         self.head += 1;
         Some(pending)
     }
 
+    /// Ends the oldest command if `done` says so.
+    pub fn pop_if(&mut self, done: impl FnOnce(&T) -> bool) -> Option<T> {
+        if done(self.pending.front()?) { self.pop() } else { None }
+    }
+
+    /// Whether no command is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// A command in flight.
-    pub(super) fn get(&self, sequence: u64) -> Option<Pending> {
+    pub fn get(&self, sequence: u64) -> Option<T> {
         let ahead = sequence.wrapping_sub(self.head) & SEQUENCE;
         self.pending.get(usize::try_from(ahead).ok()?).copied()
     }
 
     /// The command that ends next.
-    pub(super) fn oldest(&self) -> Option<Pending> {
+    pub fn oldest(&self) -> Option<T> {
         self.pending.front().copied()
     }
 
     /// Restarts the time of [`Flight::is_stalled`].
-    pub(super) fn watch_anew(&mut self) {
+    pub fn watch_anew(&mut self) {
         self.watched = None;
     }
 
@@ -94,14 +111,14 @@ impl Flight {
     /// Completions of a queue pair come in order, and a command without a completion ends with the next
     /// command that has one. The number is 0 if the command has already ended: when a connection breaks, both
     /// work requests of a command complete.
-    pub(super) fn ended_by(&self, sequence: u64) -> usize {
+    pub fn ended_by(&self, sequence: u64) -> usize {
         let ahead = sequence.wrapping_sub(self.head) & SEQUENCE;
         if ahead < self.pending.len() as u64 { ahead as usize + 1 } else { 0 }
     }
 
     /// Whether commands are in flight and none has ended for `limit` or longer, by the checks of
     /// the watchdog.
-    pub(super) fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
+    pub fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
         if self.pending.is_empty() {
             self.watched = None;
             return false;
@@ -124,7 +141,7 @@ mod tests {
         Pending { tag, bytes: 8, signal: 0, window: 0, op: abi::TY_OP_PUT, notify: true }
     }
 
-    fn flight(commands: u64) -> Flight {
+    fn flight(commands: u64) -> Flight<Pending> {
         let mut flight = Flight::new(16);
         for tag in 0..commands {
             assert_eq!(flight.push(command(tag)), tag);
@@ -174,6 +191,17 @@ mod tests {
         assert_eq!(flight.get(2).map(|p| p.tag), Some(2));
         assert_eq!(flight.oldest().map(|p| p.tag), Some(1));
         assert_eq!((flight.get(0), flight.get(3)), (None, None));
+    }
+
+    #[test]
+    fn a_command_that_is_not_done_stays_the_oldest() {
+        let mut flight = flight(3);
+        let ended: Vec<_> =
+            std::iter::from_fn(|| flight.pop_if(|it| it.tag < 2)).map(|it| it.tag).collect();
+        assert_eq!(ended, [0, 1]);
+        assert_eq!(flight.pop_if(|it| it.tag < 2), None);
+        assert_eq!(flight.pop().map(|it| it.tag), Some(2));
+        assert!(flight.is_empty());
     }
 
     #[test]

@@ -9,6 +9,8 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_verbs::ffi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
 use tokenyard_sys_verbs::{CallError, DmabufRange, Mr, Pd};
 
+use crate::endpoint::{Key, RemoteWindow};
+
 /// A registered window.
 #[derive(Debug)]
 pub struct Region {
@@ -59,15 +61,20 @@ impl Region {
 
 /// This rank's windows, in order of registration.
 #[derive(Debug)]
-pub(super) struct Memory {
-    pub(super) regions: Vec<Region>,
+pub struct Memory {
+    /// The windows.
+    pub regions: Vec<Region>,
     /// Field order is drop order: the region ends before its word.
-    pub(super) scratch: Mr,
+    scratch: Mr,
     word: Box<u64>,
 }
 
 impl Memory {
-    pub(super) fn new(pd: &Arc<Pd>) -> Result<Self> {
+    /// No windows yet.
+    ///
+    /// # Errors
+    /// The device refuses the memory, with the fix.
+    pub fn new(pd: &Arc<Pd>) -> Result<Self> {
         let mut word = Box::new(0_u64);
         // SAFETY: the word lives as long as the region, beside it; no code reads it.
         let scratch = unsafe { Mr::new(pd, (&raw mut *word).cast(), 8, ACCESS_LOCAL_WRITE) };
@@ -76,19 +83,41 @@ impl Memory {
     }
 
     /// The destination of the old values of additions: the address and the key.
-    pub(super) fn scratch(&self) -> (u64, u32) {
+    pub fn scratch(&self) -> (u64, u32) {
         (&raw const *self.word as u64, self.scratch.lkey())
     }
 
     /// Registers the next window, for peers to write and read.
     ///
+    /// # Errors
+    /// As of [`Region::new`].
+    ///
     /// # Safety
     /// Memory and descriptor of the window stay valid until `self` is dropped.
-    pub(super) unsafe fn add(&mut self, pd: &Arc<Pd>, window: &Window) -> Result<()> {
+    pub unsafe fn add(&mut self, pd: &Arc<Pd>, window: &Window) -> Result<()> {
         debug_assert_eq!(window.id as usize, self.regions.len(), "windows come in order");
         // SAFETY: by this function's contract.
         self.regions.push(unsafe { Region::new(pd, window) }?);
         Ok(())
+    }
+
+    /// A window that is memory of a device.
+    pub fn of_device(&self) -> Option<&Region> {
+        self.regions.iter().find(|region| !region.host)
+    }
+
+    /// The windows, as the endpoint names them.
+    pub fn to_peers(&self) -> Vec<RemoteWindow> {
+        let window = |region: &Region| {
+            let (address, bytes) = (region.address, region.bytes);
+            RemoteWindow { address, bytes, key: Key(region.mr.rkey()) }
+        };
+        self.regions.iter().map(window).collect()
+    }
+
+    /// The lengths of the windows, which each peer must have, too.
+    pub fn lengths(&self) -> Vec<u64> {
+        self.regions.iter().map(|region| region.bytes).collect()
     }
 }
 

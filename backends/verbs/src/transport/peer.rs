@@ -7,7 +7,7 @@ use tokenyard_sys_verbs::ffi::SendWr;
 use tokenyard_sys_verbs::{CallError, Init, Qp, Rts};
 
 use super::batch::Chain;
-use super::flight::Flight;
+use super::flight::{Flight, Pending};
 use crate::endpoint::{RemoteWindow, SignalArea};
 
 /// A peer's memory.
@@ -57,7 +57,7 @@ pub(super) struct Peer {
     /// Bytes of a payload that may be copied while it is posted.
     pub(super) inline: u32,
     pub(super) chain: Option<Chain>,
-    pub(super) flight: Flight,
+    pub(super) flight: Flight<Pending>,
 }
 
 impl Peer {

@@ -1,7 +1,7 @@
 //! One queue: its connections, the commands in flight on them, and its events.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
@@ -11,7 +11,8 @@ use tokenyard_sys_verbs::{CallError, Cq};
 
 use super::batch::Batch;
 use super::commands::RequestMaker;
-use super::failure::{FailedAt, Fault};
+use super::failure::FailedAt;
+use super::fault::Fault;
 use super::flight::{Pending, of_request, request_id};
 use super::peer::{Peer, Stage};
 use super::shared::Shared;
@@ -29,34 +30,6 @@ const POLLS_PER_LOOK: u32 = 64;
 pub(super) const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// The longest time that a device may take to return posted commands of a broken connection.
 pub(super) const LONGEST_FLUSH: Duration = Duration::from_secs(1);
-
-/// A queue. It has its own cache lines, so that queues of several threads do not slow each other.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(super) struct Queue(Mutex<QueuePairs>);
-
-impl Queue {
-    pub(super) fn new(pairs: QueuePairs) -> Self {
-        Self(Mutex::new(pairs))
-    }
-
-    /// The queue's pairs, for the one thread that owns the queue now. `None` while the watchdog
-    /// checks the queue on another thread: hot calls never wait (INV-6), and the caller calls
-    /// again.
-    #[inline]
-    pub(super) fn enter(&self) -> Option<MutexGuard<'_, QueuePairs>> {
-        match self.0.try_lock() {
-            Ok(pairs) => Some(pairs),
-            // After a panic the host makes no more hot calls.
-            Err(TryLockError::Poisoned(pairs)) => Some(pairs.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    pub(super) fn pairs(&mut self) -> &mut QueuePairs {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The state of a queue. Nothing is allocated after `new`.
 #[derive(Debug)]
@@ -146,7 +119,7 @@ impl QueuePairs {
     fn refuse(&mut self, shared: &Shared, fault: Fault, command: &Command) {
         let (queue, peer) = (self.id, command.peer);
         let place = FailedAt { queue, peer, command: Some(Pending::of(command)) };
-        let status = shared.fail(fault, Some(place));
+        let status = shared.health.fail(fault, Some(place));
         let (kind, tag) = (abi::TY_EVENT_ERROR, command.tag);
         self.events.push_back(Event { kind, queue, peer, status, tag });
     }
@@ -184,7 +157,7 @@ impl QueuePairs {
     fn not_posted(&mut self, shared: &Shared, index: u32, sequence: u64, error: &CallError) {
         let fault = Fault::Post { errno: error.source.raw_os_error().unwrap_or(0) };
         let command = self.peers[index as usize].flight.get(sequence);
-        shared.fail(fault, Some(FailedAt { queue: self.id, peer: index, command }));
+        shared.health.fail(fault, Some(FailedAt { queue: self.id, peer: index, command }));
         // Commands with completions so far end with their own status.
         let _ = self.take_completions(shared);
         self.abandon(shared, index);
@@ -206,7 +179,7 @@ impl QueuePairs {
         peer.stage = Stage::Gone;
         while let Some(pending) = peer.flight.pop() {
             let place = FailedAt { queue, peer: index, command: Some(pending) };
-            let status = shared.fail(Fault::BrokenBefore, Some(place));
+            let status = shared.health.fail(Fault::BrokenBefore, Some(place));
             let (kind, tag) = (abi::TY_EVENT_ERROR, pending.tag);
             self.events.push_back(Event { kind, queue, peer: index, status, tag });
             self.under_way -= 1;
@@ -247,7 +220,7 @@ impl QueuePairs {
     fn take_completions(&mut self, shared: &Shared) -> Result<bool, i32> {
         for _ in 0..ROUNDS {
             let found = self.cq.poll(&mut self.completions[..]);
-            let found = found.map_err(|e| shared.fail(queue_fault(&e), None))?;
+            let found = found.map_err(|e| shared.health.fail(queue_fault(&e), None))?;
             for at in 0..found {
                 let completion = self.completions[at];
                 self.complete(shared, &completion);
@@ -279,7 +252,7 @@ impl QueuePairs {
                         vendor: completion.vendor_err,
                     };
                     let place = FailedAt { queue, peer: index as u32, command: Some(pending) };
-                    (abi::TY_EVENT_ERROR, shared.fail(fault, Some(place)))
+                    (abi::TY_EVENT_ERROR, shared.health.fail(fault, Some(place)))
                 }
                 _ if pending.notify => (abi::TY_EVENT_DONE, abi::TY_OK),
                 _ => continue,
@@ -303,14 +276,14 @@ impl QueuePairs {
         }
         self.next_watch = now + WATCH_EVERY;
         shared.take_events(now);
-        shared.look_at_port(now);
+        shared.health.look_at_port(now);
         for index in 0..self.peers.len() {
             let peer = &mut self.peers[index];
             match peer.stage {
-                Stage::Connected(..) if peer.flight.is_stalled(now, shared.deadline) => {
+                Stage::Connected(..) if peer.flight.is_stalled(now, shared.health.deadline) => {
                     let command = peer.flight.oldest();
                     let place = FailedAt { queue: self.id, peer: index as u32, command };
-                    shared.fail(Fault::Stalled, Some(place));
+                    shared.health.fail(Fault::Stalled, Some(place));
                     self.give_up(shared, index as u32);
                 }
                 Stage::Broken { .. } if peer.flight.is_stalled(now, LONGEST_FLUSH) => {

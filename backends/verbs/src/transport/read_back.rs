@@ -15,7 +15,7 @@ use tokenyard_sys_verbs::ffi::{
 use tokenyard_sys_verbs::{Cq, Mr, Qp, Rts};
 
 use super::commands::Datum;
-use super::failure::Fault;
+use super::fault::Fault;
 use super::signals::queue_fault;
 
 /// A queue pair that is connected to itself, and the data that wait for its read.

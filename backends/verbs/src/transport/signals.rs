@@ -11,7 +11,7 @@ use tokenyard_sys_verbs::ffi::{
 use tokenyard_sys_verbs::{Context, Cq, Mr, Pd, RECEIVE_BATCH, Srq};
 
 use super::commands::Datum;
-use super::failure::Fault;
+use super::fault::Fault;
 use super::memory::refused;
 use super::read_back::ReadBack;
 use crate::endpoint::{Key, SignalArea};

@@ -11,7 +11,7 @@ use tokenyard_core::transport::{
     Command, Event, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, Transport as _, TransportNeeds,
     TransportOpen, Window,
 };
-use tokenyard_sys_verbs::stand_in::Nic;
+use tokenyard_nic::Nic;
 use tokenyard_verbs::Verbs;
 
 /// Words of a rank's window: the first half is a source, the second half a destination.

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
+use tokenyard_core::transport::Team;
 use tokenyard_sys_verbs::ffi::{self, AhAttr, Gid, GlobalRoute, SendWr, Sge, Wc, WrRdma, WrTarget};
-use tokenyard_sys_verbs::{
-    Address, Context, Cq, Devices, Library, Mr, Pd, Qp, QpRequest, Receive, Rts, Send, Srq,
-};
-use tokenyard_verbs::rules::{self, PortFacts};
-use tokenyard_verbs::{DeviceChoice, VerbsConfig};
+use tokenyard_sys_verbs::{Address, Cq, Mr, Pd, Qp, QpRequest, Receive, Rts, Send, Srq};
+use tokenyard_verbs::{VerbsConfig, rules};
 
 use super::super::{DEPTH, LARGE, SMALL};
 use super::{Raw, Seen};
@@ -51,13 +49,6 @@ struct RdmaWrite {
     flags: u32,
 }
 
-/// A port of an open device.
-struct Port {
-    context: Arc<Context>,
-    facts: PortFacts,
-    gid: ffi::GidEntry,
-}
-
 /// One queue pair, one completion queue, one region. Fields drop in order: the queue pair and the
 /// region, which the other rank writes through, before the memory.
 pub(super) struct Verbs {
@@ -79,7 +70,11 @@ pub(super) struct Verbs {
 impl Verbs {
     pub(super) fn open(world: &World, table: &str) -> Result<Self> {
         let config: VerbsConfig = toml::from_str(table).context("read the table of `verbs`")?;
-        let Port { context, facts, gid } = port(&config, world.rank())?;
+        // The port that the transport uses for this rank.
+        let team = Team::world(world.rank(), world.ranks());
+        let port = config.ports().open(Some(&team))?.pop();
+        let (context, facts) = port.context("found no port of a device; expected one")?;
+        let gid = rules::gid(&context.gids()?, &facts, config.gid_index)?;
         let attr = context.port(facts.port)?;
         let pd = Pd::new(&context)?;
         let cq = Cq::new(&context, 2 * QUEUE + RECEIVES)?;
@@ -223,50 +218,4 @@ impl Raw for Verbs {
         }
         Ok(())
     }
-}
-
-/// The port that the transport uses for this rank.
-fn port(config: &VerbsConfig, rank: u32) -> Result<Port> {
-    let devices = Devices::list(Library::get()?)?;
-    let names = match &config.device {
-        DeviceChoice::Auto => devices.names(),
-        DeviceChoice::Named(names) => names.clone(),
-    };
-    let open = |name: &String| {
-        let found = devices.open(name).with_context(|| format!("open {name}"))?;
-        found.with_context(|| format!("found no device `{name}`; expected {:?}", devices.names()))
-    };
-    let contexts = names.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let mut ports = Vec::new();
-    for context in &contexts {
-        let gids = context.gids()?;
-        for port in 1..=context.attributes()?.phys_port_cnt {
-            let attr = context.port(port)?;
-            let facts = PortFacts {
-                device: context.name().to_owned(),
-                port,
-                active: attr.state == ffi::PORT_ACTIVE,
-                has_gid: true,
-                link_layer: attr.link_layer,
-                width: attr.active_width,
-                speed: attr.active_speed,
-            };
-            let has_gid = rules::gid(&gids, &facts, config.gid_index).is_ok();
-            ports.push(PortFacts { has_gid, ..facts });
-        }
-    }
-    ports.retain(|port| config.port.is_none_or(|wish| port.port == wish));
-    let chosen = match &config.device {
-        DeviceChoice::Auto => rules::automatic(&ports),
-        DeviceChoice::Named(names) => names
-            .iter()
-            .map(|name| rules::port(&ports, name, config.port))
-            .collect::<tokenyard_core::Result<_>>()?,
-    };
-    ensure!(!chosen.is_empty(), "choose device: no port of {names:?} can be used");
-    let facts = chosen[rank as usize % chosen.len()].clone();
-    let context = contexts.iter().find(|context| context.name() == facts.device);
-    let context = Arc::clone(context.context("the device is open")?);
-    let gid = rules::gid(&context.gids()?, &facts, config.gid_index)?;
-    Ok(Port { context, facts, gid })
 }

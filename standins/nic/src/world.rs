@@ -5,7 +5,7 @@ use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::ffi::{self, Wc};
+use tokenyard_sys_verbs::ffi::{self, Wc};
 
 /// An entry of the list of devices.
 #[derive(Debug)]

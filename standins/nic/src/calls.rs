@@ -5,17 +5,18 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
 
-use super::world::{CqState, Device, INLINE, QpState, Region, Sent, SrqState, World};
-use crate::ffi::{
+use tokenyard_sys_verbs::Library;
+use tokenyard_sys_verbs::ffi::{
     self, AsyncEvent, CompChannel, DeviceAttr, Gid, GidEntry, PortAttr, QpAttr, QpInitAttr,
     RawContext, RawCq, RawMr, RawPd, RawQp, RawSrq, RecvWr, SendWr, SrqInitAttr, Wc,
 };
-use crate::library::Library;
+
+use crate::world::{CqState, Device, INLINE, QpState, Region, Sent, SrqState, World};
 
 /// `IBV_PORT_DOWN`.
 const PORT_DOWN: c_int = 1;
 
-pub(super) const LIBRARY: Library = Library {
+pub(super) static LIBRARY: Library = Library {
     get_device_list,
     free_device_list,
     get_device_name,

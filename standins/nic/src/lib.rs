@@ -1,5 +1,5 @@
-//! A stand-in for libibverbs and NICs, for tests of users of this crate: software in the process of
-//! the test, which behaves like correct NICs, with the faults that a test requests.
+//! A stand-in for libibverbs and NICs, for tests of users of `sys/verbs`: software in the process of the test, which
+//! behaves like correct NICs, with the faults that a test requests.
 //!
 //! Work requests end while they are posted, in order. Regions, keys, states of queue pairs,
 //! receives and the size of completion queues are checked. Packets, time and capabilities of real
@@ -10,8 +10,9 @@ mod world;
 
 use std::ffi::CString;
 
-use crate::ffi::{self, Wc};
-use crate::library::install;
+use tokenyard_sys_verbs::Library;
+use tokenyard_sys_verbs::ffi::{self, Wc};
+
 use world::{Device, NicState, World};
 
 /// A stand-in NIC; it exists until the process ends.
@@ -27,7 +28,7 @@ impl Nic {
     /// # Panics
     /// The real library was opened before.
     pub fn new(name: &str) -> Self {
-        assert!(install(calls::LIBRARY), "the real libibverbs is open in this process");
+        assert!(Library::install(&calls::LIBRARY), "the real libibverbs is open in this process");
         let name = CString::new(name).unwrap_or_default();
         let mut world = World::enter();
         let index = world.nics.len();

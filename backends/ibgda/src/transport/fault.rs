@@ -1,12 +1,9 @@
-//! Failures: numbers on the hot path, and words afterwards.
+//! The faults of this transport, and their words.
 
-use tokenyard_core::transport::Team;
-use tokenyard_core::{Error, ErrorKind};
 use tokenyard_sys_mlx5::cqe::syndrome;
 use tokenyard_sys_verbs::Library;
-use tokenyard_verbs::{Attributable, Blame};
+use tokenyard_verbs::connection::{Attributable, TransportFault, cut_words, event_words};
 
-use super::flight::Pending;
 use crate::fault::QueueFault;
 
 /// A fault without text: it is recorded on the hot path.
@@ -30,54 +27,6 @@ pub(super) enum Fault {
     Unreadable,
 }
 
-/// The place of a failure.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FailedAt {
-    pub(super) queue: u32,
-    pub(super) peer: u32,
-    /// The command, if it failed at one.
-    pub(super) command: Option<Pending>,
-}
-
-/// A failure.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Failure {
-    pub(super) fault: Fault,
-    pub(super) place: Option<FailedAt>,
-    pub(super) blame: Blame,
-}
-
-impl Failure {
-    /// The error in words; `link` describes the connection to the peer, or this rank's port.
-    pub(super) fn to_error(self, library: &Library, team: &Team, link: String) -> Error {
-        let world_rank = |peer: u32| team.world_ranks.get(peer as usize).copied();
-        let (mut message, mut fix) = self.fault.words(library);
-        if let (Blame::Port, Some(rank)) = (self.blame, self.place.and_then(|p| world_rank(p.peer)))
-        {
-            message = format!("{DOWN}: a command to rank {rank} failed: {message}");
-            fix = PORT_FIX;
-        }
-        let mut error = Error::new(ErrorKind::Transport, "execute command", message).with_fix(fix);
-        if let Some(rank) = self.blame.peer().and_then(world_rank) {
-            error = error.with_rank(rank);
-        }
-        if let Some(place) = self.place {
-            error = error.with_context("queue", place.queue).with_context("peer", place.peer);
-            if let Some(command) = place.command {
-                error = error
-                    .with_context("op", command.op)
-                    .with_context("bytes", command.bytes)
-                    .with_context("window", command.window)
-                    .with_context("signal", command.signal)
-                    .with_context("tag", command.tag);
-            }
-        }
-        error.with_context("link", link)
-    }
-}
-
-const DOWN: &str = "the port of this rank is down";
-const PORT_FIX: &str = "see `rdma link` and the kernel's log, then the cable and the switch";
 const FIRST: &str = "see the first error of this peer, on either side";
 
 impl Attributable for Fault {
@@ -91,8 +40,13 @@ impl Attributable for Fault {
     }
 }
 
-impl Fault {
-    /// The message and the fix.
+impl TransportFault for Fault {
+    const CUT: Self = Self::Cut;
+
+    fn event(event: i32) -> Self {
+        Self::Event(event)
+    }
+
     fn words(self, library: &Library) -> (String, &'static str) {
         match self {
             Self::UnknownOp => (
@@ -106,14 +60,8 @@ impl Fault {
                 "see the kernel's log for the device; raise deadline_ms if the network is only slow",
             ),
             Self::Broken => ("a queue pair of kernels is broken".into(), FIRST),
-            Self::Event(event) => (
-                format!("the device reports \"{}\" (event {event})", library.event_words(event)),
-                "see the kernel's log for the device, and the errors of the peers",
-            ),
-            Self::Cut => (
-                format!("{DOWN}, for longer than connections repeat unanswered requests"),
-                PORT_FIX,
-            ),
+            Self::Event(event) => event_words(library, event),
+            Self::Cut => cut_words(),
             Self::Unreadable => (
                 "the GPU's driver does not copy signals from its memory".into(),
                 "see the first error of the GPU",
@@ -149,6 +97,9 @@ fn fix(reason: u8) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use tokenyard_core::transport::Team;
+    use tokenyard_verbs::connection::{Blame, FailedAt, Failure};
+
     use super::*;
 
     #[test]
