@@ -9,7 +9,7 @@ use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
 use super::errors::{UNKNOWN_OP, stays_bad};
-use super::lost_peer::{PUTS, end_of, puts_fail};
+use super::lost_peer::{PUTS, end_of, has_loss_status, is_of_a_loss, puts_fail};
 use super::memory::{compare, pattern};
 use super::needs::Needs;
 use super::rig::Rig;
@@ -235,6 +235,7 @@ pub(super) fn each_failure_names(rig: &Rig<'_>, events: &[Event], victims: &[u32
             "found {event:?}, a failure that does not name {} (INV-7, TY_CAP_MASKING)",
             lost(victims)
         );
+        has_loss_status(event)?;
         failed.insert(event.peer);
     }
     if failed.is_empty() && rig.transport.health().is_ok() {
@@ -252,6 +253,7 @@ pub(super) fn each_failure_names(rig: &Rig<'_>, events: &[Event], victims: &[u32
             error.rank(),
             lost(victims)
         );
+        is_of_a_loss(&error)?;
     }
     ensure!(
         failed.is_subset(&named),
