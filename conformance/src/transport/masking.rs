@@ -167,7 +167,7 @@ fn goes_on(rig: &mut Rig<'_>, put: &Command, kind: u32, total: u64, victims: &[u
     comes_from_other(rig, kind, total, victims)
 }
 
-fn stuck(what: &str, victims: &[u32]) -> anyhow::Error {
+pub(super) fn stuck(what: &str, victims: &[u32]) -> anyhow::Error {
     anyhow!("{what} beside {} (INV-6, TY_CAP_MASKING)", lost(victims))
 }
 
