@@ -187,6 +187,8 @@ pub(super) fn a_put_fails(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result
             signal: rig.signal(0, 0, me),
             add: 1,
             dst_window: 1,
+            // A place for each rank that survives.
+            dst_offset: u64::from(me) * bytes as u64,
             bytes: bytes as u64,
             tag: number,
             ..NO_COMMAND
