@@ -1668,7 +1668,8 @@ typedef struct TyEvent {
    */
   uint32_t peer;
   /**
-   * `TY_OK`, or the status of the failure.
+   * `TY_OK`, or the status of the failure. That of a command to a lost peer is `TY_PEER_LOST`, `TY_DEADLINE`
+   * or `TY_TRANSPORT`.
    */
   int32_t status;
   /**

@@ -167,7 +167,8 @@ pub struct TyEvent {
     pub queue: u32,
     /// Peer of the command.
     pub peer: u32,
-    /// `TY_OK`, or the status of the failure.
+    /// `TY_OK`, or the status of the failure. That of a command to a lost peer is `TY_PEER_LOST`, `TY_DEADLINE`
+    /// or `TY_TRANSPORT`.
     pub status: i32,
     /// Tag of the command.
     pub tag: u64,

@@ -68,7 +68,17 @@ pub const CLAIMS: &[Claim] = &[
             "how a signal crosses is not seen; that ids and adds fit is l0/signals_of_many_ids",
         )],
     },
-    Claim { name: "get", proofs: &[case("get_reads_the_peer", "get_from_itself", "after a get")] },
+    Claim {
+        name: "get",
+        proofs: &[
+            case("get_reads_the_peer", "get_from_itself", "after a get"),
+            case(
+                "commands_under_way_to_a_lost_peer_end_once",
+                "lost_forgets_gets",
+                "has not ended",
+            ),
+        ],
+    },
     Claim {
         name: "bounded_put",
         proofs: &[

@@ -324,10 +324,14 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
     Ok(())
 }
 
-/// Checks that an error has the status of a peer that is gone or late, and names no other one.
+/// Checks that an error has the status of a peer that is gone or late, and names it.
 pub(super) fn is_a_loss(error: &Error, rank: u32) -> Result<()> {
     has_status(error)?;
-    is_about(error, rank)?;
+    ensure!(
+        error.rank() == Some(rank),
+        "connecting without world rank {rank}: the error is about {:?}, `{error}`; expected it to name the rank",
+        error.rank()
+    );
     ensure!(
         matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Deadline),
         "connecting without world rank {rank}: found {:?}, `{error}`; expected TY_PEER_LOST or TY_DEADLINE",

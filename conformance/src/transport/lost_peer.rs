@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
+use tokenyard_core::{Error, ErrorKind};
 
 use super::ending::nothing_fails;
 use super::errors::stays_bad;
@@ -186,6 +187,8 @@ pub(super) fn a_put_fails(rig: &mut Rig<'_>, victim: u32, state: &str) -> Result
             signal: rig.signal(0, 0, me),
             add: 1,
             dst_window: 1,
+            // A place for each rank that survives.
+            dst_offset: u64::from(me) * bytes as u64,
             bytes: bytes as u64,
             tag: number,
             ..NO_COMMAND
@@ -273,13 +276,27 @@ pub(super) fn is_error(event: Event, victim: u32) -> Result<bool> {
         return Ok(false);
     }
     ensure!(
-        event.status < 0 && event.peer == victim,
-        "found {event:?}; expected a negative status, and peer {victim} (INV-7)"
+        event.peer == victim,
+        "found {event:?}; expected a failure of a command to peer {victim} (INV-7)"
     );
+    has_loss_status(&event)?;
     Ok(true)
 }
 
-/// Checks that `health` stays bad after an error event, and names the peer.
+/// The statuses of commands that a loss has ended: the peer is gone, it took nothing in time, or its fabric says so by
+/// an error completion.
+const LOSSES: [i32; 3] = [abi::TY_PEER_LOST, abi::TY_DEADLINE, abi::TY_TRANSPORT];
+
+/// Checks that an error event of a command to a lost peer has the status of a loss.
+pub(super) fn has_loss_status(event: &Event) -> Result<()> {
+    ensure!(
+        LOSSES.contains(&event.status),
+        "found {event:?} of a command to a lost peer; expected TY_PEER_LOST, TY_DEADLINE or TY_TRANSPORT"
+    );
+    Ok(())
+}
+
+/// Checks that `health` stays bad after an error event, names the peer, and has the status of a loss.
 pub(super) fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
     stays_bad(rig)?;
     let error = rig.transport.health().err().context("health is good")?;
@@ -288,6 +305,17 @@ pub(super) fn is_known(rig: &Rig<'_>, victim: u32) -> Result<()> {
         error.rank() == Some(victim),
         "health is about {:?}: `{error}`; expected it to name rank {victim} (INV-7)",
         error.rank()
+    );
+    is_of_a_loss(&error)
+}
+
+/// Checks that an error of `health` which names a lost peer has the status of a loss.
+pub(super) fn is_of_a_loss(error: &Error) -> Result<()> {
+    ensure!(
+        matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Deadline | ErrorKind::Transport),
+        "health after a command to a lost peer has failed: found {:?}, `{error}`; expected TY_PEER_LOST, TY_DEADLINE \
+         or TY_TRANSPORT",
+        error.kind()
     );
     Ok(())
 }

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND};
 
-use super::errors::{UNKNOWN_OP, stays_bad};
-use super::lost_peer::{PUTS, end_of, puts_fail};
+use super::errors::{UNKNOWN_OP, an_unknown_op_fails, stays_bad};
+use super::lost_peer::{PUTS, a_put_fails, has_loss_status, is_of_a_loss, puts_fail};
 use super::memory::{compare, pattern};
 use super::needs::Needs;
 use super::rig::Rig;
@@ -48,8 +48,9 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "an_error_about_no_peer_comes_first",
-        about: "health reports the failure of an unknown op before those of peers, and as about none",
-        ranks: &[2],
+        about: "health reports the failure of an unknown op before those of peers, and as about none, whichever came \
+                first",
+        ranks: &[3],
         flags: abi::TY_CAP_MASKING | abi::TY_CAP_BOUNDED_PUT,
         needs: PUTS,
         body: Body::Losing(Loss::Killed, 1, own_error_comes_first),
@@ -57,15 +58,17 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// The host goes on without a peer that an error is about. One that is about no peer must end the communicator.
+/// The host goes on without a peer that an error is about. One that is about no peer must end the communicator, whether
+/// it came behind the loss of a peer, as on rank 0, or before it.
 fn own_error_comes_first(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
-    puts_fail(rig, victims[0], "which is lost")?;
-    let bad = Command { op: UNKNOWN_OP, peer: rig.me(), tag: u64::MAX, ..NO_COMMAND };
-    let event = end_of(rig, "a command with an unknown op", &bad)?;
-    ensure!(
-        event.kind == abi::TY_EVENT_ERROR,
-        "a command with an unknown op ended as {event:?}; expected an error event"
-    );
+    let (victim, state) = (victims[0], "which is lost");
+    if rig.me() == 0 {
+        puts_fail(rig, victim, state)?;
+        an_unknown_op_fails(rig, UNKNOWN_OP)?;
+    } else {
+        an_unknown_op_fails(rig, UNKNOWN_OP)?;
+        a_put_fails(rig, victim, state)?;
+    }
     for look in 1..=2 * rig.ranks() {
         let error = rig.transport.health().err().context("health is good after an unknown op")?;
         ensure!(
@@ -167,7 +170,7 @@ fn goes_on(rig: &mut Rig<'_>, put: &Command, kind: u32, total: u64, victims: &[u
     comes_from_other(rig, kind, total, victims)
 }
 
-fn stuck(what: &str, victims: &[u32]) -> anyhow::Error {
+pub(super) fn stuck(what: &str, victims: &[u32]) -> anyhow::Error {
     anyhow!("{what} beside {} (INV-6, TY_CAP_MASKING)", lost(victims))
 }
 
@@ -235,6 +238,7 @@ pub(super) fn each_failure_names(rig: &Rig<'_>, events: &[Event], victims: &[u32
             "found {event:?}, a failure that does not name {} (INV-7, TY_CAP_MASKING)",
             lost(victims)
         );
+        has_loss_status(event)?;
         failed.insert(event.peer);
     }
     if failed.is_empty() && rig.transport.health().is_ok() {
@@ -252,6 +256,7 @@ pub(super) fn each_failure_names(rig: &Rig<'_>, events: &[Event], victims: &[u32
             error.rank(),
             lost(victims)
         );
+        is_of_a_loss(&error)?;
     }
     ensure!(
         failed.is_subset(&named),

@@ -14,6 +14,7 @@ mod direct;
 mod ending;
 mod errors;
 mod headway;
+mod hot_calls;
 mod instances;
 mod limits;
 mod lost_early;
@@ -103,6 +104,7 @@ const CASES: &[&[TransportCase]] = &[
     direct::CASES,
     limits::CASES,
     progress::CASES,
+    hot_calls::CASES,
     pausing::CASES,
     ordering::CASES,
     bring_up::CASES,

@@ -10,7 +10,6 @@ use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
 use super::headway::Headway;
-use super::limits::LARGE;
 use super::memory::{compare, pattern};
 use super::needs::Needs;
 use super::patience::bring_up_soon;
@@ -47,16 +46,6 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         needs: Needs::SMALL,
         body: Body::Connected(health_answers_beside_poll),
-        ..TransportCase::BARE
-    },
-    TransportCase {
-        name: "hot_calls_do_not_wait",
-        about: "post, poll, progress, health and read_signal are quick where there is nothing to do, and return while \
-                a peer takes nothing, and the queue is full of long puts",
-        invariants: "INV-6",
-        ranks: &[2],
-        needs: Needs { windows: &[LARGE as u64, LARGE as u64], kinds: 3, ..Needs::SMALL },
-        body: Body::Connected(hot_calls_do_not_wait),
         ..TransportCase::BARE
     },
     TransportCase {
@@ -162,113 +151,6 @@ fn health_answers_beside_poll(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Puts that wait for the peer, each a part of what no socket takes at once.
-const WAITING: usize = 8;
-
-fn hot_calls_do_not_wait(rig: &mut Rig<'_>) -> Result<()> {
-    idle_calls_are_quick(rig)?;
-    let mut posted = 0_u64;
-    if rig.me() == 0 {
-        let bytes = rig.put_bytes(LARGE / WAITING) as u64;
-        let (op, signal) = (abi::TY_OP_PUT_SIGNAL, rig.signal(0, 0, 0));
-        let put = Command { op, peer: 1, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
-        for _ in 0..WAITING {
-            // A queue that is full takes none, which is right.
-            let post = |rig: &mut Rig<'_>| rig.queues[0].try_post(&rig.transport, &[put]);
-            posted += returns_soon(rig, "post", post)? as u64;
-            returns_soon(rig, "poll", |rig| rig.drive())?;
-            returns_soon(rig, "health", |rig| Ok(rig.transport.health()?))?;
-            // No rank raises it.
-            let idle = rig.signal(1, 0, 1);
-            returns_soon(rig, "read_signal", |rig| Ok(rig.transport.read_signal(0, idle)))?;
-            if rig.is_driven() {
-                returns_soon(rig, "progress", |rig| drive(&rig.transport))?;
-            }
-        }
-    }
-    // Rank 1 drives nothing before.
-    let posted = of_rank(rig.world, 0, &posted.to_le_bytes())?;
-    if rig.me() == 1 {
-        rig.wait_signal(0, rig.signal(0, 0, 0), posted)?;
-    }
-    rig.barrier("all puts have arrived")
-}
-
-/// Calls of a hot slot, of which the fastest counts: a busy machine does not hold up all of them.
-const QUICK_CALLS: u32 = 20;
-/// As many of `health`.
-const LOOKS: u32 = 3;
-
-/// Calls while nothing is under way but signals, one for each `post`.
-fn idle_calls_are_quick(rig: &mut Rig<'_>) -> Result<()> {
-    // Slow machines have longer deadlines.
-    let hot = (rig.needs.deadline / 10_000).max(Duration::from_millis(1));
-    let cold = (rig.needs.deadline / 10).max(Duration::from_secs(1));
-    let (op, signal) = (abi::TY_OP_SIGNAL, rig.signal(2, 0, rig.me()));
-    let raise = Command { op, peer: rig.next(), signal, add: 1, ..NO_COMMAND };
-    let mut posted = 0_u64;
-    is_quick(rig, "post", QUICK_CALLS, hot, |rig| {
-        posted += rig.queues[0].try_post(&rig.transport, &[raise])? as u64;
-        Ok(())
-    })?;
-    is_quick(rig, "poll", QUICK_CALLS, hot, |rig| rig.drive())?;
-    is_quick(rig, "health", LOOKS, cold, |rig| Ok(rig.transport.health()?))?;
-    is_quick(rig, "read_signal", QUICK_CALLS, hot, |rig| {
-        rig.transport.read_signal(0, signal);
-        Ok(())
-    })?;
-    if rig.is_driven() {
-        is_quick(rig, "progress", QUICK_CALLS, hot, |rig| drive(&rig.transport))?;
-    }
-    let previous = rig.previous();
-    let total = of_rank(rig.world, previous as usize, &posted.to_le_bytes())?;
-    rig.wait_signal(0, rig.signal(2, 0, previous), total)?;
-    rig.barrier("quick calls")
-}
-
-/// Calls so many times at most, until a call is quicker than the limit.
-fn is_quick(
-    rig: &mut Rig<'_>,
-    call: &str,
-    calls: u32,
-    limit: Duration,
-    mut body: impl FnMut(&mut Rig<'_>) -> Result<()>,
-) -> Result<()> {
-    let mut fastest = Duration::MAX;
-    for number in 1..=calls {
-        let start = Instant::now();
-        body(rig)?;
-        let took = start.elapsed();
-        fastest = fastest.min(took);
-        if fastest < limit {
-            break;
-        }
-        // One call is enough for one that waits until the deadline.
-        ensure!(
-            number < calls && took < rig.needs.deadline / 2,
-            "{call} took {fastest:?} with nothing to do, the fastest of {number} calls; expected less than {limit:?} \
-             (INV-6)"
-        );
-    }
-    Ok(())
-}
-
-/// A call that waits for the peer takes until the deadline; half of that is more than a busy machine takes.
-fn returns_soon<T>(
-    rig: &mut Rig<'_>,
-    call: &str,
-    body: impl FnOnce(&mut Rig<'_>) -> Result<T>,
-) -> Result<T> {
-    let start = Instant::now();
-    let result = body(rig)?;
-    let (took, longest) = (start.elapsed(), rig.needs.deadline / 2);
-    ensure!(
-        took < longest,
-        "{call} took {took:?} while the peer takes nothing; expected that it never waits (INV-6)"
-    );
-    Ok(result)
-}
-
 /// Long puts: more than a fabric holds, so that it is full for most of the time.
 const SLOW_PUTS: u64 = 32;
 /// A part of the deadline, which a turn takes. Rank 0 drives as often for each time that rank 1 does.
@@ -324,7 +206,7 @@ pub(super) fn of_rank(world: &World, of: usize, news: &[u8; 8]) -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn drive(transport: &OpenTransport) -> Result<()> {
+pub(super) fn drive(transport: &OpenTransport) -> Result<()> {
     let moved = transport.progress();
     moved.map(drop).map_err(|status| anyhow!("progress: found status {status}; expected 0 or 1"))
 }

@@ -9,6 +9,7 @@ use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
 use super::headway::Headway;
+use super::patience::Clock;
 
 /// The statuses of errors: `TY_MISMATCH` to `TY_UNAVAILABLE`.
 pub(super) const STATUSES: RangeInclusive<i32> = abi::TY_MISMATCH..=abi::TY_UNAVAILABLE;
@@ -20,11 +21,13 @@ pub(super) struct Queue {
     events: Vec<Event>,
     /// Whether the case expects error events.
     pub(super) expects_errors: bool,
+    /// Times the calls of the queue, where they must not wait.
+    pub(super) clock: Option<Clock>,
 }
 
 impl Queue {
     pub(super) fn new(id: u32) -> Self {
-        Self { id, events: Vec::new(), expects_errors: false }
+        Self { id, events: Vec::new(), expects_errors: false, clock: None }
     }
 
     /// Posts the commands that the queue accepts now, and returns their number.
@@ -37,7 +40,7 @@ impl Queue {
         let mut given = commands.to_vec();
         // SAFETY: cases post commands inside their windows and needs, with one writing (peer, queue) per
         // signal, and do not change sources until they are done; the owner of the queue calls.
-        let accepted = unsafe { transport.post(self.id, &given) };
+        let accepted = self.call("post", || unsafe { transport.post(self.id, &given) })?;
         scribble(&mut given, SCRIBBLED);
         accepted.map_err(|status| {
             anyhow!("post on queue {}: found status {status}; expected 0", self.id)
@@ -75,7 +78,8 @@ impl Queue {
     /// Polls once and stores the events.
     pub(super) fn drive(&mut self, transport: &OpenTransport) -> Result<()> {
         let mut events = [NO_EVENT; 32];
-        let count = transport.poll(self.id, &mut events).map_err(|status| {
+        let polled = self.call("poll", || transport.poll(self.id, &mut events))?;
+        let count = polled.map_err(|status| {
             anyhow!("poll of queue {}: found status {status}; expected 0", self.id)
         })?;
         for event in &events[..count] {
@@ -93,6 +97,14 @@ impl Queue {
             self.events.push(*event);
         }
         Ok(())
+    }
+
+    /// Calls a slot, by the clock of the queue where it has one.
+    pub(super) fn call<T>(&self, slot: &str, call: impl FnOnce() -> T) -> Result<T> {
+        match &self.clock {
+            Some(clock) => clock.time(slot, call),
+            None => Ok(call()),
+        }
     }
 
     /// Takes the events.

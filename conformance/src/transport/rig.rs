@@ -99,6 +99,29 @@ pub(super) fn of_any(world: &World, what: bool) -> Result<bool> {
     Ok(all.iter().any(|what| what == &[1]))
 }
 
+/// A barrier of all ranks, beside which this rank drives.
+pub(super) fn barrier_beside(
+    world: &World,
+    topic: &str,
+    mut drive: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    std::thread::scope(|scope| {
+        let barrier = scope.spawn(move || world.barrier(topic));
+        let mut driven = Ok(());
+        while driven.is_ok() && !barrier.is_finished() {
+            driven = drive();
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        if let Err(error) = &driven {
+            // Without the report, the others would wait for this rank, and it would wait for them in
+            // the barrier.
+            world.report_failure(&format!("{error:#}"));
+        }
+        let barrier = barrier.join().map_err(|_| anyhow!("a barrier panicked"))?;
+        driven.and(barrier.with_context(|| format!("barrier \"{topic}\"")))
+    })
+}
+
 impl<'a> Rig<'a> {
     /// Opens the transport of the config on this rank and registers its windows. Collective where the transport's
     /// `open` is.
@@ -311,22 +334,7 @@ impl<'a> Rig<'a> {
     /// A barrier of all ranks that drives the queues meanwhile: without that, transports with manual
     /// progress move nothing for the others.
     pub(super) fn barrier(&mut self, topic: &str) -> Result<()> {
-        let world = self.world;
-        std::thread::scope(|scope| {
-            let barrier = scope.spawn(move || world.barrier(topic));
-            let mut driven = Ok(());
-            while driven.is_ok() && !barrier.is_finished() {
-                driven = self.drive();
-                std::thread::sleep(Duration::from_micros(20));
-            }
-            if let Err(error) = &driven {
-                // Without the report, the others would wait for this rank, and it would wait for them in
-                // the barrier.
-                world.report_failure(&format!("{error:#}"));
-            }
-            let barrier = barrier.join().map_err(|_| anyhow!("a barrier panicked"))?;
-            driven.and(barrier.with_context(|| format!("barrier \"{topic}\"")))
-        })
+        barrier_beside(self.world, topic, || self.drive())
     }
 
     /// Ends a case: all ranks have finished it, no event is left, the transport is healthy.

@@ -44,12 +44,17 @@ pub(super) const CASES: &[TransportCase] = &[
 /// Bytes of a short put.
 const SHORT: u64 = 64;
 
-/// Commands to peer 1, each with its place as its tag: long puts, of which sockets do not hold one, and short ones. Of
-/// each kind one that asks for an event comes before one that does not.
+/// Commands to peer 1, each with its place as its tag: long puts, of which sockets do not hold one, gets, and short ones.
+/// Of each kind one that asks for an event comes before one that does not.
 fn mixed(rig: &Rig<'_>) -> Vec<Command> {
     let long = rig.put_bytes(LARGE) as u64;
-    let kinds = [
-        (abi::TY_OP_PUT_SIGNAL, true, long),
+    let gets = [
+        (abi::TY_OP_GET, true, long),
+        (abi::TY_OP_GET, false, long),
+        (abi::TY_OP_GET, true, SHORT),
+    ];
+    let first = [(abi::TY_OP_PUT_SIGNAL, true, long)];
+    let others = [
         (abi::TY_OP_PUT, true, long),
         (abi::TY_OP_PUT, false, long),
         (abi::TY_OP_PUT_SIGNAL, false, long),
@@ -64,6 +69,8 @@ fn mixed(rig: &Rig<'_>) -> Vec<Command> {
         (abi::TY_OP_SIGNAL, false, 0),
         (abi::TY_OP_PUT_VALUE, true, 0),
     ];
+    let gets = gets.into_iter().filter(|_| rig.can_get());
+    let kinds = first.into_iter().chain(gets).chain(others);
     let signal = rig.signal(1, 0, rig.me());
     let command = |(tag, (op, notify, bytes))| Command {
         op,
@@ -71,6 +78,8 @@ fn mixed(rig: &Rig<'_>) -> Vec<Command> {
         peer: 1,
         signal,
         add: u32::from(op == abi::TY_OP_SIGNAL || op == abi::TY_OP_PUT_SIGNAL),
+        // A get stores there, and a put reads from window 0.
+        src_window: if op == abi::TY_OP_GET { 1 } else { 0 },
         dst_window: 1,
         bytes,
         tag,
@@ -103,15 +112,20 @@ fn at_a_loss(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     if commands.iter().any(|command| failed(&command)) {
         is_known(&rig, 1)?;
     }
-    // Puts alike, of which all that ask for an event have failed. They lay between each other.
-    let long = || commands.iter().filter(|command| command.bytes > SHORT);
-    let (mut asking, mut silent) =
-        (long().filter(|one| asks(one)), long().filter(|one| !asks(one)));
-    ensure!(
-        !asking.all(|one| failed(&one)) || silent.any(|one| failed(&one)) || long().all(asks),
-        "all long puts with TY_FLAG_NOTIFY failed, and those without it between them gave no event; expected error \
-         events of these as well (INV-7)"
-    );
+    // Puts alike, or gets, of which all that ask for an event have failed. They lay between each other.
+    for (kind, is_get) in [("puts", false), ("gets", true)] {
+        let long = || {
+            let of_kind = move |one: &&Command| (one.op == abi::TY_OP_GET) == is_get;
+            commands.iter().filter(|one| one.bytes > SHORT).filter(of_kind)
+        };
+        let (mut asking, mut silent) =
+            (long().filter(|one| asks(one)), long().filter(|one| !asks(one)));
+        ensure!(
+            !asking.all(|one| failed(&one)) || silent.any(|one| failed(&one)) || long().all(asks),
+            "all long {kind} with TY_FLAG_NOTIFY failed, and those without it between them gave no event; expected \
+             error events of these as well (INV-7)"
+        );
+    }
     if rig.is_ordered() {
         none_gets_ahead(commands, &ends)?;
     }

@@ -35,6 +35,8 @@ pub(crate) trait Reaction: Send + Sync + 'static {
 
     /// Whether a peer whose process is stopped counts as lost at once.
     const STOPPED_IS_LOST: bool = true;
+    /// Whether gets from a peer whose process is stopped wait until it goes on.
+    const GETS_WAIT: bool = false;
     /// Whether commands to other peers wait for one to a lost peer.
     const HOLDS_UP_ALL: bool = false;
     /// Whether `poll` waits for the lost peer.
@@ -54,8 +56,20 @@ impl Reaction for LostIsError {
     const NAME: &'static str = "lost_is_error";
     /// It may go on (INV-6), and its memory takes the bytes meanwhile.
     const STOPPED_IS_LOST: bool = false;
+    const GETS_WAIT: bool = true;
     fn end(command: &Command) -> Option<Event> {
         failed(command)
+    }
+}
+
+/// Gets that wait for a peer never end where it is lost.
+pub(crate) struct LostForgetsGets;
+impl Reaction for LostForgetsGets {
+    const NAME: &'static str = "lost_forgets_gets";
+    const STOPPED_IS_LOST: bool = false;
+    const GETS_WAIT: bool = true;
+    fn end(command: &Command) -> Option<Event> {
+        failed(command).filter(|_| command.op != abi::TY_OP_GET)
     }
 }
 
@@ -127,6 +141,8 @@ struct Losses {
     failed: VecDeque<u32>,
     /// Whether a command to a lost peer was taken.
     any: bool,
+    /// Gets from stopped peers.
+    gets: Vec<Command>,
 }
 
 pub(crate) struct Noticing<R> {
@@ -163,6 +179,37 @@ pub(crate) fn is_gone(pid: u32) -> bool {
 /// Whether a process is stopped.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     state_of(pid) == Some('T')
+}
+
+impl<R: Reaction> Noticing<R> {
+    /// Ends a command to a lost peer, as the reaction says.
+    fn lose(&self, command: &Command) {
+        let mut losses = self.losses.lock().unwrap();
+        losses.any = true;
+        let end = R::end(command);
+        let is_error = end.is_some_and(|event| event.kind == abi::TY_EVENT_ERROR);
+        if is_error && !losses.failed.contains(&command.peer) {
+            losses.failed.push_back(command.peer);
+        }
+        losses.events.extend(end.filter(|_| is_error || command.flags & abi::TY_FLAG_NOTIFY != 0));
+    }
+
+    /// Moves gets from peers that were stopped, and are it no more.
+    fn go_on(&self, queue: u32) {
+        let process = |get: &Command| self.processes[get.peer as usize];
+        let ready: Vec<_> = {
+            let mut losses = self.losses.lock().unwrap();
+            losses.gets.extract_if(.., |get| !is_stopped(process(get))).collect()
+        };
+        for get in ready {
+            // SAFETY: a command that the host has posted. A queue of `shm` is full while events are to be polled.
+            if is_gone(process(&get)) {
+                self.lose(&get);
+            } else if unsafe { self.shm.post(queue, &[get]) } != Ok(1) {
+                self.losses.lock().unwrap().gets.push(get);
+            }
+        }
+    }
 }
 
 impl<R: Reaction> Transport for Noticing<R> {
@@ -209,16 +256,11 @@ impl<R: Reaction> Transport for Noticing<R> {
             }
             let pid = self.processes[command.peer as usize];
             if is_gone(pid) || R::STOPPED_IS_LOST && is_stopped(pid) {
-                let mut losses = self.losses.lock().unwrap();
-                losses.any = true;
-                let end = R::end(command);
-                let is_error = end.is_some_and(|event| event.kind == abi::TY_EVENT_ERROR);
-                if is_error && !losses.failed.contains(&command.peer) {
-                    losses.failed.push_back(command.peer);
-                }
-                losses
-                    .events
-                    .extend(end.filter(|_| is_error || command.flags & abi::TY_FLAG_NOTIFY != 0));
+                self.lose(command);
+                continue;
+            }
+            if R::GETS_WAIT && command.op == abi::TY_OP_GET && is_stopped(pid) {
+                self.losses.lock().unwrap().gets.push(*command);
                 continue;
             }
             // SAFETY: by this function's contract.
@@ -233,6 +275,7 @@ impl<R: Reaction> Transport for Noticing<R> {
         while R::HANGS_AT_ONCE || R::HANGS && self.losses.lock().unwrap().any {
             std::thread::sleep(Duration::from_secs(1));
         }
+        self.go_on(queue);
         let lost = self.losses.lock().unwrap().events.pop_front();
         match (lost, events.first_mut()) {
             (Some(event), Some(room)) => {
@@ -262,6 +305,7 @@ const fn table<R: Reaction>() -> *const abi::TyTransportTable {
 
 const TABLES: &[*const abi::TyTransportTable] = &[
     table::<LostIsError>(),
+    table::<LostForgetsGets>(),
     table::<LostIsDone>(),
     table::<LostNeverEnds>(),
     table::<NamelessLoss>(),
