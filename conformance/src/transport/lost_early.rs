@@ -63,7 +63,9 @@ fn connecting_ends(rank: &Rank<'_>, needs: &Needs, loss: Loss) -> Result<Outcome
     if let Some(error) = connected.as_ref().err().and_then(|error| error.downcast_ref()) {
         is_a_loss(error, VICTIM)?;
     }
-    // The names of the victim may stay: no rank had opened what is behind them. A survivor removes its own.
+    // The names of the victim may stay: no rank had opened what is behind them. A survivor removes its own, also those
+    // that it has made since.
+    names.note([std::process::id()]);
     drop(rig);
     let mut left = names.left(|| PATIENCE).own;
     left.extend(names.left_files(|_| true));

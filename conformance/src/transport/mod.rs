@@ -33,6 +33,7 @@ mod rig;
 mod shortage;
 mod signals;
 mod slots;
+mod strangers;
 mod structures;
 mod teams;
 mod under_way;
@@ -110,6 +111,7 @@ const CASES: &[&[TransportCase]] = &[
     bring_up::CASES,
     slots::CASES,
     structures::CASES,
+    strangers::CASES,
     instances::CASES,
     shortage::CASES,
     ending::CASES,

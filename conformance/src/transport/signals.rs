@@ -21,7 +21,7 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "signals_of_many_ids",
-        about: "each of the declared signal ids, first to last, has a total of its own",
+        about: "each of the declared signal ids, first to last, has a total of its own, with and without a put",
         invariants: "INV-2",
         ranks: &[2],
         needs: Needs { kinds: 0, ..Needs::SMALL },
@@ -106,24 +106,18 @@ fn signals_of_many_ids(rig: &mut Rig<'_>) -> Result<()> {
     };
     // Every id has one writer: with two ranks, the next one.
     let add = |id: u32| 1 + id % 65_535;
-    let ids = (0..count).filter(|id| raised(*id));
-    let commands: Vec<_> = ids
-        .map(|id| Command {
-            op: abi::TY_OP_SIGNAL,
-            peer: next,
-            signal: id,
-            add: add(id),
-            ..NO_COMMAND
-        })
-        .collect();
-    rig.post(0, &commands)?;
-    let expected: Vec<_> = commands
-        .iter()
-        .map(|command| Total { queue: 0, id: command.signal, total: command.add.into() })
-        .collect();
+    let ids = || (0..count).filter(|id| raised(*id));
+    // By each op that raises a signal: they may cross in different ways.
+    let ops = [abi::TY_OP_SIGNAL, abi::TY_OP_PUT_SIGNAL];
+    let of_op = |op| {
+        ids().map(move |id| Command { op, peer: next, signal: id, add: add(id), ..NO_COMMAND })
+    };
+    rig.post(0, &ops.into_iter().flat_map(of_op).collect::<Vec<_>>())?;
+    let total = |id: u32| ops.len() as u64 * u64::from(add(id));
+    let expected: Vec<_> = ids().map(|id| Total { queue: 0, id, total: total(id) }).collect();
     rig.wait_signals(&expected)?;
     for id in 0..count {
-        let expected = if raised(id) { u64::from(add(id)) } else { 0 };
+        let expected = if raised(id) { total(id) } else { 0 };
         let found = rig.transport.read_signal(0, id);
         ensure!(found == expected, "signal {id}: found total {found}; expected {expected}");
     }

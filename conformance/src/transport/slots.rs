@@ -7,6 +7,7 @@ use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 use tokenyard_core::{ErrorKind, abi};
 
 use super::needs::Needs;
+use super::queue::STATUSES;
 use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 use crate::suite::Rank;
@@ -23,7 +24,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "unknown_keys_are_refused",
-        about: "probe refuses a key that the component's table does not have, with TY_CONFIG, and names it",
+        about: "probe skips comments, and refuses a key that the component's table does not have, with TY_CONFIG, the \
+                file, the line and the key",
         invariants: "the config table",
         ranks: &[1],
         needs: Needs::SMALL,
@@ -48,7 +50,33 @@ pub(super) const CASES: &[TransportCase] = &[
         body: Body::Alone(endpoints_fit_their_room),
         ..TransportCase::BARE
     },
+    TransportCase {
+        name: "the_source_for_kernels_stays",
+        about: "device_source, where it succeeds, gives the same text without parameters each time",
+        invariants: "the order of calls: `device_source`",
+        ranks: &[1],
+        needs: Needs::SMALL,
+        body: Body::Alone(the_source_for_kernels_stays),
+        ..TransportCase::BARE
+    },
 ];
+
+/// Room for a source.
+const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
+    size: size_of::<abi::TyDeviceApi>(),
+    version: 0,
+    dialect: 0,
+    compiler: 0,
+    flags: 0,
+    source: abi::TyStr { data: std::ptr::null(), bytes: 0 },
+    include_folders: std::ptr::null(),
+    include_folder_count: 0,
+    defines: std::ptr::null(),
+    define_count: 0,
+    params: std::ptr::null(),
+    param_bytes: 0,
+    param_alignment: 0,
+};
 
 /// The byte beside the room of a slot.
 const BESIDE: u8 = 0xd7;
@@ -87,14 +115,38 @@ fn names_of_links_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
 /// A key that no component has.
 const UNKNOWN_KEY: &str = "a_key_of_no_component";
 
-/// A component's table, and a key in it that no component has.
+/// A component's table, and a key at its end that no component has.
 pub(super) fn with_unknown_key(table: &ComponentTable) -> ComponentTable {
-    ComponentTable::from_text(&format!("{UNKNOWN_KEY} = 1\n{}", table.text()), table.file())
+    ComponentTable::from_text(&format!("{}\n{UNKNOWN_KEY} = 1", table.text()), table.file())
+}
+
+/// The number of a table's last line in the operator's file.
+fn last_line(text: &str) -> usize {
+    text.lines().fold(0, |line, text| {
+        // It says the number of the next line.
+        let said = text.strip_prefix("#line ").and_then(|number| number.parse::<usize>().ok());
+        said.map_or(line + 1, |number| number - 1)
+    })
+}
+
+/// Whether a message has this line of the file.
+fn names_line(message: &str, file: &str, line: usize) -> bool {
+    let place = format!("{file}:{line}");
+    let behind = |(at, _): (usize, &str)| message[at + place.len()..].chars().next();
+    message
+        .match_indices(&place)
+        .map(behind)
+        .any(|next| next.is_none_or(|next| !next.is_ascii_digit()))
 }
 
 fn unknown_keys_are_refused(rank: &Rank<'_>, _: &Needs) -> Result<()> {
     let (component, choice) = rig::choose(rank.config)?;
-    let refused = component.probe(&with_unknown_key(&choice.table)).err();
+    let (text, file) = (choice.table.text(), choice.table.file());
+    let commented = format!("# one line\n{text}\n\n  # another = 1, \"of several words\"\n#\n");
+    let commented = component.probe(&ComponentTable::from_text(&commented, file));
+    commented.context("probe with comments in the table; expected that they are skipped")?;
+    let table = with_unknown_key(&choice.table);
+    let refused = component.probe(&table).err();
     let kind = refused.as_ref().map(tokenyard_core::Error::kind);
     ensure!(
         kind == Some(ErrorKind::Config),
@@ -104,6 +156,11 @@ fn unknown_keys_are_refused(rank: &Rank<'_>, _: &Needs) -> Result<()> {
     ensure!(
         error.contains(UNKNOWN_KEY),
         "probe with the unknown key `{UNKNOWN_KEY}` names no such key: `{error}`; expected an error that names it"
+    );
+    let line = last_line(table.text());
+    ensure!(
+        names_line(&error, file, line),
+        "probe with the unknown key `{UNKNOWN_KEY}` in line {line}: `{error}`; expected {file}:{line} in it"
     );
     Ok(())
 }
@@ -129,6 +186,43 @@ fn endpoints_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
         );
     }
     Ok(rank.world.barrier("all have written their endpoints")?)
+}
+
+fn the_source_for_kernels_stays(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let (transport, _) = rig::open_transport(rank, needs, rank.config.world.deadline)?;
+    // SAFETY: the copy is used while the transport is open.
+    let abi::TyLink { table, .. } = unsafe { transport.link() }.as_abi();
+    // SAFETY: tables live as long as the process.
+    let Some(device_source) = (unsafe { (*table).device_source }) else { return Ok(()) };
+    let mut found: Option<Vec<u8>> = None;
+    for look in 1..=2 {
+        let (mut room, mut error) = (NO_DEVICE_API, blank_error());
+        // SAFETY: a judged table; both structures live for the call.
+        let status = unsafe { device_source(&raw mut room, &raw mut error) };
+        if status != abi::TY_OK {
+            ensure!(
+                STATUSES.contains(&status) && found.is_none(),
+                "device_source: found status {status} at look {look}; expected the same each time"
+            );
+            return Ok(());
+        }
+        ensure!(room.params.is_null(), "device_source: found parameters; expected none");
+        // SAFETY: the text is static.
+        let text = unsafe { std::slice::from_raw_parts(room.source.data, room.source.bytes) };
+        ensure!(
+            room.size == NO_DEVICE_API.size && !text.is_empty(),
+            "device_source: found size {} and {} bytes; expected size {} and a text",
+            room.size,
+            text.len(),
+            NO_DEVICE_API.size
+        );
+        ensure!(
+            found.is_none_or(|first| first == text),
+            "device_source: found another text at look {look}; expected the same each time"
+        );
+        found = Some(text.to_vec());
+    }
+    Ok(())
 }
 
 fn events_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
@@ -179,4 +273,17 @@ fn events_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
         "found the tags {found:?}; expected each once"
     );
     rig.wait_signal(0, rig.signal(0, 0, rig.previous()), count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_a_table_counts_from_what_a_comment_says() {
+        assert_eq!(last_line("\n\nkey = 1"), 3);
+        assert_eq!(last_line("a = 1\n#line 7\nb = 2\nc = 3"), 8);
+        assert!(names_line("at f:7: no", "f", 7) && names_line("f:70, f:7", "f", 7));
+        assert!(!names_line("f:70", "f", 7) && !names_line("", "f", 7));
+    }
 }

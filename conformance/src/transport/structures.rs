@@ -6,8 +6,9 @@ use std::ptr::{null, null_mut};
 
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
+use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{blank_error, services};
-use tokenyard_core::transport::{Command, MemoryNeeds, NO_COMMAND, Window};
+use tokenyard_core::transport::{Command, MemoryNeeds, NO_CAPABILITIES, NO_COMMAND, Window};
 
 use super::errors::UNKNOWN_OP;
 use super::memory::pattern;
@@ -49,6 +50,16 @@ pub(super) const CASES: &[TransportCase] = &[
         ranks: &[2],
         needs: Needs { teams: Teams::Backwards(1), ..Needs::SMALL },
         body: Body::Alone(errors_fit_their_room),
+        ..TransportCase::BARE
+    },
+    TransportCase {
+        name: "structures_have_the_size_of_their_host",
+        about: "probe and memory_needs fill a structure of a newer host, which is longer, leave its size, and write \
+                nothing beside an error of an older one, which is shorter",
+        invariants: "the rules of the header: sizes",
+        ranks: &[2],
+        needs: Needs::SMALL,
+        body: Body::Alone(structures_have_the_size_of_their_host),
         ..TransportCase::BARE
     },
 ];
@@ -173,7 +184,10 @@ fn in_error_room(
             "{what}: found status {status}; expected one of {STATUSES:?}"
         );
         let (operation, message) = (text(&error.operation)?, text(&error.message)?);
-        ensure!(!message.is_empty(), "{what} failed in {operation:?} without a message");
+        ensure!(
+            !message.is_empty() && !operation.is_empty(),
+            "{what} failed in {operation:?} with {message:?}; expected an operation and a message"
+        );
     }
     Ok((status, error))
 }
@@ -230,7 +244,6 @@ fn error_of_open(table: &abi::TyTransportTable, rank: &Rank<'_>, rig: &Rig<'_>) 
     let (open, close) = table.open.zip(table.close).context("a required slot is null")?;
     let (_, choice) = rig::choose(rank.config)?;
     let unknown = with_unknown_key(&choice.table);
-    let as_ty = |text: &str| abi::TyStr { data: text.as_ptr(), bytes: text.len() };
     let ranks: Vec<u32> = (0..rig.ranks()).map(|peer| rig.world_rank(peer)).collect();
     let exchange = abi::TyExchange {
         size: size_of::<abi::TyExchange>(),
@@ -239,11 +252,7 @@ fn error_of_open(table: &abi::TyTransportTable, rank: &Rank<'_>, rig: &Rig<'_>) 
     };
     let request = abi::TyTransportOpen {
         size: size_of::<abi::TyTransportOpen>(),
-        config: abi::TyConfig {
-            size: size_of::<abi::TyConfig>(),
-            text: as_ty(unknown.text()),
-            file: as_ty(unknown.file()),
-        },
+        config: as_config(&unknown),
         team: abi::TyTeam {
             size: size_of::<abi::TyTeam>(),
             me: rig.me(),
@@ -314,6 +323,112 @@ fn error_of_commit(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     rank.world.barrier("the missing peer has closed")?;
     drop(last);
     Ok(())
+}
+
+/// A structure of a newer host: it has more fields, and memory of the host beside it.
+#[repr(C)]
+struct Newer<T> {
+    known: T,
+    later: [u8; LATER],
+    beside: [u8; 64],
+}
+
+const LATER: usize = 64;
+
+/// The error of an older host, which has no text, and memory of the host beside it.
+#[repr(C)]
+struct OlderError {
+    size: usize,
+    os_errno: i32,
+    rank: i32,
+    beside: [u8; size_of::<abi::TyError>()],
+}
+
+/// Calls a slot that fills a structure, which is longer than the header says, and checks its size behind that.
+fn fills_longer<T>(
+    what: &str,
+    known: T,
+    size_of_it: fn(&mut T) -> &mut usize,
+    call: impl FnOnce(*mut T) -> i32,
+) -> Result<T> {
+    let mut longer = Newer { known, later: [0; LATER], beside: [BESIDE; 64] };
+    let size = size_of::<T>() + LATER;
+    *size_of_it(&mut longer.known) = size;
+    let status = call((&raw mut longer).cast());
+    let found = *size_of_it(&mut longer.known);
+    ensure!(
+        status == abi::TY_OK,
+        "{what} of a host whose structure has {size} bytes: found status {status}; expected 0"
+    );
+    ensure!(
+        found == size && longer.beside.iter().all(|byte| *byte == BESIDE),
+        "{what}: found size {found} behind the call; expected {size}, which the host has set, and no write beside it"
+    );
+    Ok(longer.known)
+}
+
+fn structures_have_the_size_of_their_host(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let (transport, _) = rig::open_transport(rank, needs, rank.config.world.deadline)?;
+    let (_, choice) = rig::choose(rank.config)?;
+    // SAFETY: the copy is used while the transport is open.
+    let abi::TyLink { table, instance, .. } = unsafe { transport.link() }.as_abi();
+    // SAFETY: tables live as long as the process.
+    let abi::TyTransportTable { probe, memory_needs, .. } = unsafe { *table };
+    let (probe, memory_needs) = probe.zip(memory_needs).context("a required slot is null")?;
+    let mut error = blank_error();
+    let config = as_config(&choice.table);
+    let found = fills_longer(
+        "probe",
+        NO_CAPABILITIES,
+        |it| &mut it.size,
+        |room| {
+            // SAFETY: a judged table; all structures live for the call.
+            unsafe { probe(services(), &raw const config, room, &raw mut error) }
+        },
+    )?;
+    ensure!(
+        found.flags == rank.capabilities.flags,
+        "probe of a newer host: found flags {:#x}; expected {:#x}, as of this one",
+        found.flags,
+        rank.capabilities.flags
+    );
+    let blank = MemoryNeeds { size: 0, kinds: 0, handles: 0, alignment: 0 };
+    fills_longer(
+        "memory_needs",
+        blank,
+        |it| &mut it.size,
+        |room| {
+            // SAFETY: an open instance; both structures live for the call.
+            unsafe { memory_needs(instance, room, &raw mut error) }
+        },
+    )?;
+    let table = with_unknown_key(&choice.table);
+    let config = as_config(&table);
+    let (size, beside) =
+        (std::mem::offset_of!(OlderError, beside), [BESIDE; size_of::<abi::TyError>()]);
+    let mut older = OlderError { size, os_errno: 0, rank: -1, beside };
+    let mut room = NO_CAPABILITIES;
+    // SAFETY: as above; the error is as long as it says, and has memory of this side behind it.
+    let status = unsafe {
+        let error = (&raw mut older).cast();
+        probe(services(), &raw const config, &raw mut room, error)
+    };
+    ensure!(
+        STATUSES.contains(&status),
+        "probe with an unknown key: found status {status}; expected one of {STATUSES:?}"
+    );
+    ensure!(
+        older.size == size && older.beside.iter().all(|byte| *byte == BESIDE),
+        "probe of an older host, whose error has {size} bytes, wrote beside it, or its size"
+    );
+    Ok(rank.world.barrier("all structures were filled")?)
+}
+
+/// A table as it crosses the ABI.
+fn as_config(table: &ComponentTable) -> abi::TyConfig {
+    let as_ty = |text: &str| abi::TyStr { data: text.as_ptr(), bytes: text.len() };
+    let size = size_of::<abi::TyConfig>();
+    abi::TyConfig { size, text: as_ty(table.text()), file: as_ty(table.file()) }
 }
 
 /// The text of an array: up to the first zero byte, or to its end.

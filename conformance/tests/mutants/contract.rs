@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use tokenyard_conformance::claims::{CLAIMS, Proof};
+use tokenyard_conformance::transport;
+use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 
 use crate::header::{self, EXAMPLES, Item};
 
@@ -277,6 +279,20 @@ fn the_proofs_of_the_contract_are_run_by_tests_and_its_reasons_are_explained() {
     let words = contract.reasons.keys();
     let unused: Vec<_> = words.filter(|word| !reasons.contains(word.as_str())).collect();
     assert!(unused.is_empty(), "{unused:?} explain nothing");
+}
+
+/// A case that no mutant fails may be one that nothing can fail.
+#[test]
+fn every_case_of_l0_is_known_to_catch_a_mutant() {
+    let run = proofs_that_run();
+    let proved: BTreeSet<_> = run.iter().filter_map(|proof| proof.split('/').next()).collect();
+    let all = Capabilities { flags: !0, memory_kinds: !0, ..NO_CAPABILITIES };
+    let without: BTreeSet<String> = transport::tests(&all)
+        .into_iter()
+        .filter_map(|test| Some(test.name.split('/').nth(1)?.to_owned()))
+        .filter(|case| !proved.contains(case.as_str()))
+        .collect();
+    assert!(without.is_empty(), "no mutant is known to fail {without:?}");
 }
 
 /// A transport that says by itself what is wrong with it shows nothing about the suite: where its call fails, the suite

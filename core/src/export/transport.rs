@@ -8,7 +8,7 @@ use crate::config::ComponentTable;
 use crate::exchange::Taken;
 use crate::gpu_ring::RingToServe;
 use crate::nics::Nics;
-use crate::transport::{Team, Transport, TransportNeeds, TransportOpen};
+use crate::transport::{Capabilities, MemoryNeeds, Team, Transport, TransportNeeds, TransportOpen};
 use crate::{Error, ErrorKind, Result};
 
 /// The C table of a [`Transport`].
@@ -56,7 +56,7 @@ impl<T: Transport> TransportComponent<T> {
                 (T::configure(&read_table(&*config)?)?, &mut *capabilities)
             };
             check_size("probe", out.size, size_of::<abi::TyCapabilities>())?;
-            *out = T::probe(&config)?;
+            *out = Capabilities { size: out.size, ..T::probe(&config)? };
             Ok(())
         })
     }
@@ -125,7 +125,7 @@ impl<T: Transport> TransportComponent<T> {
 
     slots! { guarded_mut, &mut T:
         memory_needs(needs: *mut abi::TyMemoryNeeds) [needs] |component| {
-            *needs = component.memory_needs();
+            *needs = MemoryNeeds { size: (*needs).size, ..component.memory_needs() };
             Ok(())
         };
         alloc(window: *mut abi::TyWindow) [window] |component| {
