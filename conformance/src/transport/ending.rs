@@ -61,7 +61,7 @@ pub(super) const CASES: &[TransportCase] = &[
 ];
 
 /// The time in which a transport would notice that a connection has ended.
-const AFTERWARDS: Duration = Duration::from_millis(500);
+const AFTERWARDS: Duration = Duration::from_millis(300);
 
 fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     after_a_goodbye(rank, needs, |rig| nothing_fails(rig, "an orderly goodbye"))
@@ -170,7 +170,7 @@ const CALLS: i32 = 6;
 /// Counted calls of a kind that takes long, behind one that does not count.
 const SLOW_CALLS: i32 = 2;
 /// A call that takes long waits for a peer, as some fabrics do.
-const SLOW: Duration = Duration::from_millis(100);
+const SLOW: Duration = Duration::from_millis(40);
 /// The time that descriptors and names have to go after `close`: more on slow machines.
 fn settles(rank: &Rank<'_>) -> Duration {
     3 * rig::short(rank)
@@ -285,7 +285,7 @@ fn put_once(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// Commands of a call: a few bytes for each of them show among those that the allocator takes.
-const MANY: usize = 1024;
+const MANY: usize = 512;
 
 /// Puts to the next rank and waits for their ends, until `posted` in all have arrived from the one before.
 fn put_many(rig: &mut Rig<'_>, posted: u64) -> Result<()> {

@@ -165,7 +165,7 @@ fn strangers_change_nothing(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
 }
 
 /// The time in which a rank takes what its peer has sent.
-const TAKES: Duration = Duration::from_millis(200);
+const TAKES: Duration = Duration::from_millis(100);
 
 fn a_mad_peer_harms_no_memory(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
