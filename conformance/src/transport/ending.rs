@@ -164,8 +164,8 @@ pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
     rig.barrier("all have exchanged")
 }
 
-/// Counted calls of each kind: enough to see a leak at every third one. The two calls before them may keep what a process
-/// has once, such as a library's handle.
+/// Counted calls of each kind: enough to see a leak at every third one. The two calls before them may keep what a
+/// process has once, such as a library's handle.
 const CALLS: i32 = 6;
 /// Counted calls of a kind that takes long, behind one that does not count.
 const SLOW_CALLS: i32 = 2;
@@ -345,8 +345,8 @@ fn commit_fails_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<bool>
 struct Held([u32; KINDS.len()]);
 
 /// The kinds, each with the growth by each call that is a leak, if each must grow. Bytes must: the allocator's caches,
-/// and the host's own tables, take some now and then (up to 7 KiB were seen on the heap), and a thread's stack stays for
-/// the next. Of the others two in all are a leak, which may come at every third call alone.
+/// and the host's own tables, take some now and then (up to 7 KiB were seen on the heap), and a thread's stack stays
+/// for the next. Of the others two in all are a leak, which may come at every third call alone.
 const KINDS: [(&str, Option<i32>); 5] = [
     ("descriptors", None),
     ("mappings", None),
