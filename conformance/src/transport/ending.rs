@@ -61,7 +61,7 @@ pub(super) const CASES: &[TransportCase] = &[
 ];
 
 /// The time in which a transport would notice that a connection has ended.
-const AFTERWARDS: Duration = Duration::from_millis(500);
+const AFTERWARDS: Duration = Duration::from_millis(300);
 
 fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     after_a_goodbye(rank, needs, |rig| nothing_fails(rig, "an orderly goodbye"))
@@ -164,13 +164,13 @@ pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
     rig.barrier("all have exchanged")
 }
 
-/// Counted calls of each kind: enough to see a leak at every third one. The two calls before them may keep what a process
-/// has once, such as a library's handle.
+/// Counted calls of each kind: enough to see a leak at every third one. The two calls before them may keep what a
+/// process has once, such as a library's handle.
 const CALLS: i32 = 6;
 /// Counted calls of a kind that takes long, behind one that does not count.
 const SLOW_CALLS: i32 = 2;
 /// A call that takes long waits for a peer, as some fabrics do.
-const SLOW: Duration = Duration::from_millis(100);
+const SLOW: Duration = Duration::from_millis(40);
 /// The time that descriptors and names have to go after `close`: more on slow machines.
 fn settles(rank: &Rank<'_>) -> Duration {
     3 * rig::short(rank)
@@ -285,7 +285,7 @@ fn put_once(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// Commands of a call: a few bytes for each of them show among those that the allocator takes.
-const MANY: usize = 1024;
+const MANY: usize = 512;
 
 /// Puts to the next rank and waits for their ends, until `posted` in all have arrived from the one before.
 fn put_many(rig: &mut Rig<'_>, posted: u64) -> Result<()> {
@@ -345,8 +345,8 @@ fn commit_fails_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<bool>
 struct Held([u32; KINDS.len()]);
 
 /// The kinds, each with the growth by each call that is a leak, if each must grow. Bytes must: the allocator's caches,
-/// and the host's own tables, take some now and then (up to 7 KiB were seen on the heap), and a thread's stack stays for
-/// the next. Of the others two in all are a leak, which may come at every third call alone.
+/// and the host's own tables, take some now and then (up to 7 KiB were seen on the heap), and a thread's stack stays
+/// for the next. Of the others two in all are a leak, which may come at every third call alone.
 const KINDS: [(&str, Option<i32>); 5] = [
     ("descriptors", None),
     ("mappings", None),

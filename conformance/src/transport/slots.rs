@@ -123,9 +123,9 @@ pub(super) fn with_unknown_key(table: &ComponentTable) -> ComponentTable {
 /// The number of a table's last line in the operator's file.
 fn last_line(text: &str) -> usize {
     text.lines().fold(0, |line, text| {
-        // It says the number of the next line.
-        let said = text.strip_prefix("#line ").and_then(|number| number.parse::<usize>().ok());
-        said.map_or(line + 1, |number| number - 1)
+        // It states the number of the next line.
+        let stated = text.strip_prefix("#line ").and_then(|number| number.parse::<usize>().ok());
+        stated.map_or(line + 1, |number| number - 1)
     })
 }
 

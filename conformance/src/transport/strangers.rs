@@ -102,9 +102,9 @@ fn listens_in<'a>(line: &'a str, own: &BTreeMap<u64, i32>) -> Option<&'a Path> {
 
 /// A call to each of these sockets that listens.
 fn call(own: &BTreeMap<u64, i32>) -> Vec<Stranger> {
-    let text = |list| std::fs::read_to_string(list).unwrap_or_default();
     let soon = Duration::from_secs(1);
-    let (tcp, unix) = (text("/proc/net/tcp"), text("/proc/net/unix"));
+    let [tcp, unix] = ["/proc/net/tcp", "/proc/net/unix"]
+        .map(|list| std::fs::read_to_string(list).unwrap_or_default());
     let tcp = tcp.lines().filter_map(|line| listens_at(line, own));
     let tcp = tcp.filter_map(|at| TcpStream::connect_timeout(&at.into(), soon).ok());
     let tcp = tcp.filter(|stream| stream.set_write_timeout(Some(soon)).is_ok());
@@ -159,13 +159,13 @@ fn strangers_change_nothing(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     rig.barrier("connected")?;
     silent.iter_mut().for_each(|stranger| stranger.say(&JUNK));
     call(&own).iter_mut().for_each(|stranger| stranger.say(&JUNK));
-    exchange(&mut rig).context("behind strangers that have said something")?;
+    exchange(&mut rig).context("behind strangers that have sent something")?;
     rig.end(true)?;
     Ok(Outcome::Pass)
 }
 
 /// The time in which a rank takes what its peer has sent.
-const TAKES: Duration = Duration::from_millis(200);
+const TAKES: Duration = Duration::from_millis(100);
 
 fn a_mad_peer_harms_no_memory(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
