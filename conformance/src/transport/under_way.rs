@@ -51,6 +51,7 @@ fn mixed(rig: &Rig<'_>) -> Vec<Command> {
     let gets = [
         (abi::TY_OP_GET, true, long),
         (abi::TY_OP_GET, false, long),
+        (abi::TY_OP_GET, true, long),
         (abi::TY_OP_GET, true, SHORT),
     ];
     let first = [(abi::TY_OP_PUT_SIGNAL, true, long)];
