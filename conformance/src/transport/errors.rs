@@ -80,8 +80,8 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// With `TY_CAP_MASKING` other rules hold: see `masking.rs`. Rank 0 loses its peers before its own mistakes, rank 1 behind
-/// them.
+/// With `TY_CAP_MASKING` other rules hold: see `masking.rs`. Rank 0 loses its peers before its own mistakes, rank 1
+/// behind them.
 fn the_first_error_stays_first(rig: &mut Rig<'_>, victims: &[u32]) -> Result<()> {
     let mut first = None;
     if rig.me() == 0 {

@@ -46,35 +46,43 @@ const LOOKS: u32 = 3;
 const IDLE_CALLS: u32 = 3000;
 const IDLE: Duration = Duration::from_millis(20);
 
-/// The longest time of the fastest call of a hot slot. Slow machines have longer deadlines.
-fn hot(rig: &Rig<'_>) -> Duration {
-    (rig.needs.deadline / 10_000).max(Duration::from_millis(1))
+/// A call of this many must be quicker than this.
+#[derive(Clone, Copy)]
+struct Limit {
+    calls: u32,
+    fastest: Duration,
+}
+
+/// The limit of a hot slot. Slow machines have longer deadlines.
+fn hot(rig: &Rig<'_>) -> Limit {
+    let fastest = (rig.needs.deadline / 10_000).max(Duration::from_millis(1));
+    Limit { calls: QUICK_CALLS, fastest }
 }
 
 /// The same of `health`.
-fn cold(rig: &Rig<'_>) -> Duration {
-    (rig.needs.deadline / 10).max(Duration::from_secs(1))
+fn cold(rig: &Rig<'_>) -> Limit {
+    Limit { calls: LOOKS, fastest: (rig.needs.deadline / 10).max(Duration::from_secs(1)) }
 }
 
 /// Calls while nothing is under way, and then posts of signals.
 fn idle_calls_are_quick(rig: &mut Rig<'_>) -> Result<()> {
     let (hot, cold, meanwhile) = (hot(rig), cold(rig), "with nothing to do");
     stays_idle(rig, |rig| rig.drive())?;
-    is_quick(rig, ("poll", meanwhile), QUICK_CALLS, hot, |rig| rig.drive())?;
+    is_quick(rig, "poll", meanwhile, hot, |rig| rig.drive())?;
     if rig.is_driven() {
         stays_idle(rig, |rig| drive(&rig.transport))?;
-        is_quick(rig, ("progress", meanwhile), QUICK_CALLS, hot, |rig| drive(&rig.transport))?;
+        is_quick(rig, "progress", meanwhile, hot, |rig| drive(&rig.transport))?;
     }
-    is_quick(rig, ("health", meanwhile), LOOKS, cold, |rig| Ok(rig.transport.health()?))?;
+    is_quick(rig, "health", meanwhile, cold, |rig| Ok(rig.transport.health()?))?;
     let signal = rig.signal(2, 0, rig.me());
-    is_quick(rig, ("read_signal", meanwhile), QUICK_CALLS, hot, |rig| {
+    is_quick(rig, "read_signal", meanwhile, hot, |rig| {
         rig.transport.read_signal(0, signal);
         Ok(())
     })?;
     rig.barrier("idle calls were quick")?;
     let raise = Command { op: abi::TY_OP_SIGNAL, peer: rig.next(), signal, add: 1, ..NO_COMMAND };
     let mut posted = 0_u64;
-    is_quick(rig, ("post", meanwhile), QUICK_CALLS, hot, |rig| {
+    is_quick(rig, "post", meanwhile, hot, |rig| {
         posted += rig.queues[0].try_post(&rig.transport, &[raise])? as u64;
         Ok(())
     })?;
@@ -113,20 +121,20 @@ fn busy_calls_are_quick(rig: &mut Rig<'_>) -> Result<u64> {
             returns_soon(rig, "progress", |rig| drive(&rig.transport))?;
         }
     }
-    is_quick(rig, ("poll", meanwhile), QUICK_CALLS, hot, |rig| rig.drive())?;
+    is_quick(rig, "poll", meanwhile, hot, |rig| rig.drive())?;
     if rig.is_driven() {
-        is_quick(rig, ("progress", meanwhile), QUICK_CALLS, hot, |rig| drive(&rig.transport))?;
+        is_quick(rig, "progress", meanwhile, hot, |rig| drive(&rig.transport))?;
     }
-    is_quick(rig, ("health", meanwhile), LOOKS, cold, |rig| Ok(rig.transport.health()?))?;
+    is_quick(rig, "health", meanwhile, cold, |rig| Ok(rig.transport.health()?))?;
     // No rank raises it.
     let idle = rig.signal(1, 0, 1);
-    is_quick(rig, ("read_signal", meanwhile), QUICK_CALLS, hot, |rig| {
+    is_quick(rig, "read_signal", meanwhile, hot, |rig| {
         rig.transport.read_signal(0, idle);
         Ok(())
     })?;
     // Short ones: a long put may cross inside of its post.
     let raise = Command { op: abi::TY_OP_SIGNAL, bytes: 0, dst_window: 0, ..put };
-    is_quick(rig, ("post", meanwhile), QUICK_CALLS, hot, |rig| {
+    is_quick(rig, "post", meanwhile, hot, |rig| {
         posted += rig.queues[0].try_post(&rig.transport, &[raise])? as u64;
         Ok(())
     })?;
@@ -136,9 +144,9 @@ fn busy_calls_are_quick(rig: &mut Rig<'_>) -> Result<u64> {
 /// Calls so many times at most, until a call is quicker than the limit.
 fn is_quick(
     rig: &mut Rig<'_>,
-    (call, meanwhile): (&str, &str),
-    calls: u32,
-    limit: Duration,
+    call: &str,
+    meanwhile: &str,
+    Limit { calls, fastest: limit }: Limit,
     mut body: impl FnMut(&mut Rig<'_>) -> Result<()>,
 ) -> Result<()> {
     let mut fastest = Duration::MAX;

@@ -8,12 +8,12 @@ use rustix::process::Signal;
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::clock::Clock;
 use super::lost_peer::{PUTS, await_loss, bring_up, signal};
 use super::masking::{comes_from_other, each_failure_names, leaves_for_other, stuck};
 use super::needs::Needs;
-use super::patience::Clock;
 use super::progress::drive;
-use super::rig::Rig;
+use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 use crate::suite::{Loss, Outcome, Rank};
 
@@ -49,7 +49,7 @@ fn others_go_on(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
         return posts_until_killed(rank, rig);
     }
     rig.expect_errors();
-    rig.queues[0].clock = Some(Clock::new(rank));
+    rig.queues[0].clock = Some(Clock::new(rig::short(rank) / 2));
     let pid = pids[VICTIM as usize];
     let mut open = 0;
     let stopped = (1..=STOPS).try_for_each(|round| {

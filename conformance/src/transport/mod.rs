@@ -8,6 +8,7 @@
 //! deadline. After a failure the world is not used again.
 
 mod bring_up;
+mod clock;
 mod completion;
 mod delivery;
 mod direct;

@@ -1,10 +1,9 @@
 //! Time: how long a call takes, and how long a case lets it take, also on a machine that is slow or busy.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use super::needs::Needs;
 use super::rig::{self, Rig};
@@ -38,35 +37,6 @@ pub(super) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
         drop(running);
         (result, NAP * naps.join().unwrap_or(0))
     })
-}
-
-/// Slow calls that show a transport which waits: a busy machine holds up one of many, and not as many.
-const SLOW_CALLS: u32 = 3;
-
-/// Times calls that must not wait.
-#[derive(Debug)]
-pub(super) struct Clock {
-    limit: Duration,
-    slow: AtomicU32,
-}
-
-impl Clock {
-    pub(super) fn new(rank: &Rank<'_>) -> Self {
-        Self { limit: rig::short(rank) / 2, slow: AtomicU32::new(0) }
-    }
-
-    pub(super) fn time<T>(&self, slot: &str, call: impl FnOnce() -> T) -> Result<T> {
-        let start = Instant::now();
-        let result = call();
-        let took = start.elapsed();
-        ensure!(
-            took < self.limit || self.slow.fetch_add(1, Ordering::Relaxed) + 1 < SLOW_CALLS,
-            "{slot} took {took:?}, the call number {SLOW_CALLS} that took longer than {:?}; expected that it never \
-             waits (INV-6)",
-            self.limit
-        );
-        Ok(result)
-    }
 }
 
 /// Opens an instance with a short deadline, and calls what comes before its connect to `peer`. A slow machine takes
@@ -105,14 +75,6 @@ pub(super) fn bring_up_soon<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_slow_call_is_none_and_three_are_a_wait() {
-        let clock = Clock { limit: Duration::from_millis(1), slow: AtomicU32::new(0) };
-        let slow = || clock.time("post", || std::thread::sleep(Duration::from_millis(2)));
-        let found = [slow(), slow(), slow()].map(|result| result.is_ok());
-        assert_eq!(found, [true, true, false]);
-    }
 
     #[test]
     fn a_call_takes_as_long_as_it_sleeps() {

@@ -8,8 +8,8 @@ use tokenyard_core::abi;
 use tokenyard_core::host::OpenTransport;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 
+use super::clock::Clock;
 use super::headway::Headway;
-use super::patience::Clock;
 
 /// The statuses of errors: `TY_MISMATCH` to `TY_UNAVAILABLE`.
 pub(super) const STATUSES: RangeInclusive<i32> = abi::TY_MISMATCH..=abi::TY_UNAVAILABLE;

@@ -44,13 +44,14 @@ pub(super) const CASES: &[TransportCase] = &[
 /// Bytes of a short put.
 const SHORT: u64 = 64;
 
-/// Commands to peer 1, each with its place as its tag: long puts, of which sockets do not hold one, gets, and short ones.
-/// Of each kind one that asks for an event comes before one that does not.
+/// Commands to peer 1, each with its place as its tag: long puts, of which sockets do not hold one, gets, and short
+/// puts. Of each kind one that asks for an event comes before one that does not.
 fn mixed(rig: &Rig<'_>) -> Vec<Command> {
     let long = rig.put_bytes(LARGE) as u64;
     let gets = [
         (abi::TY_OP_GET, true, long),
         (abi::TY_OP_GET, false, long),
+        (abi::TY_OP_GET, true, long),
         (abi::TY_OP_GET, true, SHORT),
     ];
     let first = [(abi::TY_OP_PUT_SIGNAL, true, long)];

@@ -202,10 +202,14 @@ impl<R: Reaction> Noticing<R> {
             losses.gets.extract_if(.., |get| !is_stopped(process(get))).collect()
         };
         for get in ready {
-            // SAFETY: a command that the host has posted. A queue of `shm` is full while events are to be polled.
             if is_gone(process(&get)) {
                 self.lose(&get);
-            } else if unsafe { self.shm.post(queue, &[get]) } != Ok(1) {
+                continue;
+            }
+            // SAFETY: a command that the host has posted, to a queue of the thread that polls it now.
+            let posted = unsafe { self.shm.post(queue, &[get]) };
+            // A queue of `shm` is full while events are to be polled.
+            if posted != Ok(1) {
                 self.losses.lock().unwrap().gets.push(get);
             }
         }
