@@ -21,7 +21,7 @@ impl Config {
 
     /// A config with more lines at its end.
     pub(crate) fn with(more: &str) -> Self {
-        Self::of_world("deadline_ms = 6000\nlate_ms = 20000", more)
+        Self::of_world("deadline_ms = 6000\nlate_ms = 10000", more)
     }
 
     /// Ranks go on without a lost rank; a rank that is silent for `deadline_ms` counts as lost too.
