@@ -14,11 +14,11 @@ use super::control::{Header, Signal, Verdict};
 use super::entry::{Enter, Terms, missing_refusal};
 use super::expert_major::{clear_padding, spread_copies};
 use super::handle::Arrangement;
+use super::landed::{landed_recv, landed_send};
 use super::lost_rows::{complete_output, lacks};
 use super::operation::{DispatchOp, End, Exposed, Operation, Output};
 use super::order::SlotOrder;
 use super::output::{allocate_output, clear_ids, describe, keep_copies, write_counts};
-use super::packed::{packed_recv, packed_send};
 use super::record::{Body, NewRecord, bad_record, refusal_record};
 use super::routing::RoutingTable;
 use super::runner::Runner;
@@ -44,9 +44,9 @@ pub(super) unsafe fn dispatch_send(
         refusal: call.refusal,
     };
     let rows = Rows { call, upstream };
-    if op.packed {
+    if op.lands {
         // SAFETY: by this function's contract.
-        return unsafe { packed_send(runner, &rows, slot, op, &enter) };
+        return unsafe { landed_send(runner, &rows, slot, op, &enter) };
     }
     // SAFETY: by this function's contract.
     let sent = unsafe { dispatch_in_slot(runner, &rows, slot, &op, &enter) };
@@ -78,7 +78,7 @@ fn open_dispatch(
         signature: call.signature,
         format: call.format,
         output: None,
-        packed: call.layout == Layout::Packed,
+        lands: call.layout == Layout::Packed,
     })
 }
 
@@ -301,8 +301,8 @@ pub(super) fn dispatch_recv(runner: &mut Runner, operation: u64) -> Result<abi::
             return Err(not_sent(operation));
         }
     };
-    if op.packed {
-        return packed_recv(runner, slot, &op);
+    if op.lands {
+        return landed_recv(runner, slot, &op);
     }
     let Some(output) = op.output else {
         return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));

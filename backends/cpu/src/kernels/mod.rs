@@ -24,6 +24,7 @@ mod exchange;
 mod expert_major;
 mod forwarded;
 mod handle;
+mod landed;
 mod launch;
 mod left_out;
 mod losses;

@@ -91,9 +91,10 @@ pub(super) struct DispatchOp {
     pub(super) handle: usize,
     pub(super) signature: Signature,
     pub(super) format: WireFormat,
-    /// This rank's output, unless a packed dispatch was refused here.
+    /// This rank's output, unless a dispatch whose rows land first was refused here.
     pub(super) output: Option<Output>,
-    pub(super) packed: bool,
+    /// Whether rows land in places that are fixed for their source, without a counting round.
+    pub(super) lands: bool,
 }
 
 impl DispatchOp {

@@ -129,7 +129,7 @@ pub(super) fn describe(runner: &Runner, op: &DispatchOp, output: &Output) -> abi
     write_lost(&runner.places, &runner.order, output);
     let state = &runner.routing.handles[op.handle];
     let shape = &runner.exchange.regions;
-    let packed_exact = op.packed && !state.arrangement.worst_case;
+    let packed_exact = op.lands && !state.arrangement.worst_case;
     ArenaOutput {
         region: output.region.id,
         address: runner.places.arena_area.at(output.region.offset),

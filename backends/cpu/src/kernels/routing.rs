@@ -23,7 +23,7 @@ pub(super) struct RoutingTable {
     most_handles: u32,
     pub(super) gathered: Gathered,
     /// By slot, the first refusal that all ranks have agreed on, if it is known before the operation is
-    /// received: for a packed dispatch whose entries have arrived.
+    /// received: for a dispatch whose rows land first, and whose entries have arrived.
     pub(super) agreed: Vec<Option<Agreed>>,
     /// By place: where combine finds the partial rows.
     pub(super) partials: Vec<Partial>,
@@ -119,9 +119,9 @@ impl RoutingTable {
         Terms::rows(send.rank_counts()[peer as usize])
     }
 
-    /// The values with which this rank entered a packed dispatch, as far as they are compared with
-    /// other ranks' entries.
-    pub(super) fn packed_enter(&self, op: &DispatchOp) -> Enter<'static> {
+    /// The values with which this rank entered a dispatch whose rows land first, as far as they are compared
+    /// with other ranks' entries.
+    pub(super) fn landed_enter(&self, op: &DispatchOp) -> Enter<'static> {
         let none = CallRefusal { rank: self.exchange.rank, is_full: false, why: "" };
         let refusal = op.output.is_none().then_some(none);
         let origin = self.origin(op.handle, refusal.is_some());

@@ -101,7 +101,7 @@ impl Rows<'_> {
             // the operation on the rail.
             unsafe {
                 let source = self.of(&mut runner.launcher, group)?;
-                match op.packed {
+                match op.lands {
                     true => move_to_landing(runner, &m, &source)?,
                     false => move_to_regions(runner, &m, &source)?,
                 }

@@ -1,0 +1,101 @@
+//! Rows without a counting round (decoding). They land in places that are fixed per source, one copy per
+//! (token, rank); the entry carries how many there are. The owner then moves them to their rows of the output.
+//! Landing places are free again when their owner has sent `Done`.
+
+use tokenyard_core::refusal::CallRefusal;
+use tokenyard_core::{Result, abi};
+
+use super::agree::{announce, poll_entries};
+use super::entry::{Agreed, Enter, missing_refusal};
+use super::operation::{DispatchOp, End, Operation};
+use super::output::{allocate_output, describe};
+use super::packed::unpack;
+use super::runner::Runner;
+use super::slots::was_refused;
+use super::upstream::Rows;
+use super::verdicts::share;
+
+/// # Safety
+/// The call's tensors are valid until the operation is received.
+pub(super) unsafe fn landed_send(
+    runner: &mut Runner,
+    rows: &Rows<'_>,
+    slot: usize,
+    mut op: DispatchOp,
+    enter: &Enter<'_>,
+) -> Result<()> {
+    let mut enter = *enter;
+    let mut text = String::new();
+    if enter.refusal.is_none() {
+        match allocate_output(&runner.routing, &runner.places, &op) {
+            Ok(output) => op.output = Some(output),
+            Err(error) => text = error.detail(),
+        }
+    }
+    if !text.is_empty() {
+        let rank = runner.exchange.rank;
+        enter.refusal = Some(CallRefusal { rank, is_full: true, why: &text });
+    }
+    runner.order.operations[slot] = Operation::Dispatch(op);
+    if enter.refusal.is_none() {
+        // SAFETY: by this function's contract.
+        unsafe { rows.move_all(runner, slot, &op)? };
+    }
+    let handle = op.handle;
+    announce(runner, slot, &enter, &|routing, group, peer| {
+        routing.rows_of_leg(handle, group, peer)
+    })?;
+    if !runner.exchange.has_groups() {
+        return Ok(());
+    }
+    // Other domains wait for the report whether this one goes on.
+    let refused = poll_entries(runner, slot, &enter)?;
+    let refused = share(runner, slot, &enter, refused)?;
+    runner.routing.agreed[slot] = Some(Agreed(refused));
+    if refused.is_none() {
+        return Ok(());
+    }
+    runner.order.operations[slot] = Operation::None;
+    landed_recv(runner, slot, &op).map(drop)
+}
+
+pub(super) fn landed_recv(
+    runner: &mut Runner,
+    slot: usize,
+    op: &DispatchOp,
+) -> Result<abi::TyReceived> {
+    let operation = op.operation;
+    let heard = poll_entries(runner, slot, &runner.routing.landed_enter(op))?;
+    let refused = runner.routing.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
+    let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
+    // Ranks that took part have sent their rows even if another rank refuses. The rows are counted,
+    // so that the totals stay right, and then dropped.
+    for source in runner.exchange.domains.places() {
+        let entry = runner.routing.gathered.entries[source as usize];
+        runner.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
+    }
+    for source in 0..runner.exchange.regions.ranks {
+        if runner.order.is_gone(source) {
+            runner.routing.forget_entry(source);
+        }
+    }
+    let result = match (verdict, op.output) {
+        (Ok(()), Some(output)) => {
+            unpack(runner, slot, op, &output).map(|()| describe(runner, op, &output))
+        }
+        (verdict, output) => {
+            if let Some(output) = output {
+                runner.places.arena().release(output.region.id);
+            }
+            verdict.and_then(|()| Err(missing_refusal()))
+        }
+    };
+    let refused = result.as_ref().is_err_and(was_refused);
+    runner.order.leave(slot, operation, if refused { End::Refused } else { End::Done })?;
+    if let (Ok(_), Some(output)) = (&result, op.output)
+        && op.signature.is_fresh()
+    {
+        runner.routing.remember_output(op.handle, &output);
+    }
+    result
+}
