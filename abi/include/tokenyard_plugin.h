@@ -260,6 +260,11 @@ struct TyTransportTable;
 #define TY_KERNELS_CAP_MASKS 2048
 
 /**
+ * In [`TyKernelNeeds`]: it takes `TY_LAYOUT_RANK_MAJOR`.
+ */
+#define TY_KERNELS_CAP_RANK_MAJOR 4096
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -421,6 +426,12 @@ struct TyTransportTable;
 #define TY_LAYOUT_PACKED 3
 
 /**
+ * `[R, M, H]` with counts: one row per token and rank, where source rank and the token's number among those of
+ * its source that come here fix the place. Only with `TY_KERNELS_CAP_RANK_MAJOR`.
+ */
+#define TY_LAYOUT_RANK_MAJOR 4
+
+/**
  * Rows travel as they are.
  */
 #define TY_CAST_NONE 0
@@ -451,7 +462,7 @@ struct TyTransportTable;
 #define TY_DISPATCH_WORST_CASE 2
 
 /**
- * Zero the padding rows of the expert-major layout.
+ * Zero the padding rows of the expert-major layout, or those of the rank-major one behind each source's last row.
  */
 #define TY_DISPATCH_ZERO_PADDING 4
 
@@ -1569,7 +1580,7 @@ typedef struct TyReceived {
    */
   uint64_t tokens;
   /**
-   * Rows of `x`: N (flat), X (expert-major) or E/R * R*M (packed); the worst case likewise.
+   * Rows of `x`: N (flat), X (expert-major), E/R * R*M (packed) or R*M (rank-major); the worst case likewise.
    */
   uint64_t rows;
   /**
@@ -1581,15 +1592,15 @@ typedef struct TyReceived {
    */
   struct TyTensor scales;
   /**
-   * `[N, K]` i32: local expert ids or -1 (flat).
+   * i32 local expert ids or -1: `[N, K]` (flat), or `[rows, K]` with -1 where no token is (rank-major).
    */
   struct TyTensor ids;
   /**
-   * f32: `[N, K]` (flat), else `[rows, 1]`.
+   * f32: `[N, K]` (flat), `[rows, K]` (rank-major), else `[rows, 1]`.
    */
   struct TyTensor weights;
   /**
-   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). With
+   * i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed, rank-major). With
    * `TY_DISPATCH_SOURCE_TOKENS` the token alone.
    */
   struct TyTensor source;

@@ -27,6 +27,9 @@ pub const TY_LAYOUT_FLAT: u32 = 1;
 pub const TY_LAYOUT_EXPERT_MAJOR: u32 = 2;
 /// `[E/R, R*M, H]` with counts.
 pub const TY_LAYOUT_PACKED: u32 = 3;
+/// `[R, M, H]` with counts: one row per token and rank, where source rank and the token's number among those of
+/// its source that come here fix the place. Only with `TY_KERNELS_CAP_RANK_MAJOR`.
+pub const TY_LAYOUT_RANK_MAJOR: u32 = 4;
 
 /// Rows travel as they are.
 pub const TY_CAST_NONE: u32 = 0;
@@ -41,7 +44,7 @@ pub const TY_CAST_FP8_UE8M0: u32 = 3;
 pub const TY_DISPATCH_REPLAY: u32 = 1;
 /// Worst-case sizes: the host learns no count, the counts stay in device memory.
 pub const TY_DISPATCH_WORST_CASE: u32 = 2;
-/// Zero the padding rows of the expert-major layout.
+/// Zero the padding rows of the expert-major layout, or those of the rank-major one behind each source's last row.
 pub const TY_DISPATCH_ZERO_PADDING: u32 = 4;
 /// In the order of `stream`: tensors are read after the work that was queued there before
 /// `submit`, and work queued there after `finish` runs after the operation. Neither call
@@ -148,17 +151,17 @@ pub struct TyReceived {
     pub region: u64,
     /// Tokens received, N; the worst case where the host learns no count.
     pub tokens: u64,
-    /// Rows of `x`: N (flat), X (expert-major) or E/R * R*M (packed); the worst case likewise.
+    /// Rows of `x`: N (flat), X (expert-major), E/R * R*M (packed) or R*M (rank-major); the worst case likewise.
     pub rows: u64,
     /// `[rows, H]`.
     pub x: TyTensor,
     /// `[rows, S]`; with `TY_DISPATCH_COLUMN_SCALES` `[E/R * S, R*M]`, contiguous: S columns of each expert.
     pub scales: TyTensor,
-    /// `[N, K]` i32: local expert ids or -1 (flat).
+    /// i32 local expert ids or -1: `[N, K]` (flat), or `[rows, K]` with -1 where no token is (rank-major).
     pub ids: TyTensor,
-    /// f32: `[N, K]` (flat), else `[rows, 1]`.
+    /// f32: `[N, K]` (flat), `[rows, K]` (rank-major), else `[rows, 1]`.
     pub weights: TyTensor,
-    /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). With
+    /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed, rank-major). With
     /// `TY_DISPATCH_SOURCE_TOKENS` the token alone.
     pub source: TyTensor,
     /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).

@@ -103,6 +103,8 @@ pub const TY_KERNELS_CAP_LOGFMT10: u32 = 1024;
 /// In [`TyKernelNeeds`]: where losses are masked, its operations may leave out ranks that live, too. It then takes
 /// `TY_SUBMIT_MASK` and `TY_QUERY_MASKS`. With `TY_KERNELS_CAP_MASKING` only.
 pub const TY_KERNELS_CAP_MASKS: u32 = 2048;
+/// In [`TyKernelNeeds`]: it takes `TY_LAYOUT_RANK_MAJOR`.
+pub const TY_KERNELS_CAP_RANK_MAJOR: u32 = 4096;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

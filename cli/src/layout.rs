@@ -10,4 +10,6 @@ pub(crate) enum LayoutName {
     ExpertMajor,
     /// Fixed places per expert and source rank, with counts.
     Packed,
+    /// One row per token and rank, in a block of M rows per source rank.
+    RankMajor,
 }

@@ -244,6 +244,7 @@ fn asked(args: &ShapeArgs, shape: &Shape) -> Result<AskedExchange> {
                 Layout::ExpertMajor { alignment: args.alignment, zero_padding: false }
             }
             Some(LayoutName::Packed) => Layout::Packed,
+            Some(LayoutName::RankMajor) => Layout::RankMajor { zero_padding: false },
         },
         row,
         // Experts answer FP8 rows in bf16.
@@ -274,6 +275,7 @@ fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
         LayoutName::Flat => "flat region",
         LayoutName::ExpertMajor => "expert-major region",
         LayoutName::Packed => "packed region",
+        LayoutName::RankMajor => "rank-major region",
     });
     let mut list: Vec<Buffer> = buffers(shape, row_format(args)?, args.alignment, args.in_flight)?
         .into_iter()

@@ -14,7 +14,8 @@ use crate::round::Round;
 use crate::suite::{Level, Outcome, Rank, Test};
 
 const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: true };
-const LAYOUTS: [Layout; 3] = [Layout::Flat, EXPERT_MAJOR, Layout::Packed];
+const RANK_MAJOR: Layout = Layout::RankMajor { zero_padding: false };
+const LAYOUTS: [Layout; 4] = [Layout::Flat, EXPERT_MAJOR, Layout::Packed, RANK_MAJOR];
 
 /// Exchanges of one test, each with other data and another routing.
 const ROUNDS: u64 = 2;
@@ -166,7 +167,7 @@ impl Suite {
         let rows = [RowType::Bf16, RowType::F16, RowType::F32];
         for layout in LAYOUTS {
             for (biases, row) in rows.into_iter().enumerate() {
-                let weighted = layout != Layout::Flat && biases != 1;
+                let weighted = !layout.has_a_row_per_token() && biases != 1;
                 let combine = Combine { row, biases, weighted, sums: Sums::ByRank };
                 let about = "the sum starts with the biases, in the type of the expert outputs";
                 for input in [Input::Plain(row), Input::Cast(RowType::Bf16, Scales::F32)] {
@@ -279,6 +280,14 @@ impl Suite {
                     Case { worst_case: true, ..case },
                 );
             }
+        }
+        for input in [Input::Plain(RowType::Bf16), Input::Cast(RowType::Bf16, Scales::Ue8m0)] {
+            let layout = Layout::RankMajor { zero_padding: true };
+            let about = "the places behind a source's rows are zero where that was asked";
+            let case = Case { layout, input, ranks: 3, experts: 12, ..usual() };
+            self.add("alignment", about, ExchangeWay::Outside, case.clone());
+            let nothing = Case { routing: Routing::SomeNothing, worst_case: true, ..case };
+            self.add("alignment", about, ExchangeWay::Outside, nothing);
         }
     }
 
@@ -439,9 +448,10 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
 fn forms_of(case: &Case, way: ExchangeWay) -> impl Iterator<Item = CallForm> + use<> {
     let tokens = (way == ExchangeWay::CallTokens).then_some(CallForm::CallTokens);
     let packed = (case.scale_columns || case.source_tokens).then_some(CallForm::PackedForms);
-    let given = match case.layout {
-        Layout::Packed => CallForm::PackedSums,
-        Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
+    let (layout, given) = match case.layout {
+        Layout::Packed => (None, CallForm::PackedSums),
+        Layout::Flat | Layout::ExpertMajor { .. } => (None, CallForm::RoundOnce),
+        Layout::RankMajor { .. } => (Some(CallForm::RankMajor), CallForm::RoundOnce),
     };
     let (sums, code) = match case.combine.sums {
         Sums::ByRank => (None, None),
@@ -450,7 +460,7 @@ fn forms_of(case: &Case, way: ExchangeWay) -> impl Iterator<Item = CallForm> + u
         Sums::LateWeightsCoded => (Some(given), Some(CallForm::LogFmt10)),
         Sums::WeightsOfAllRanks => (Some(CallForm::SumWeights), None),
     };
-    [tokens, packed, sums, code].into_iter().flatten()
+    [layout, tokens, packed, sums, code].into_iter().flatten()
 }
 
 fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Result<()> {

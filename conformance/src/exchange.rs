@@ -67,6 +67,7 @@ pub fn layout(case: &Case) -> MoeLayout {
             MoeLayout::ExpertMajor { alignment: alignment as u32, zero_padding }
         }
         Layout::Packed => MoeLayout::Packed,
+        Layout::RankMajor { zero_padding } => MoeLayout::RankMajor { zero_padding },
     }
 }
 

@@ -60,7 +60,7 @@ fn case(ranks: usize, domains: usize, layout: Layout) -> Case {
         combine: Combine {
             row: RowType::Bf16,
             biases: 2,
-            weighted: layout != Layout::Flat,
+            weighted: !layout.has_a_row_per_token(),
             sums: Sums::ByRank,
         },
         layout,
@@ -68,8 +68,12 @@ fn case(ranks: usize, domains: usize, layout: Layout) -> Case {
     }
 }
 
-const LAYOUTS: [Layout; 3] =
-    [Layout::Flat, Layout::ExpertMajor { alignment: 8, zero_padding: true }, Layout::Packed];
+const LAYOUTS: [Layout; 4] = [
+    Layout::Flat,
+    Layout::ExpertMajor { alignment: 8, zero_padding: true },
+    Layout::Packed,
+    Layout::RankMajor { zero_padding: true },
+];
 
 /// Sums of several domains are rounded once more, so only what arrives is compared with one domain.
 #[test]

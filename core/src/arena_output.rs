@@ -18,7 +18,7 @@ pub struct ArenaOutput<'a> {
     pub arrangement: Layout,
     /// Tokens received, N, or the most that may be.
     pub tokens: u64,
-    /// Rows of x: N (flat), X (expert-major) or El * R*M (packed).
+    /// Rows of x: N (flat), X (expert-major), El * R*M (packed) or R*M (rank-major).
     pub rows: u64,
     /// How a row looks.
     pub format: &'a WireFormat,
@@ -36,8 +36,10 @@ impl ArenaOutput<'_> {
     /// The output as the caller sees it. A tensor that belongs to the arrangement is there even if it has no rows.
     pub fn describe(&self) -> abi::TyReceived {
         let Self { layout, tokens, rows, format, shape, .. } = *self;
-        let (flat, packed) = (self.arrangement == Layout::Flat, self.arrangement == Layout::Packed);
-        let grouped = !flat && !packed;
+        let packed = self.arrangement == Layout::Packed;
+        let grouped = matches!(self.arrangement, Layout::ExpertMajor { .. });
+        let by_token = self.arrangement.has_a_row_per_token();
+        let sources = if self.arrangement.has_fixed_places() { rows } else { tokens };
         let [local, ranks, topk] = [shape.local_experts(), shape.ranks, shape.topk].map(u64::from);
         let coded = |is_there: bool, span: Span, dtype: u32, shape: [u64; 2]| match is_there {
             true => tensor(self.address.wrapping_add(span.offset as usize), dtype, shape),
@@ -50,7 +52,7 @@ impl ArenaOutput<'_> {
             ScaleLayout::ColumnMajor if packed => [local * format.scale_cols, rows / local],
             _ => [rows, format.scale_cols],
         };
-        let weight_shape = if flat { [tokens, topk] } else { [rows, 1] };
+        let weight_shape = [rows, if by_token { topk } else { 1 }];
         abi::TyReceived {
             size: size_of::<abi::TyReceived>(),
             region: self.region,
@@ -58,9 +60,9 @@ impl ArenaOutput<'_> {
             rows,
             x: coded(true, layout.x, format.x_dtype, [rows, format.width.into()]),
             scales: coded(format.scale_cols > 0, layout.scales, format.scale_dtype, scale_shape),
-            ids: array(flat, layout.ids, DType::I32, [tokens, topk]),
+            ids: array(by_token, layout.ids, DType::I32, [rows, topk]),
             weights: array(format.row.weights, layout.weights, DType::F32, weight_shape),
-            source: array(true, layout.source, DType::I32, [if packed { rows } else { tokens }, 1]),
+            source: array(true, layout.source, DType::I32, [sources, 1]),
             slots: array(grouped, layout.slots, DType::I32, [tokens, topk]),
             expert_counts: array(true, layout.expert_counts, DType::I32, [local, 1]),
             expert_starts: array(grouped, layout.expert_starts, DType::I32, [local, 1]),
@@ -138,6 +140,12 @@ mod tests {
         let packed = described(Layout::Packed, 32, 0);
         assert_eq!((packed.source.shape, packed.ranges.shape), ([32, 1], [2, 2]));
         assert!(!is_there(&packed.slots) && !is_there(&packed.expert_ends));
+        let by_rank = described(Layout::RankMajor { zero_padding: false }, 16, 0);
+        assert_eq!(
+            (by_rank.x.shape, by_rank.ids.shape, by_rank.weights.shape, by_rank.source.shape),
+            ([16, 64], [16, 2], [16, 2], [16, 1])
+        );
+        assert!(!is_there(&by_rank.slots) && !is_there(&by_rank.ranges));
     }
 
     #[test]

@@ -75,9 +75,10 @@ impl Signature {
         self.word & 0xf == DISPATCH
     }
 
-    /// True if its entries carry counts: the packed layout needs none.
+    /// True if its entries carry counts: rows with places that the source alone fixes need none.
     pub fn carries_counts(self) -> bool {
-        self.is_fresh() && self.field(4, 4) != u64::from(abi::TY_LAYOUT_PACKED)
+        let layout = self.field(4, 4) as u32;
+        self.is_fresh() && ![abi::TY_LAYOUT_PACKED, abi::TY_LAYOUT_RANK_MAJOR].contains(&layout)
     }
 
     /// The call of a rank, for messages.
@@ -101,6 +102,7 @@ impl Signature {
                     abi::TY_LAYOUT_FLAT => "flat".to_owned(),
                     abi::TY_LAYOUT_EXPERT_MAJOR => format!("expert-major by {}", field(20, 16)),
                     abi::TY_LAYOUT_PACKED => "packed".to_owned(),
+                    abi::TY_LAYOUT_RANK_MAJOR => "rank-major".to_owned(),
                     other => format!("layout {other}"),
                 };
                 let sizes = if field(17, 1) == 1 { "worst-case sizes" } else { "exact sizes" };

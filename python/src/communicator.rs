@@ -100,8 +100,10 @@ impl Communicator {
     /// - `x`: `[T, H]`, rows contiguous; bfloat16, float16, float32, or FP8 with `scales`. T may be 0 to M.
     /// - `topk_idx`: `[T, K]` int64, or int32 on the host: experts; a negative entry selects nothing.
     /// - `topk_weights`: `[T, K]` float32. `scales`: `[T, S]` of 4-byte elements, any strides; they pass untouched.
-    /// - `layout`: `"flat"` (one row per token and rank), `"expert_major"` (grouped by local expert, starts at
-    ///   multiples of `alignment`, padding zeroed with `zero_padding`) or `"packed"` (a block per local expert).
+    /// - `layout`: `"flat"`, one row per token and rank; `"expert_major"`, grouped by local expert, with starts at
+    ///   multiples of `alignment`; `"packed"`, a block per local expert. Where `forms` has it also `"rank_major"`, one
+    ///   row per token and rank in a block of M rows per source rank. `zero_padding` zeroes the gaps of the second and
+    ///   the last one.
     /// - `cast`: None, or `"fp8"`, `"fp8_round"`, `"fp8_ue8m0"`: FP8 e4m3 with one scale per 128 channels.
     /// - `worst_case`: outputs have room for the worst case; the true sizes are in `Received.totals`.
     /// - `max_tokens`: M of this call, 1 to the communicator's: it bounds worst-case sizes and packed blocks, and
@@ -534,7 +536,7 @@ impl Communicator {
 
     /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
     /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`, `"statistics"`,
-    /// `"packed_forms"`, `"logfmt10"` of `compress`.
+    /// `"packed_forms"`, `"logfmt10"` of `compress`, `"rank_major"` of `layout`.
     #[getter]
     fn forms(&self) -> Vec<&'static str> {
         self.shared.forms.clone()

@@ -12,6 +12,7 @@ pub(crate) fn layout_name(layout: Layout) -> &'static str {
         Layout::Flat => "flat",
         Layout::ExpertMajor { .. } => "expert_major",
         Layout::Packed => "packed",
+        Layout::RankMajor { .. } => "rank_major",
     }
 }
 
@@ -23,14 +24,15 @@ pub(crate) fn layout(word: &str, alignment: u32, zero_padding: bool) -> Result<L
     let plain = alignment == 1 && !zero_padding;
     match word {
         "expert_major" => Ok(Layout::ExpertMajor { alignment, zero_padding }),
+        "rank_major" if alignment == 1 => Ok(Layout::RankMajor { zero_padding }),
         "flat" if plain => Ok(Layout::Flat),
         "packed" if plain => Ok(Layout::Packed),
-        "flat" | "packed" => Err(invalid(format!(
+        "flat" | "packed" | "rank_major" => Err(invalid(format!(
             "layout: found alignment = {alignment} and zero_padding = {zero_padding} with {word:?}; expected \
-             them with \"expert_major\" alone"
+             them with \"expert_major\" alone, and zero_padding with \"rank_major\", too"
         ))),
         _ => Err(invalid(format!(
-            "layout: found {word:?}; expected \"flat\", \"expert_major\" or \"packed\""
+            "layout: found {word:?}; expected \"flat\", \"expert_major\", \"packed\" or \"rank_major\""
         ))),
     }
 }

@@ -129,16 +129,16 @@ impl Received {
                 let blocks = i64::from(self.shape.experts / self.shape.ranks);
                 smallvec![blocks, tensor.rows() as i64 / blocks]
             }
+            Layout::RankMajor { .. } => {
+                let ranks = i64::from(self.shape.ranks);
+                smallvec![ranks, tensor.rows() as i64 / ranks]
+            }
             Layout::Flat | Layout::ExpertMajor { .. } => smallvec![tensor.rows() as i64],
         };
         if !is_list {
             shape.push(tensor.cols() as i64);
         }
         Array::of_arena(&tensor, shape, self.stream, &self.claim)
-    }
-
-    fn is_flat(&self) -> bool {
-        self.layout == Layout::Flat
     }
 
     /// The array of a name, or nothing where it is not there. Another name is an error.
@@ -157,7 +157,7 @@ impl Received {
 
 #[pymethods]
 impl Received {
-    /// How the rows are arranged: `"flat"`, `"expert_major"` or `"packed"`.
+    /// How the rows are arranged: `"flat"`, `"expert_major"`, `"packed"` or `"rank_major"`.
     #[getter]
     fn layout(&self) -> &'static str {
         options::layout_name(self.layout)
@@ -175,13 +175,13 @@ impl Received {
         self.core.x().map_or(0, |x| x.rows())
     }
 
-    /// `[rows, H]`, packed `[E / R, R * M, H]`: the rows. They may be changed in place.
+    /// `[rows, H]`, packed `[E / R, R * M, H]`, rank-major `[R, M, H]`: the rows. They may be changed in place.
     #[getter]
     fn x(&self) -> Option<Array> {
         self.by_row(self.core.x(), false)
     }
 
-    /// `[rows, S]`, packed `[E / R, R * M, S]`: float32, or int32 of four UE8M0 exponents; as the sender gave them
+    /// `[rows, S]`, in blocks as `x`: float32, or int32 of four UE8M0 exponents; as the sender gave them
     /// where nothing was cast. None without scales. With `scale_layout="column_major"`, the columns of a block lie one
     /// after the other: the strides are `(S * R * M, 1, R * M)`.
     #[getter]
@@ -193,26 +193,27 @@ impl Received {
         })
     }
 
-    /// `[N, K]` int32: local expert ids, or -1. Flat rows only.
+    /// int32: local expert ids, or -1. `[N, K]` for flat rows, `[R, M, K]` for rank-major ones, where a place without
+    /// a token has -1 alone.
     #[getter]
     fn ids(&self) -> Option<Array> {
-        self.plain(self.core.ids())
+        self.by_row(self.core.ids(), false)
     }
 
-    /// float32, where the sender gave some: `[N, K]` for flat rows, else one for each row.
+    /// float32, where the sender gave some: K for each row of flat and rank-major rows, else one.
     #[getter]
     fn weights(&self) -> Option<Array> {
         let weights = self.core.weights();
-        if self.is_flat() { self.plain(weights) } else { self.by_row(weights, true) }
+        self.by_row(weights, !self.layout.has_a_row_per_token())
     }
 
-    /// int32, source rank * M + source token, M that of the call: `[N]`, packed `[E / R, R * M]`. The token alone with
-    /// `source_index="token"`.
+    /// int32, source rank * M + source token, M that of the call: `[N]`, packed `[E / R, R * M]`, rank-major `[R, M]`
+    /// with -1 where no token is. The token alone with `source_index="token"`.
     #[getter]
     fn source(&self) -> Option<Array> {
         let source = self.core.source();
         match self.layout {
-            Layout::Packed => self.by_row(source, true),
+            Layout::Packed | Layout::RankMajor { .. } => self.by_row(source, true),
             Layout::Flat | Layout::ExpertMajor { .. } => self.list(source),
         }
     }

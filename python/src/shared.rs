@@ -133,6 +133,7 @@ fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
         ("packed_forms", comm.takes(CallForm::PackedForms)),
         ("logfmt10", comm.takes(CallForm::LogFmt10)),
         ("packed_sums", comm.sends_weights(Layout::Packed)),
+        ("rank_major", comm.takes(CallForm::RankMajor)),
     ];
     all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
 }

@@ -131,6 +131,48 @@ def packed(world, case):
         close(out, case.combined(me, lambda e, row: row * (1 + e), is_weighted=True))
 
 
+def rank_major(world, case):
+    me = world.rank
+    with opened(world, case) as comm:
+        assert "rank_major" in comm.forms
+        options = {"layout": "rank_major", "zero_padding": True}
+        received, handle = comm.dispatch(case.x[me], case.idx[me], case.weights[me], **options)
+        x, ids, source = (np.asarray(getattr(received, name)) for name in ("x", "ids", "source"))
+        weights = np.asarray(received.weights)
+        assert x.shape == (case.ranks, case.max_tokens, case.hidden)
+        assert ids.shape == weights.shape == (case.ranks, case.max_tokens, case.topk)
+        assert source.shape == (case.ranks, case.max_tokens)
+        same(received.source_counts, case.source_counts(me))
+        same(received.expert_counts, case.expert_counts(me))
+        sources, (flat_ids, flat_weights) = case.sources(me), case.flat(me)
+        assert (received.tokens, received.rows) == (len(sources), case.ranks * case.max_tokens)
+        y = np.full_like(x, np.nan)
+        first = 0
+        for rank, count in enumerate(case.source_counts(me)):
+            rows = slice(first, first + count)
+            same(x[rank, :count], case.rows(sources[rows]))
+            same(ids[rank, :count], flat_ids[rows])
+            same(weights[rank, :count], flat_weights[rows])
+            same(source[rank, :count], [s * case.max_tokens + t for s, t in sources[rows]])
+            for nothing, behind in ((x, 0), (weights, 0), (ids, -1), (source, -1)):
+                same(nothing[rank, count:], behind)
+            y[rank, :count] = x[rank, :count]
+            first += count
+        out, out_weights = comm.combine(handle, y, received.weights)
+        times = np.array([len(case.ranks_of(me, t)) for t in range(case.tokens[me])])
+        close(out, case.x[me] * times[:, None])
+        same(out_weights, np.where(case.idx[me] >= 0, case.weights[me], 0))
+        again = comm.replay(handle, 2 * case.x[me])
+        same(again.x, 2 * x)
+        with pytest.raises(errors.InvalidInputError, match="zero_padding with"):
+            comm.dispatch(case.x[me], case.idx[me], layout="rank_major", alignment=4)
+
+
+@every_case
+def test_rank_major_rows_lie_in_the_block_of_their_source_and_come_back(ranks, case):
+    ranks(case.ranks, rank_major, case)
+
+
 def packed_forms(world, case):
     me, most = world.rank, case.ranks * case.max_tokens
     with opened(world, case) as comm:

@@ -43,7 +43,7 @@ class _HostArray(Protocol):
     def __array_interface__(self) -> dict[str, Any]: ...
 
 _Tensor: TypeAlias = Array | _DLPack | _CudaArray | _HostArray
-_Layout: TypeAlias = Literal["flat", "expert_major", "packed"]
+_Layout: TypeAlias = Literal["flat", "expert_major", "packed", "rank_major"]
 _Cast: TypeAlias = Literal["fp8", "fp8_round", "fp8_ue8m0"]
 _Path: TypeAlias = str | PathLike[str]
 

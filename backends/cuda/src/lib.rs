@@ -54,7 +54,8 @@ pub struct Cuda;
 impl Components for Cuda {
     const PLATFORM: &'static Platform = &PLATFORM;
     const KERNELS: &'static str = "cuda";
-    const KERNELS_ABOUT: &'static str = "NVIDIA GPUs: device memory, all layouts and types";
+    const KERNELS_ABOUT: &'static str =
+        "NVIDIA GPUs: device memory, all types, layouts but rank-major";
     const LINK: &'static str = "nvlink";
     const LINK_ABOUT: &'static str = "NVLink between the NVIDIA GPUs of one machine";
 }

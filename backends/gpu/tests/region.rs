@@ -76,7 +76,7 @@ fn as_cpp(case: &(RegionSpec, RegionRows)) -> String {
     let local = spec.shape.local_experts();
     let layout = spec.layout.code();
     let experts = match spec.layout {
-        Layout::Flat | Layout::ExpertMajor { .. } => rows.experts,
+        Layout::Flat | Layout::ExpertMajor { .. } | Layout::RankMajor { .. } => rows.experts,
         Layout::Packed => u64::from(local) * u64::from(ranks) * u64::from(max_tokens),
     };
     let RowFormat { x_bytes, scale_bytes, weights } = spec.row;

@@ -49,7 +49,8 @@ pub struct Rocm;
 impl Components for Rocm {
     const PLATFORM: &'static Platform = &PLATFORM;
     const KERNELS: &'static str = "rocm";
-    const KERNELS_ABOUT: &'static str = "AMD GPUs: device memory, all layouts and types";
+    const KERNELS_ABOUT: &'static str =
+        "AMD GPUs: device memory, all types, layouts but rank-major";
     const LINK: &'static str = "xgmi";
     const LINK_ABOUT: &'static str = "xGMI between the AMD GPUs of one machine";
 }

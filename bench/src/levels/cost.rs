@@ -116,10 +116,11 @@ impl CostModel {
         let (rail, size) = (self.rail_ranks(), self.levels.domain_ranks);
         let (ranks, header) = (f64::from(self.levels.ranks()), RECORD_HEADER as f64);
         let local = f64::from(self.levels.local_experts());
-        // A packed dispatch counts nothing: there are no grants.
-        let inside_records = match self.layout {
-            Layout::Packed => LevelCost::records(ranks, header),
-            _ => LevelCost::records(2.0 * ranks, header + 4.0 * local),
+        // Where places are fixed nothing is counted: there are no grants.
+        let inside_records = if self.layout.has_fixed_places() {
+            LevelCost::records(ranks, header)
+        } else {
+            LevelCost::records(2.0 * ranks, header + 4.0 * local)
         };
         // An entry, and whether the domains go on.
         let out_records = LevelCost::records(2.0 * rail, header);

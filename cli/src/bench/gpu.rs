@@ -352,9 +352,13 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
         RowsName::Cast => case::Rows::Cast,
     };
     let layout = |name: &LayoutName| match name {
-        LayoutName::Flat => case::Layout::Flat,
-        LayoutName::ExpertMajor => case::Layout::ExpertMajor,
-        LayoutName::Packed => case::Layout::Packed,
+        LayoutName::Flat => Ok(case::Layout::Flat),
+        LayoutName::ExpertMajor => Ok(case::Layout::ExpertMajor),
+        LayoutName::Packed => Ok(case::Layout::Packed),
+        LayoutName::RankMajor => bail!(
+            "read options: found --layout rank-major; expected flat, expert-major or packed: no kernel set of GPUs \
+             takes it yet"
+        ),
     };
     Ok(exchange::GpuExchangeTask {
         phase,
@@ -364,7 +368,7 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
             true => vec![case::Rows::Bf16],
             false => args.rows.iter().map(rows).collect(),
         },
-        layouts: args.layouts.iter().map(layout).collect(),
+        layouts: args.layouts.iter().map(layout).collect::<Result<_>>()?,
         routing,
         manner,
         calls,

@@ -113,6 +113,7 @@ impl Plan {
                 ranks * most * topk + experts * wide(alignment)
             }
             Layout::Packed => experts * ranks * most,
+            Layout::RankMajor { .. } => ranks * ranks * most,
         };
         // Inputs are copied where ranks may be lost.
         let inputs = 2 * ranks * ranks * most;
@@ -198,13 +199,14 @@ fn arrange(args: &RunArgs, case: Case) -> Result<Case> {
             Layout::ExpertMajor { alignment: alignment as usize, zero_padding: true }
         }
         LayoutName::Packed => Layout::Packed,
+        LayoutName::RankMajor => Layout::RankMajor { zero_padding: true },
     };
     let row = match case.input {
         Input::Plain(row) | Input::Cast(row, _) => row,
         Input::Opaque(_) => RowType::Bf16,
     };
-    // The experts weight flat rows, because these return as one sum per token and rank.
-    let weighted = case.weights && layout != Layout::Flat;
+    // The experts weight rows that return as one sum per token and rank.
+    let weighted = case.weights && !layout.has_a_row_per_token();
     let combine = Combine { row, biases: 0, weighted, sums: Sums::ByRank };
     Ok(Case { layout, combine, seed: args.seed, ..case })
 }

@@ -331,6 +331,7 @@ fn layout_words(layout: Layout) -> String {
             format!("expert-major layout (alignment {alignment})")
         }
         Layout::Packed => "packed layout".to_owned(),
+        Layout::RankMajor { .. } => "rank-major layout".to_owned(),
     }
 }
 

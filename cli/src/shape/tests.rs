@@ -37,6 +37,7 @@ fn the_rows_of_a_region_follow_the_type() {
 fn one_layout_can_be_asked_for() {
     assert!(buffer("--layout packed", "flat region: x").is_none());
     assert!(buffer("--layout packed", "packed region: x").is_some());
+    assert!(buffer("--layout rank-major", "rank-major region: x").is_some());
     assert!(buffer("--layout packed", "control area").is_some());
 }
 

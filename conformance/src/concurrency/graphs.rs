@@ -15,7 +15,7 @@ use tokenyard_core::moe::DType;
 
 use self::fixed_memory::{FixedMemory, GraphRoom, Variant, most_rows, spoil, variants};
 use super::streams::{Delay, Plan, Track, WRONG, plain};
-use super::{LAYOUTS, close, expect_error, open_with};
+use super::{LAYOUTS, close, expect_error, lacked_by, open_with};
 use crate::exchange::{self, dtype};
 use crate::oracle::{self, Case, Layout};
 use crate::round::Round;
@@ -82,6 +82,10 @@ fn run(rank: &Rank<'_>, layout: Layout, body: OnCommunicator) -> Result<Outcome>
             format!("kernel set `{}` has no calls without sync", comm.report().choices.kernels);
         close(vec![comm])?;
         return Ok(Outcome::NotSupported(why));
+    }
+    if let Some(form) = lacked_by(&comm, layout) {
+        close(vec![comm])?;
+        return Ok(Outcome::NotSupported(form.to_string()));
     }
     if !body(&case, &mut comm)? {
         return Ok(Outcome::PassAndOver);

@@ -15,7 +15,7 @@ mod soak;
 mod streams;
 
 use anyhow::{Context, Result, bail};
-use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
+use tokenyard_core::communicator::{CallForm, Communicator, CommunicatorOptions};
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::exchange;
@@ -23,8 +23,13 @@ use crate::oracle::{Case, Layout, Routing, Tokens};
 use crate::suite::{Level, Outcome, Rank, Test};
 
 const EXPERT_MAJOR: Layout = Layout::ExpertMajor { alignment: 4, zero_padding: true };
-const LAYOUTS: [(&str, Layout); 3] =
-    [("flat", Layout::Flat), ("expert_major", EXPERT_MAJOR), ("packed", Layout::Packed)];
+const RANK_MAJOR: Layout = Layout::RankMajor { zero_padding: false };
+const LAYOUTS: [(&str, Layout); 4] = [
+    ("flat", Layout::Flat),
+    ("expert_major", EXPERT_MAJOR),
+    ("packed", Layout::Packed),
+    ("rank_major", RANK_MAJOR),
+];
 
 /// The tests of this level, for a world of `domains` domains.
 pub fn tests(domains: u32) -> Vec<Test> {
@@ -64,8 +69,28 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
         about: about.to_owned(),
         in_processes: false,
         lacks: None,
-        body: Box::new(move |rank| close(body(rank, layout)?)),
+        body: Box::new(move |rank| match lacks(rank, layout)? {
+            Some(form) => Ok(Outcome::NotSupported(form.to_string())),
+            None => close(body(rank, layout)?),
+        }),
     }
+}
+
+/// The layout, if the kernel set does not take it. Collective.
+fn lacks(rank: &Rank<'_>, layout: Layout) -> Result<Option<CallForm>> {
+    if !matches!(layout, Layout::RankMajor { .. }) {
+        return Ok(None);
+    }
+    let comm = open(rank, &small(rank, layout))?;
+    let form = lacked_by(&comm, layout);
+    comm.close()?;
+    Ok(form)
+}
+
+/// The layout, if the kernel set of a communicator does not take it.
+fn lacked_by(comm: &Communicator, layout: Layout) -> Option<CallForm> {
+    let is_rank_major = matches!(layout, Layout::RankMajor { .. });
+    (is_rank_major && !comm.takes(CallForm::RankMajor)).then_some(CallForm::RankMajor)
 }
 
 /// The same test in every layout.

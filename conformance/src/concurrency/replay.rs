@@ -78,7 +78,7 @@ pub(super) fn gradients(round: &Round, seed: u64) -> Vec<ExpertOutput> {
             let mut rng = Rng::new(seed, Stream::Rows, rank);
             let mut value = || (rng.below(4001) as f32 - 2000.0) / 256.0;
             let elements: Vec<f32> = (0..rows * case.hidden).map(|_| value()).collect();
-            let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
+            let columns = if case.layout.has_a_row_per_token() { case.topk } else { 1 };
             let weights = (0..rows * columns).map(|_| value()).collect();
             ExpertOutput { rows: case.combine.row.encode(&elements), weights: Some(weights) }
         })

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tokenyard_core::communicator::Communicator;
 
 use super::streams::Track;
-use super::{LAYOUTS, chains, close, open, small};
+use super::{LAYOUTS, chains, close, lacked_by, open, small};
 use crate::exchange::Got;
 use crate::oracle::rng::{Rng, Stream};
 use crate::oracle::{Case, Layout};
@@ -74,6 +74,7 @@ impl Soak {
     fn round(&mut self, n: u64) -> Result<()> {
         let mut shared = Rng::new(n, Stream::Shared, 0);
         let (_, layout) = LAYOUTS[shared.below(LAYOUTS.len())];
+        let layout = lacked_by(&self.comm, layout).map_or(layout, |_| Layout::Packed);
         let calls = CALLS[shared.below(CALLS.len())];
         let case = Case { layout, ..chains::nth(&self.base, n) };
         let worst_case = case.worst_case || self.in_order(calls).is_some();

@@ -12,7 +12,7 @@ use tokenyard_core::moe::DType;
 
 use super::chains::nth;
 use super::replay::gradients;
-use super::{LAYOUTS, close, expect_error, open_with, small};
+use super::{LAYOUTS, close, expect_error, lacked_by, open_with, small};
 use crate::exchange::{self, dtype, row_dtype};
 use crate::oracle::{
     self, Case, Combined, ExpertOutput, Input, Layout, RowType, Sums, expected_combine,
@@ -65,6 +65,10 @@ fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -
                 close(vec![comm])?;
                 let why = format!("kernel set `{kernels}` has no streams");
                 return Ok(Outcome::NotSupported(why));
+            }
+            if let Some(form) = lacked_by(&comm, layout) {
+                close(vec![comm])?;
+                return Ok(Outcome::NotSupported(form.to_string()));
             }
             body(&case, &mut comm)?;
             // Plain calls work after calls on a stream.

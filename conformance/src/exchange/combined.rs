@@ -8,7 +8,7 @@ use tokenyard_core::moe::Compression;
 
 use super::{Aligned, InputTensors, row_dtype};
 use crate::device::Copied;
-use crate::oracle::{self, Case, ExpertOutput, Inputs, Layout, RankInputs, Sums};
+use crate::oracle::{self, Case, ExpertOutput, Inputs, RankInputs, Sums};
 
 /// Where combine finds the expert outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl Buffers {
     ) -> Result<Combine<'a>> {
         let case = &tensors.case;
         let (elem, hidden, tokens) = (row_dtype(case.combine.row), case.hidden, tensors.tokens());
-        let columns = if case.layout == Layout::Flat { case.topk } else { 1 };
+        let columns = if case.layout.has_a_row_per_token() { case.topk } else { 1 };
         let weights = self.weights.as_deref();
         let out_weights = self.got.weights.as_mut();
         let mut host = Combine {

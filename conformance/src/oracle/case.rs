@@ -112,6 +112,18 @@ pub enum Layout {
     },
     /// `[El, R*M, H]` with counts.
     Packed,
+    /// `[R, M, H]`: one row per token and rank, those of a source first in its block.
+    RankMajor {
+        /// Whether the rest of a block must be zero.
+        zero_padding: bool,
+    },
+}
+
+impl Layout {
+    /// Whether a token has one row on a rank, for all of its experts there.
+    pub fn has_a_row_per_token(self) -> bool {
+        matches!(self, Self::Flat | Self::RankMajor { .. })
+    }
 }
 
 /// How expert outputs are summed.
@@ -121,8 +133,8 @@ pub struct Combine {
     pub row: RowType,
     /// Biases that start the sum: 0, 1 or 2.
     pub biases: usize,
-    /// Expert outputs are multiplied by the token's weights. Not on flat rows, which the caller has merged
-    /// already.
+    /// Expert outputs are multiplied by the token's weights. Not where a token has a row for several experts,
+    /// which the caller has merged already.
     pub weighted: bool,
     /// Where sums are rounded, and where weights come from.
     pub sums: Sums,
@@ -134,7 +146,7 @@ pub enum Sums {
     /// The sum over each rank's experts first, rounded. Weights are those of the dispatch.
     #[default]
     ByRank,
-    /// Rounded once, at the token. Not on flat rows.
+    /// Rounded once, at the token. Not on rows that the caller has merged.
     Once,
     /// As `ByRank`; the combine has its own [weights](super::RankInputs::late_weight), and leaves some
     /// experts out.
@@ -339,19 +351,20 @@ impl Case {
         require(combine.biases <= 2, || {
             format!("found {} biases; expected at most 2", combine.biases)
         })?;
-        require(!combine.weighted || (self.weights && layout != Layout::Flat), || {
-            "found a weighted combine; expected weights and a layout that is not flat".into()
+        let merged = layout.has_a_row_per_token();
+        require(!combine.weighted || (self.weights && !merged), || {
+            "found a weighted combine; expected weights and a layout that is not flat or rank-major"
+                .into()
         })?;
         let packed = layout == Layout::Packed || !(self.scale_columns || self.source_tokens);
         require(packed, || format!("found forms of packed arrays with {layout} rows"))?;
-        let flat = layout == Layout::Flat;
         let fits = match combine.sums {
             Sums::ByRank => true,
-            Sums::Once => !flat,
+            Sums::Once => !merged,
             Sums::LateWeights | Sums::LateWeightsOnce => combine.weighted,
             Sums::Coded => self.is_codable(),
             Sums::LateWeightsCoded => combine.weighted && self.is_codable(),
-            Sums::WeightsOfAllRanks => flat && self.weights,
+            Sums::WeightsOfAllRanks => merged && self.weights,
         };
         require(fits, || {
             format!("found {:?} with {layout} rows, weighted: {}", combine.sums, combine.weighted)
@@ -408,6 +421,9 @@ impl fmt::Display for Layout {
                 write!(f, "expert{alignment}{}", if *zero_padding { "z" } else { "" })
             }
             Self::Packed => f.write_str("packed"),
+            Self::RankMajor { zero_padding } => {
+                write!(f, "rankmajor{}", if *zero_padding { "z" } else { "" })
+            }
         }
     }
 }

@@ -53,7 +53,7 @@ pub fn expected_round_trip(case: &Case, mine: &RankInputs, rank: usize) -> Combi
         let received = received_row(case, mine, token);
         let values = received_values(case, &received.x, &received.scales);
         let partial = |destination: &Destination| match case.layout {
-            Layout::Flat => {
+            Layout::Flat | Layout::RankMajor { .. } => {
                 let weighted = |k: &usize| (expert(token, *k), mine.weight(case, token, *k));
                 let experts: Vec<_> = destination.ks.iter().map(weighted).collect();
                 merged_row(&experts, &values, case.combine.row)
@@ -233,7 +233,8 @@ impl<'a> Returned<'a> {
         require(found.is_some() == self.has_weights(), || {
             format!("rank {rank}: found weights: {}; expected as on rank 0", found.is_some())
         })?;
-        let expected = if case.layout == Layout::Flat { rows * case.topk } else { rows };
+        let columns = if case.layout.has_a_row_per_token() { case.topk } else { 1 };
+        let expected = rows * columns;
         let found = found.unwrap_or(expected);
         require(found >= expected, || {
             format!("rank {rank}: found {found} weights; expected at least {expected}")
@@ -257,7 +258,7 @@ impl<'a> Returned<'a> {
         let host = destination.rank;
         let placement = &self.placements[host];
         match self.case.layout {
-            Layout::Flat => self.row(host, placement.token_rows[&token]),
+            Layout::Flat | Layout::RankMajor { .. } => self.row(host, placement.token_rows[&token]),
             Layout::ExpertMajor { .. } | Layout::Packed => {
                 let mine = &self.inputs.ranks[token.rank];
                 sum_of_copies(self.case, mine, token.token, &destination.ks, |k| {
@@ -270,7 +271,9 @@ impl<'a> Returned<'a> {
     fn weight(&self, token: Token, k: usize, host: usize) -> f32 {
         let placement = &self.placements[host];
         let at = match self.case.layout {
-            Layout::Flat => placement.token_rows[&token] * self.case.topk + k,
+            Layout::Flat | Layout::RankMajor { .. } => {
+                placement.token_rows[&token] * self.case.topk + k
+            }
             Layout::ExpertMajor { .. } | Layout::Packed => placement.copy_rows[&(token, k)],
         };
         self.outputs[host].weights.as_ref().map_or(0.0, |weights| weights[at])

@@ -47,6 +47,8 @@ pub enum Origin {
     },
     /// Padding after the rows of an expert (its global number).
     Padding(usize),
+    /// A place behind the rows of a source rank.
+    Behind(usize),
     /// An entry of a table such as the expert counts.
     Entry,
 }
@@ -59,6 +61,7 @@ impl fmt::Display for Origin {
                 write!(f, "token {token} of rank {rank} for expert {expert}")
             }
             Self::Padding(expert) => write!(f, "padding of expert {expert}"),
+            Self::Behind(rank) => write!(f, "a place behind the rows of rank {rank}"),
             Self::Entry => f.write_str("table entry"),
         }
     }
@@ -170,6 +173,11 @@ impl Array {
         debug_assert!(self.specified.last().is_none_or(|(last, _)| *last < row));
         self.specified.push((row, origin));
         self.data.extend_from_slice(bytes);
+    }
+
+    /// Specifies a row of equal bytes.
+    pub(super) fn fill(&mut self, row: usize, origin: Origin, byte: u8) {
+        self.push(row, origin, &vec![byte; self.row_bytes()]);
     }
 
     /// Sets every byte of the rows that came from `ranks`.

@@ -12,25 +12,26 @@ use super::routing::{Copy, Placement, Token};
 pub struct Received {
     /// N: tokens received, each counted once.
     pub rows: usize,
-    /// `[N, H]` flat, `[X, H]` expert-major, `[El, R*M, H]` packed.
+    /// `[N, H]` flat, `[X, H]` expert-major, `[El, R*M, H]` packed, `[R, M, H]` rank-major.
     pub x: Array,
     /// As `x`, with the scales of a row instead of its elements. Where they lie by columns, these are the same
     /// after [`scales_by_row`].
     pub scales: Option<Array>,
-    /// Flat: i32 `[N, K]`, the local expert of each selection, or -1 if it lives elsewhere.
+    /// Flat `[N, K]` and rank-major `[R, M, K]`: i32, the local expert of each selection, or -1 if it lives
+    /// elsewhere.
     pub ids: Option<Array>,
-    /// f32 `[N, K]` flat (0 where the id is -1), `[X]` expert-major, `[El, R*M]` packed.
+    /// f32 as `ids` where there are some (0 where the id is -1), `[X]` expert-major, `[El, R*M]` packed.
     pub weights: Option<Array>,
-    /// i32 `[N]` (flat and expert-major) or `[El, R*M]` (packed): source rank * M + source token, or
-    /// the token alone.
+    /// i32 `[N]` (flat and expert-major), `[El, R*M]` (packed) or `[R, M]` (rank-major): source rank * M + source
+    /// token, or the token alone.
     pub source: Array,
     /// Expert-major: i32 `[N, K]`, the row of each selection's copy, or -1 if it is elsewhere.
     pub slots: Option<Array>,
     /// i32 `[El]`: rows of each local expert, padding not counted.
     pub counts: Array,
-    /// Flat and expert-major: i32 `[R]`, tokens from each source rank.
+    /// All but packed: i32 `[R]`, tokens from each source rank.
     pub rank_rows: Option<Array>,
-    /// Flat and expert-major: i32 `[R]`, tokens from each source rank and from all before it.
+    /// All but packed: i32 `[R]`, tokens from each source rank and from all before it.
     pub rank_ends: Option<Array>,
     /// Expert-major: i32 `[El]`, the row after the last row of each local expert.
     pub expert_ends: Option<Array>,
@@ -77,7 +78,8 @@ pub fn expected_dispatch(case: &Case, inputs: &Inputs, rank: usize) -> Received 
     let placement = Placement::new(case, inputs, rank);
     let receiver = Receiver { case, inputs, rank, placement: &placement };
     match case.layout {
-        Layout::Flat => receiver.flat(),
+        Layout::Flat => receiver.by_token(false),
+        Layout::RankMajor { zero_padding } => receiver.by_token(zero_padding),
         Layout::ExpertMajor { zero_padding, .. } => receiver.expert_major(zero_padding),
         Layout::Packed => receiver.packed(),
     }
@@ -105,20 +107,30 @@ struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    fn flat(&self) -> Received {
+    /// A row for each token that came; with `zero_padding` zeros where there is none.
+    fn by_token(&self, zero_padding: bool) -> Received {
         let Self { case, placement, .. } = *self;
         let mut rows = self.row_arrays();
         let mut ids = self.array("ids", Elem::I32, case.topk, placement.rows);
         let mut weights =
             case.weights.then(|| self.array("weights", Elem::F32, case.topk, placement.rows));
-        for (row, token) in placement.tokens.iter().enumerate() {
+        let tokens = placement.tokens_by_row();
+        for row in 0..placement.rows {
+            let Some(token) = tokens.get(&row).copied() else {
+                let behind = Origin::Behind(row / case.max_tokens);
+                ids.fill(row, behind, 0xff);
+                let arrays = [Some(&mut rows.x), rows.scales.as_mut(), weights.as_mut()];
+                let arrays = arrays.into_iter().flatten().filter(|_| zero_padding);
+                arrays.for_each(|array| array.fill(row, behind, 0));
+                continue;
+            };
             let origin = Origin::Token { rank: token.rank, token: token.token };
-            rows.push(row, origin, &self.received_row(*token));
-            let local: Vec<i32> = (0..case.topk).map(|k| self.local_expert(*token, k)).collect();
+            rows.push(row, origin, &self.received_row(token));
+            let local: Vec<i32> = (0..case.topk).map(|k| self.local_expert(token, k)).collect();
             ids.push(row, origin, &i32_bytes(&local));
             if let Some(weights) = &mut weights {
                 let row_weights =
-                    (0..case.topk).map(|k| if local[k] < 0 { 0.0 } else { self.weight(*token, k) });
+                    (0..case.topk).map(|k| if local[k] < 0 { 0.0 } else { self.weight(token, k) });
                 let bytes: Vec<u8> = row_weights.flat_map(f32::to_le_bytes).collect();
                 weights.push(row, origin, &bytes);
             }
@@ -232,20 +244,28 @@ impl Receiver<'_> {
         }
     }
 
-    /// Packed outputs always have their worst-case sizes, so no unspecified rows follow.
+    /// Outputs with fixed places always have their worst-case sizes, so no unspecified rows follow.
     fn array(&self, name: &'static str, elem: Elem, width: usize, rows: usize) -> Array {
         let mut array = Array::new(name, elem, width, rows);
-        array.open_ended = self.case.worst_case && self.case.layout != Layout::Packed;
+        let is_fixed = matches!(self.case.layout, Layout::Packed | Layout::RankMajor { .. });
+        array.open_ended = self.case.worst_case && !is_fixed;
         array
     }
 
-    /// s*M + t of the N tokens.
+    /// s*M + t of the N tokens, and -1 between them.
     fn token_sources(&self) -> Array {
-        let tokens = &self.placement.tokens;
-        let mut source = self.array("source", Elem::I32, 1, tokens.len());
-        for (row, token) in tokens.iter().enumerate() {
-            let origin = Origin::Token { rank: token.rank, token: token.token };
-            source.push(row, origin, &token.source(self.case).to_le_bytes());
+        let tokens = self.placement.tokens_by_row();
+        let is_rank_major = matches!(self.case.layout, Layout::RankMajor { .. });
+        let room = if is_rank_major { self.placement.rows } else { tokens.len() };
+        let mut source = self.array("source", Elem::I32, 1, room);
+        for row in 0..room {
+            match tokens.get(&row) {
+                Some(token) => {
+                    let origin = Origin::Token { rank: token.rank, token: token.token };
+                    source.push(row, origin, &token.source(self.case).to_le_bytes());
+                }
+                None => source.fill(row, Origin::Behind(row / self.case.max_tokens), 0xff),
+            }
         }
         source
     }

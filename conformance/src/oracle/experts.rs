@@ -29,7 +29,7 @@ pub struct Arrived<'a> {
     pub x: &'a [u8],
     /// Their scales.
     pub scales: Option<&'a [u8]>,
-    /// Flat only: local expert ids, i32 `[N, K]`.
+    /// Flat and rank-major: local expert ids, i32 `[N, K]` or `[R, M, K]`.
     pub ids: Option<&'a [u8]>,
     /// f32 weights.
     pub weights: Option<&'a [u8]>,
@@ -60,8 +60,8 @@ pub fn weight_elsewhere(rank: usize, k: usize) -> f32 {
     (1 + rank % 8) as f32 / 4.0 + (k % 4) as f32
 }
 
-/// The row that the caller of a flat exchange returns: the outputs of the row's experts on this rank, in k
-/// order, times their weights where there are weights, summed as combine sums.
+/// The row that the caller returns where a token has one row on a rank: the outputs of the row's experts on this
+/// rank, in k order, times their weights where there are weights, summed as combine sums.
 pub fn merged_row(experts: &[(usize, Option<f32>)], row: &[f32], out: RowType) -> Vec<f32> {
     let terms: Vec<Term> = experts
         .iter()
@@ -94,8 +94,8 @@ pub fn run(case: &Case, rank: usize, arrived: &Arrived<'_>) -> Result<ExpertOutp
         let mut experts = Vec::new();
         for (expert, at) in job.experts {
             let weight = weight_at(weights.as_deref(), at)?;
-            // Only flat rows are weighted here; combine does it for the other layouts.
-            experts.push((expert, weight.filter(|_| case.layout == Layout::Flat)));
+            // Only merged rows are weighted here; combine does it for the other layouts.
+            experts.push((expert, weight.filter(|_| case.layout.has_a_row_per_token())));
             if let (Some(weight), Some(returned)) = (weight, &mut output.weights) {
                 returned[at] = returned_weight(expert, weight);
             }
@@ -116,8 +116,8 @@ struct Job {
 
 fn jobs(case: &Case, rank: usize, arrived: &Arrived<'_>) -> Result<Vec<Job>, Invalid> {
     let first_expert = rank * case.local_experts();
-    if case.layout == Layout::Flat {
-        return flat_jobs(case, first_expert, arrived);
+    if case.layout.has_a_row_per_token() {
+        return jobs_by_token(case, first_expert, arrived);
     }
     let counts = i32s(arrived.counts);
     require(counts.len() == case.local_experts(), || {
@@ -135,19 +135,28 @@ fn jobs(case: &Case, rank: usize, arrived: &Arrived<'_>) -> Result<Vec<Job>, Inv
         jobs.extend(rows.map(|row| Job { row, experts: vec![(first_expert + local, row)] }));
         start += match case.layout {
             Layout::ExpertMajor { alignment, .. } => count.next_multiple_of(alignment),
-            Layout::Flat | Layout::Packed => room,
+            _ => room,
         };
     }
     Ok(jobs)
 }
 
-fn flat_jobs(case: &Case, first_expert: usize, arrived: &Arrived<'_>) -> Result<Vec<Job>, Invalid> {
-    let ids = i32s(arrived.ids.ok_or_else(|| Invalid("found no ids; expected [N, K]".into()))?);
-    require(ids.len() >= arrived.rows * case.topk, || {
-        format!("found {} ids; expected at least {}", ids.len(), arrived.rows * case.topk)
+fn jobs_by_token(
+    case: &Case,
+    first_expert: usize,
+    arrived: &Arrived<'_>,
+) -> Result<Vec<Job>, Invalid> {
+    let ids = i32s(arrived.ids.ok_or_else(|| Invalid("found no ids; expected [rows, K]".into()))?);
+    // Rank-major rows have gaps, whose ids name no expert.
+    let rows = match case.layout {
+        Layout::RankMajor { .. } => case.ranks * case.max_tokens,
+        _ => arrived.rows,
+    };
+    require(ids.len() >= rows * case.topk, || {
+        format!("found {} ids; expected at least {}", ids.len(), rows * case.topk)
     })?;
     let mut jobs = Vec::new();
-    for (row, ids) in ids.chunks(case.topk).take(arrived.rows).enumerate() {
+    for (row, ids) in ids.chunks(case.topk).take(rows).enumerate() {
         let mut experts = Vec::new();
         for (k, id) in ids.iter().enumerate().filter(|(_, id)| **id >= 0) {
             let local = *id as usize;
@@ -157,7 +166,9 @@ fn flat_jobs(case: &Case, first_expert: usize, arrived: &Arrived<'_>) -> Result<
             })?;
             experts.push((first_expert + local, row * case.topk + k));
         }
-        jobs.push(Job { row, experts });
+        if !experts.is_empty() {
+            jobs.push(Job { row, experts });
+        }
     }
     Ok(jobs)
 }

@@ -61,18 +61,23 @@ pub struct Placement {
     pub tokens: Vec<Token>,
     /// Per local expert, its rows in the same order.
     pub experts: Vec<Vec<Copy>>,
-    /// Per local expert, its first row in the expert-major or packed layout; all 0 in the flat one.
+    /// Per local expert, its first row in the expert-major or packed layout; all 0 in the others.
     pub starts: Vec<usize>,
-    /// All rows of x: N, X or El*R*M.
+    /// All rows of x: N, X, El*R*M or R*M.
     pub rows: usize,
-    /// The flat row of each token that comes here.
+    /// The row of each token that comes here: its flat row, or in the rank-major layout that in its source's block.
     pub token_rows: BTreeMap<Token, usize>,
     /// The row of each selection (token, k) whose expert lives here, in the expert-major or packed
-    /// layout; empty in the flat one.
+    /// layout; empty in the others.
     pub copy_rows: BTreeMap<(Token, usize), usize>,
 }
 
 impl Placement {
+    /// The tokens that come here, by their row in `token_rows`.
+    pub fn tokens_by_row(&self) -> BTreeMap<usize, Token> {
+        self.token_rows.iter().map(|(token, row)| (*row, *token)).collect()
+    }
+
     /// The tokens that `rank` receives, and their rows.
     pub fn new(case: &Case, inputs: &Inputs, rank: usize) -> Self {
         let mut tokens = Vec::new();
@@ -94,12 +99,15 @@ impl Placement {
     }
 
     fn lay_out(case: &Case, tokens: Vec<Token>, experts: Vec<Vec<Copy>>) -> Self {
-        let token_rows = tokens.iter().enumerate().map(|(row, token)| (*token, row)).collect();
+        let token_rows = match case.layout {
+            Layout::RankMajor { .. } => rows_by_rank(case, &tokens),
+            _ => tokens.iter().zip(0..).map(|(token, row)| (*token, row)).collect(),
+        };
         let (mut starts, mut copy_rows, mut rows) = (Vec::new(), BTreeMap::new(), 0);
         for copies in &experts {
             starts.push(rows);
             let room = match case.layout {
-                Layout::Flat => continue,
+                Layout::Flat | Layout::RankMajor { .. } => continue,
                 Layout::ExpertMajor { alignment, .. } => copies.len().next_multiple_of(alignment),
                 Layout::Packed => case.ranks * case.max_tokens,
             };
@@ -107,9 +115,21 @@ impl Placement {
             copy_rows.extend(placed);
             rows += room;
         }
-        if case.layout == Layout::Flat {
-            rows = tokens.len();
+        match case.layout {
+            Layout::Flat => rows = tokens.len(),
+            Layout::RankMajor { .. } => rows = case.ranks * case.max_tokens,
+            Layout::ExpertMajor { .. } | Layout::Packed => {}
         }
         Self { tokens, experts, starts, rows, token_rows, copy_rows }
     }
+}
+
+/// The place of each token in the block of its source.
+fn rows_by_rank(case: &Case, tokens: &[Token]) -> BTreeMap<Token, usize> {
+    let mut next: Vec<usize> = (0..case.ranks).map(|rank| rank * case.max_tokens).collect();
+    let mut place = |token: &Token| {
+        next[token.rank] += 1;
+        (*token, next[token.rank] - 1)
+    };
+    tokens.iter().map(&mut place).collect()
 }

@@ -113,24 +113,28 @@ impl Layout {
             Self::Flat => abi::TY_LAYOUT_FLAT,
             Self::ExpertMajor { .. } => abi::TY_LAYOUT_EXPERT_MAJOR,
             Self::Packed => abi::TY_LAYOUT_PACKED,
+            Self::RankMajor { .. } => abi::TY_LAYOUT_RANK_MAJOR,
         }
     }
 
     fn of(call: &abi::TyDispatch) -> Result<Self> {
+        let zero_padding = call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0;
         Ok(match call.layout {
             abi::TY_LAYOUT_FLAT => Self::Flat,
-            abi::TY_LAYOUT_EXPERT_MAJOR => Self::ExpertMajor {
-                alignment: call.alignment,
-                zero_padding: call.flags & abi::TY_DISPATCH_ZERO_PADDING != 0,
-            },
+            abi::TY_LAYOUT_EXPERT_MAJOR => {
+                Self::ExpertMajor { alignment: call.alignment, zero_padding }
+            }
             abi::TY_LAYOUT_PACKED => Self::Packed,
-            other => return unknown("layout", other, "flat (1), expert-major (2) or packed (3)"),
+            abi::TY_LAYOUT_RANK_MAJOR => Self::RankMajor { zero_padding },
+            other => {
+                let known = "flat (1), expert-major (2), packed (3) or rank-major (4)";
+                return unknown("layout", other, known);
+            }
         })
     }
 
     fn flags(self) -> u32 {
-        let zero = matches!(self, Self::ExpertMajor { zero_padding: true, .. });
-        flag(zero, abi::TY_DISPATCH_ZERO_PADDING)
+        flag(self.zero_padding(), abi::TY_DISPATCH_ZERO_PADDING)
     }
 }
 
@@ -401,6 +405,8 @@ mod tests {
             blank(aligned(false)),
             blank(aligned(true)),
             DispatchCall { is_replay: true, ..blank(Layout::Packed) },
+            blank(Layout::RankMajor { zero_padding: false }),
+            blank(Layout::RankMajor { zero_padding: true }),
             DispatchCall { worst_case: true, ..blank(Layout::Flat) },
             DispatchCall { cast: Cast::Fp8Ue8m0, x, ..blank(Layout::Flat) },
             DispatchCall { max_tokens: 9, ..blank(Layout::Flat) },

@@ -430,25 +430,24 @@ impl Combine<'_> {
     }
 
     fn check_weighted(&self, handle: &Handle) -> Result<()> {
-        let flat = handle.layout == Layout::Flat;
-        if flat && self.round_once {
-            return refuse(
-                "round_once: flat rows are merged already; expected another layout".into(),
-            );
+        let (merged, name) = (handle.layout.has_a_row_per_token(), handle.layout.name());
+        if merged && self.round_once {
+            return refuse(format!(
+                "round_once: {name} rows are merged already; expected another layout"
+            ));
         }
-        if !flat && self.sum_weights {
-            return refuse(
-                "sum_weights: found it without flat rows; expected another layout".into(),
-            );
+        if !merged && self.sum_weights {
+            return refuse(format!(
+                "sum_weights: found it with {name} rows; expected flat or rank-major ones"
+            ));
         }
         if !self.weighted {
             return Ok(());
         }
-        if flat {
-            return refuse(
-                "weighted: flat rows are merged already; expected unweighted, or another layout"
-                    .into(),
-            );
+        if merged {
+            return refuse(format!(
+                "weighted: {name} rows are merged already; expected unweighted, or another layout"
+            ));
         }
         if self.topk.is_none() && !handle.has_weights {
             return refuse("weighted: the dispatch had no topk_weights".into());
@@ -461,10 +460,8 @@ impl Combine<'_> {
         match (&self.weights, &self.out_weights) {
             (None, None) => Ok(()),
             (Some(weights), Some(out)) => {
-                let expected = match handle.layout {
-                    Layout::Flat => [handle.received_tokens, topk],
-                    Layout::ExpertMajor { .. } | Layout::Packed => [handle.rows, 1],
-                };
+                let columns = if handle.layout.has_a_row_per_token() { topk } else { 1 };
+                let expected = [handle.rows, columns];
                 expect_tensor("weights", weights, &[DType::F32], expected)?;
                 expect_contiguous("weights", weights)?;
                 let out_shape = [handle.tokens, topk];

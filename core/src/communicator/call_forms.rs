@@ -14,6 +14,11 @@ impl Components {
         self.check_form(is_own, CallForm::CallTokens, "max_tokens of a call")
     }
 
+    pub(super) fn check_layout(&self, layout: Layout) -> Result<()> {
+        let is_rank_major = matches!(layout, Layout::RankMajor { .. });
+        self.check_form(is_rank_major, CallForm::RankMajor, "layout: rank-major rows")
+    }
+
     pub(super) fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {
         forms.check(layout)?;
         let PackedForms { scales, source } = PackedForms::default();
@@ -24,7 +29,9 @@ impl Components {
     pub(super) fn check_combine_form(&self, combine: &Combine<'_>, layout: Layout) -> Result<()> {
         let form = match layout {
             Layout::Packed => CallForm::PackedSums,
-            Layout::Flat | Layout::ExpertMajor { .. } => CallForm::RoundOnce,
+            Layout::Flat | Layout::ExpertMajor { .. } | Layout::RankMajor { .. } => {
+                CallForm::RoundOnce
+            }
         };
         self.check_form(combine.topk.is_some(), form, "topk of a combine")?;
         self.check_form(combine.round_once, form, "round_once")?;

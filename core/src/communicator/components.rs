@@ -31,6 +31,8 @@ pub enum CallForm {
     PackedForms,
     /// [`Compression::LogFmt10`](crate::moe::Compression::LogFmt10) of a combine.
     LogFmt10,
+    /// [`Layout::RankMajor`](crate::moe::Layout::RankMajor).
+    RankMajor,
 }
 
 impl std::fmt::Display for CallForm {
@@ -43,6 +45,7 @@ impl std::fmt::Display for CallForm {
             Self::Statistics => "statistics of a call of the packed layout",
             Self::PackedForms => "scale_layout and source_index of a call of the packed layout",
             Self::LogFmt10 => "LogFMT-10 of a combine of the packed layout",
+            Self::RankMajor => "the rank-major layout",
         })
     }
 }
@@ -58,6 +61,7 @@ impl CallForm {
             Self::Statistics => abi::TY_KERNELS_CAP_STATISTICS,
             Self::PackedForms => abi::TY_KERNELS_CAP_PACKED_FORMS,
             Self::LogFmt10 => abi::TY_KERNELS_CAP_LOGFMT10,
+            Self::RankMajor => abi::TY_KERNELS_CAP_RANK_MAJOR,
         }
     }
 }

@@ -18,6 +18,7 @@ impl Combine<'_> {
         let found = match layout {
             Layout::Flat => "flat rows".to_owned(),
             Layout::ExpertMajor { .. } => "expert-major rows".to_owned(),
+            Layout::RankMajor { .. } => "rank-major rows".to_owned(),
             Layout::Packed if self.round_once => {
                 "round_once, whose sums travel as float32".to_owned()
             }

@@ -53,6 +53,7 @@ impl Communicator {
             .order(&mut call, &mode)
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
             .and_then(|()| components.check_call_tokens(dispatch))
+            .and_then(|()| components.check_layout(dispatch.layout))
             .and_then(|()| components.check_packed_forms(dispatch.forms(), dispatch.layout))
             .and_then(|()| check_memory(&dispatch.arguments(), self.course.components.device))
             .and_then(|()| dispatch.check(&components.shape, &mut self.scratch));
@@ -181,13 +182,13 @@ impl Communicator {
                 return Err(error);
             }
         };
-        let keeps = layout != Layout::Flat && !components.takes(abi::TY_KERNELS_CAP_NO_REGION);
+        let keeps =
+            !layout.has_a_row_per_token() && !components.takes(abi::TY_KERNELS_CAP_NO_REGION);
         let region = keeps.then_some(claim);
         let handle = Handle {
             routing: RoutingClaim::first(&components, pending.slot, region),
             tokens: pending.tokens,
             rows: received.rows(),
-            received_tokens: received.tokens(),
             layout,
             max_tokens,
             worst_case: pending.worst_case,

@@ -78,8 +78,8 @@ impl Received {
         self.raw.tokens as usize
     }
 
-    /// Rows of [`x`](Self::x): N (flat), X (expert-major) or E/R * R*M (packed); with worst-case
-    /// sizes the most.
+    /// Rows of [`x`](Self::x): N (flat), X (expert-major), E/R * R*M (packed) or R*M (rank-major); with
+    /// worst-case sizes the most.
     pub fn rows(&self) -> usize {
         self.raw.rows as usize
     }
@@ -101,12 +101,12 @@ impl Received {
         /// `[rows, S]`: f32 or packed UE8M0 (i32) after a cast, else the sender's bytes. Column-major
         /// `[E/R * S, R*M]`: S columns of each expert.
         scales,
-        /// `[N, K]` i32: local expert ids, or -1 (flat).
+        /// i32 local expert ids, or -1: `[N, K]` (flat), or `[rows, K]` with -1 where no token is (rank-major).
         ids,
-        /// f32: `[N, K]` (flat), else `[rows, 1]`.
+        /// f32: `[N, K]` (flat), `[rows, K]` (rank-major), else `[rows, 1]`.
         weights,
-        /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed). The token
-        /// alone where the call asked for that.
+        /// i32 `source rank * M + source token`, M that of the call: `[N, 1]`, or `[rows, 1]` (packed, rank-major).
+        /// The token alone where the call asked for that.
         source,
         /// `[N, K]` i32: row of each expert's copy, or -1 (expert-major).
         slots,
@@ -150,7 +150,6 @@ pub struct Handle {
     /// T of the dispatch on this rank.
     pub(super) tokens: usize,
     pub(super) rows: usize,
-    pub(super) received_tokens: usize,
     pub(super) layout: Layout,
     /// M of the dispatch.
     pub(super) max_tokens: u32,

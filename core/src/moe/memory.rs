@@ -73,7 +73,8 @@ pub fn buffers(
 ) -> Result<Vec<BufferSize>> {
     let mut report = Vec::new();
     let expert_major = Layout::ExpertMajor { alignment, zero_padding: false };
-    for layout in [Layout::Flat, expert_major, Layout::Packed] {
+    let rank_major = Layout::RankMajor { zero_padding: false };
+    for layout in [Layout::Flat, expert_major, Layout::Packed, rank_major] {
         add_region(&mut report, &RegionSpec { shape: *shape, layout, row })?;
     }
     let control = ControlLayout::new(shape);
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_total_of_a_region_covers_its_components() {
-        for layout in ["flat", "expert-major", "packed"] {
+        for layout in ["flat", "expert-major", "packed", "rank-major"] {
             let prefix = format!("{layout} region: ");
             let parts: Vec<_> =
                 report().into_iter().filter(|line| line.name.starts_with(&prefix)).collect();

@@ -20,6 +20,13 @@ pub enum Layout {
     },
     /// `[El, R*M]` rows and a count per local expert, for decoding.
     Packed,
+    /// `[R, M]` rows and a count per source rank, for decoding: one row per token and rank. The first rows of a
+    /// source's block are its tokens that come here, in their order.
+    RankMajor {
+        /// True if the rows behind each source's last one are zeroed. Otherwise they may hold anything. Their ids
+        /// are -1 in any case.
+        zero_padding: bool,
+    },
 }
 
 impl Layout {
@@ -29,6 +36,7 @@ impl Layout {
             Self::Flat => "flat",
             Self::ExpertMajor { .. } => "expert-major",
             Self::Packed => "packed",
+            Self::RankMajor { .. } => "rank-major",
         }
     }
 
@@ -36,7 +44,35 @@ impl Layout {
     pub const fn alignment(self) -> u32 {
         match self {
             Self::ExpertMajor { alignment, .. } => alignment,
-            Self::Flat | Self::Packed => 1,
+            Self::Flat | Self::Packed | Self::RankMajor { .. } => 1,
+        }
+    }
+
+    /// True if rows that hold no token are zeroed.
+    pub(crate) const fn zero_padding(self) -> bool {
+        match self {
+            Self::ExpertMajor { zero_padding, .. } | Self::RankMajor { zero_padding } => {
+                zero_padding
+            }
+            Self::Flat | Self::Packed => false,
+        }
+    }
+
+    /// True if a token has one row on each rank that has experts of it. The caller then merges the outputs of the
+    /// rank's experts, and combine sums ranks. Elsewhere a token has a row for each expert.
+    pub const fn has_a_row_per_token(self) -> bool {
+        match self {
+            Self::Flat | Self::RankMajor { .. } => true,
+            Self::ExpertMajor { .. } | Self::Packed => false,
+        }
+    }
+
+    /// True if the source alone fixes the places of rows, so that no count crosses before them and the output has
+    /// always room for all that may come.
+    pub const fn has_fixed_places(self) -> bool {
+        match self {
+            Self::Packed | Self::RankMajor { .. } => true,
+            Self::Flat | Self::ExpertMajor { .. } => false,
         }
     }
 }
@@ -63,8 +99,8 @@ pub struct RegionSpec {
     pub row: RowFormat,
 }
 
-/// The number of rows that a region must hold. Packed regions have room for all rows and use only
-/// `tokens`.
+/// The number of rows that a region must hold. Packed and rank-major regions have room for all rows; packed ones
+/// use only `tokens`, rank-major ones neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionRows {
     /// N: one per token and source, as in the flat layout.
@@ -112,19 +148,20 @@ impl Span {
 
 /// The places of the arrays in one output region. All are contiguous, row-major and without pitch.
 ///
-/// "rows" is N in the flat layout, X in the expert-major one, `El * R*M` in the packed one.
+/// "rows" is N in the flat layout, X in the expert-major one, `El * R*M` in the packed one, R*M in the rank-major
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionLayout {
     /// `[rows, H]` of the row type.
     pub x: Span,
     /// `[rows, scale bytes]`; empty without scales.
     pub scales: Span,
-    /// f32; `[N, K]` flat (0 where the id is -1), `[X]` expert-major, `[El, R*M]` packed; empty
+    /// f32; `[rows, K]` flat and rank-major (0 where the id is -1), `[X]` expert-major, `[El, R*M]` packed; empty
     /// without weights.
     pub weights: Span,
-    /// Flat only: i32 `[N, K]`, the local expert of each k, or -1.
+    /// Flat and rank-major: i32 `[rows, K]`, the local expert of each k, or -1.
     pub ids: Span,
-    /// i32, source rank * M + source token; `[N]` flat and expert-major, `[El, R*M]` packed.
+    /// i32, source rank * M + source token; `[N]` flat and expert-major, `[El, R*M]` packed, `[R, M]` rank-major.
     pub source: Span,
     /// Expert-major and packed: i32 `[N, K]`, the row of each k's expert copy, or -1. The N rows
     /// are in flat order.
@@ -285,12 +322,17 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
             let x = ArrayLength::new(index_limit(local * most_tokens)?, "El * R*M");
             (x, x, NONE, x, by_k, NONE, ArrayLength::new(local * ranks, "El * R"))
         }
+        Layout::RankMajor { .. } => {
+            let x = ArrayLength::new(index_limit(most_tokens)?, "R*M");
+            let by_k = ArrayLength::new(x.elements * topk, "R*M * K");
+            (x, by_k, by_k, x, NONE, NONE, NONE)
+        }
     };
     let ends = match spec.layout {
         Layout::ExpertMajor { .. } => ArrayLength::new(local, "El"),
-        Layout::Flat | Layout::Packed => NONE,
+        Layout::Flat | Layout::Packed | Layout::RankMajor { .. } => NONE,
     };
-    let lands = spec.layout != Layout::Flat;
+    let lands = !spec.layout.has_a_row_per_token();
     let landed = |count, wanted: bool| if lands && wanted { count } else { NONE };
     let landed_scales = landed(tokens, spec.row.scale_bytes > 0);
     let landed_weights = landed(by_k, spec.row.weights);
@@ -352,6 +394,7 @@ mod tests {
     const SHAPE: Shape = Shape { ranks: 4, experts: 12, topk: 2, hidden: 64, max_tokens: 5 };
     const ROW: RowFormat = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
     const MAJOR: Layout = Layout::ExpertMajor { alignment: 8, zero_padding: false };
+    const RANK_MAJOR: Layout = Layout::RankMajor { zero_padding: false };
 
     fn spec(layout: Layout) -> RegionSpec {
         RegionSpec { shape: SHAPE, layout, row: ROW }
@@ -441,6 +484,18 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_major_region_has_room_for_all_tokens_whatever_arrives() {
+        for tokens in [0, 7, 20] {
+            let rows = RegionRows { tokens, experts: 0 };
+            let region = RegionLayout::new(&spec(RANK_MAJOR), rows).unwrap();
+            assert_eq!(
+                sizes(&region),
+                [20 * 128, 20 * 4, 160, 160, 20 * 4, 0, 16, 12, 0, 0, 16, 0, 0, 0, 0, 16, 4]
+            );
+        }
+    }
+
+    #[test]
     fn worst_sizes_follow_the_formulas() {
         assert_eq!(
             RegionRows::worst(&spec(Layout::Flat)).unwrap(),
@@ -452,11 +507,12 @@ mod tests {
             RegionRows { tokens: 20, experts: 64 }
         );
         assert_eq!(RegionLayout::worst(&spec(Layout::Packed)).unwrap().x.bytes, 60 * 128);
+        assert_eq!(RegionLayout::worst(&spec(RANK_MAJOR)).unwrap().x.bytes, 20 * 128);
     }
 
     #[test]
     fn arrays_are_aligned_and_do_not_overlap() {
-        for layout in [Layout::Flat, MAJOR, Layout::Packed] {
+        for layout in [Layout::Flat, MAJOR, Layout::Packed, RANK_MAJOR] {
             for tokens in [0, 1, 19] {
                 let rows = RegionRows { tokens, experts: 2 * tokens };
                 let region = RegionLayout::new(&spec(layout), rows).unwrap();

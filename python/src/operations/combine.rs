@@ -134,9 +134,9 @@ impl CombineArguments<'_, '_> {
 
     fn weights(&self, layout: Layout, kept: &mut Inputs) -> Result<Option<TensorRef<'static>>> {
         let Some(weights) = optional("weights", self.weights)? else { return Ok(None) };
-        match layout {
-            Layout::Flat => kept.keep(weights).map(Some),
-            Layout::ExpertMajor { .. } | Layout::Packed => kept.keep_column(weights).map(Some),
+        match layout.has_a_row_per_token() {
+            true => kept.keep(weights).map(Some),
+            false => kept.keep_column(weights).map(Some),
         }
     }
 

@@ -227,7 +227,7 @@ fn read_outputs(
         let Some(tensor) = Tensor::optional(name, &object)? else { continue };
         let is_column = match name {
             "source" | "source_tokens" => true,
-            "weights" => layout != Layout::Flat,
+            "weights" => !layout.has_a_row_per_token(),
             _ => false,
         };
         let room = if is_column { kept.keep_column_mut(tensor) } else { kept.keep_mut(tensor) };

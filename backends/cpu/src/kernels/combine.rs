@@ -223,12 +223,12 @@ pub(super) fn stage(
     merger: Merger,
 ) -> Result<Staged> {
     let state = &routing.handles[op.handle];
-    let flat = state.arrangement.layout == Layout::Flat;
+    let in_flat_order = state.arrangement.layout == Layout::Flat;
     let widths = routing.widths(op);
     let in_arena = |tensor: &abi::TyTensor, width: u64| {
         let bytes = state.tokens * width;
         let offset = places.arena_area.offset_of(tensor.data, bytes)?;
-        (flat && offset.is_multiple_of(16)).then_some(offset)
+        (in_flat_order && offset.is_multiple_of(16)).then_some(offset)
     };
     let x = in_arena(&call.x, widths.x);
     let weights = in_arena(&call.weights, widths.weights);

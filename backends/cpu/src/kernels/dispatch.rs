@@ -78,7 +78,7 @@ fn open_dispatch(
         signature: call.signature,
         format: call.format,
         output: None,
-        lands: call.layout == Layout::Packed,
+        lands: call.layout.has_fixed_places(),
     })
 }
 

@@ -73,8 +73,9 @@ pub(super) struct HandleState {
     pub(super) max_tokens: u32,
     /// Whether there is a dispatch.
     pub(super) is_made: bool,
-    /// `[N, K]`, of the dispatch, for combines: where each expert's copy lies, or -1, and its weight. Empty
-    /// of flat rows. They grow with the largest dispatch that the handle had.
+    /// `[N, K]`, of the dispatch, for combines: where each expert's copy lies, or -1, and its weight. `[N]` and none
+    /// of rank-major rows: where each lies. Empty of flat rows. They grow with the largest dispatch that the handle
+    /// had.
     pub(super) slots: Vec<i32>,
     pub(super) weights: Vec<f32>,
     /// Rows that the output tensor has, and combine takes.
@@ -112,24 +113,22 @@ impl HandleState {
 
     /// Rows that a region of this rank must hold.
     pub(super) fn region_rows(&self, spec: &RegionSpec) -> Result<RegionRows> {
-        // A packed region is always laid out for the worst case: its rows are not counted before.
-        if self.arrangement.worst_case || self.arrangement.layout == Layout::Packed {
+        // Rows that are not counted before have room for the worst case.
+        if self.arrangement.worst_case || self.arrangement.layout.has_fixed_places() {
             RegionRows::worst(spec)
         } else {
             Ok(RegionRows { tokens: self.tokens, experts: self.rows })
         }
     }
 
-    /// Rows of the output tensor: N (flat), X (expert-major), El * R*M (packed).
+    /// Rows of the output tensor: N (flat), X (expert-major), El * R*M (packed), R*M (rank-major).
     pub(super) fn rows_of_output(&self, shape: &Shape, rows: &RegionRows) -> u64 {
+        let most_tokens = u64::from(shape.ranks) * u64::from(self.max_tokens);
         match self.arrangement.layout {
             Layout::Flat => rows.tokens,
             Layout::ExpertMajor { .. } => rows.experts,
-            Layout::Packed => {
-                u64::from(shape.local_experts())
-                    * u64::from(shape.ranks)
-                    * u64::from(self.max_tokens)
-            }
+            Layout::Packed => u64::from(shape.local_experts()) * most_tokens,
+            Layout::RankMajor { .. } => most_tokens,
         }
     }
 }

@@ -2,6 +2,7 @@
 //! (token, rank); the entry carries how many there are. The owner then moves them to their rows of the output.
 //! Landing places are free again when their owner has sent `Done`.
 
+use tokenyard_core::moe::Layout;
 use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Result, abi};
 
@@ -10,6 +11,7 @@ use super::entry::{Agreed, Enter, missing_refusal};
 use super::operation::{DispatchOp, End, Operation};
 use super::output::{allocate_output, describe};
 use super::packed::unpack;
+use super::rank_major::place_rows;
 use super::runner::Runner;
 use super::slots::was_refused;
 use super::upstream::Rows;
@@ -81,7 +83,11 @@ pub(super) fn landed_recv(
     }
     let result = match (verdict, op.output) {
         (Ok(()), Some(output)) => {
-            unpack(runner, slot, op, &output).map(|()| describe(runner, op, &output))
+            let placed = match runner.routing.handles[op.handle].arrangement.layout {
+                Layout::RankMajor { .. } => place_rows(runner, slot, op, &output),
+                _ => unpack(runner, slot, op, &output),
+            };
+            placed.map(|()| describe(runner, op, &output))
         }
         (verdict, output) => {
             if let Some(output) = output {

@@ -33,10 +33,9 @@ pub(super) struct Merger {
     pub(super) weights: *const f32,
     /// `[N, K]` weights of copies, for a weighted combine.
     pub(super) copy_weights: Option<CopyWeights>,
-    /// `[N, K]`.
+    /// `[N, K]`; `[N]` of rank-major rows.
     pub(super) slots: *const i32,
-    /// One row per token already.
-    pub(super) flat: bool,
+    pub(super) layout: Layout,
     pub(super) topk: usize,
     pub(super) row: RowType,
     pub(super) partial: RowType,
@@ -64,13 +63,25 @@ impl Merger {
         })
     }
 
+    /// The row of a token that has one row already.
+    ///
+    /// # Safety
+    /// `token` is below N.
+    unsafe fn row_of(&self, token: usize) -> usize {
+        match self.layout {
+            // SAFETY: `[N]`, by this function's contract. The dispatch wrote rows of its output there.
+            Layout::RankMajor { .. } => unsafe { self.slots.add(token).read() as usize },
+            _ => token,
+        }
+    }
+
     /// # Safety
     /// `token` is below N; `out` has room for one row that no other thread uses.
     unsafe fn make_row(&self, token: usize, out: *mut u8) {
         // SAFETY: by this function's contract.
         unsafe {
-            if self.flat {
-                let from = self.x.add(token * self.row.bytes);
+            if self.layout.has_a_row_per_token() {
+                let from = self.x.add(self.row_of(token) * self.row.bytes);
                 std::ptr::copy_nonoverlapping(from, out, self.row.bytes);
             } else {
                 self.merge(token, out);
@@ -83,8 +94,8 @@ impl Merger {
     unsafe fn make_weights(&self, token: usize, out: *mut f32) {
         // SAFETY: by this function's contract.
         unsafe {
-            if self.flat {
-                let from = self.weights.add(token * self.topk);
+            if self.layout.has_a_row_per_token() {
+                let from = self.weights.add(self.row_of(token) * self.topk);
                 std::ptr::copy_nonoverlapping(from, out, self.topk);
             } else {
                 self.gather_weights(token, out);
@@ -177,7 +188,7 @@ pub(super) fn merger(
         weights: call.weights.data.cast_const().cast(),
         copy_weights: call.weighted.then_some(copy_weights),
         slots: state.slots.as_ptr(),
-        flat: state.arrangement.layout == Layout::Flat,
+        layout: state.arrangement.layout,
         topk: routing.exchange.regions.topk as usize,
         row: op.row,
         partial: op.partial,

@@ -41,6 +41,7 @@ mod partials;
 mod pieces;
 mod places;
 mod rail;
+mod rank_major;
 mod record;
 mod routing;
 mod rows;
@@ -147,6 +148,7 @@ impl KernelSet for CpuKernels {
                 | abi::TY_KERNELS_CAP_SUM_WEIGHTS
                 | abi::TY_KERNELS_CAP_PACKED_FORMS
                 | abi::TY_KERNELS_CAP_NO_REGION
+                | abi::TY_KERNELS_CAP_RANK_MAJOR
                 // Sums of a domain would be encoded once more on the rail.
                 | if domains > 1 { 0 } else { abi::TY_KERNELS_CAP_LOGFMT10 },
             scale_up,

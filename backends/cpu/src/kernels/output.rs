@@ -1,7 +1,7 @@
 //! Outputs of dispatches: where they lie in the arena, and how the caller sees them.
 
 use tokenyard_core::arena_output::ArenaOutput;
-use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionSpec, Span};
+use tokenyard_core::moe::{Holder, RegionLayout, RegionSpec, Span};
 use tokenyard_core::{Result, abi};
 
 use super::operation::{DispatchOp, Output};
@@ -43,7 +43,8 @@ pub(super) fn write_counts(
 ) {
     let state = &routing.handles[op.handle];
     let layout = &output.layout;
-    let rows = if state.arrangement.layout == Layout::Flat { state.tokens } else { state.rows };
+    let by_token = state.arrangement.layout.has_a_row_per_token();
+    let rows = if by_token { state.tokens } else { state.rows };
     // SAFETY: the region is this rank's until it is released; peers write only rows and their
     // side arrays, and have written them.
     unsafe {
@@ -129,13 +130,13 @@ pub(super) fn describe(runner: &Runner, op: &DispatchOp, output: &Output) -> abi
     write_lost(&runner.places, &runner.order, output);
     let state = &runner.routing.handles[op.handle];
     let shape = &runner.exchange.regions;
-    let packed_exact = op.lands && !state.arrangement.worst_case;
+    let knows_tokens = op.lands && !state.arrangement.worst_case;
     ArenaOutput {
         region: output.region.id,
         address: runner.places.arena_area.at(output.region.offset),
         layout: &output.layout,
         arrangement: state.arrangement.layout,
-        tokens: if packed_exact { state.tokens } else { output.rows.tokens },
+        tokens: if knows_tokens { state.tokens } else { output.rows.tokens },
         rows: state.rows_of_output(shape, &output.rows),
         format: &op.format,
         shape,

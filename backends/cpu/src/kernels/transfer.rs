@@ -29,7 +29,7 @@ pub(super) unsafe fn move_to_regions(
     unsafe { move_rows(runner, m, source) }
 }
 
-/// Moves rows to the landing places that are fixed for their source: those of the packed layout,
+/// Moves rows to the landing places that are fixed for their source: those of the packed and the rank-major layout,
 /// or on the rail.
 ///
 /// # Safety

@@ -22,7 +22,7 @@ const ARENA_LIMIT: u64 = 16 << 30;
 /// the transports' kinds decide.
 ///
 /// The control window has, per operation slot: records that arrive and that leave, rows that wait to be put
-/// (only for transports without load and store), and landing places of the packed layout. With several
+/// (only for transports without load and store), and landing places of packed and rank-major rows. With several
 /// domains it has the same for the rail, whose rows land there in every layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSizes {
@@ -175,7 +175,7 @@ impl SlotLayout {
         self.records_out(slot) + self.records.bytes + self.stage_bytes * u64::from(group)
     }
 
-    /// Where the rows of a place land: packed rows, or those that go on.
+    /// Where the rows of a place land: packed and rank-major ones, or those that go on.
     pub(super) fn landing(&self, slot: usize, place: u32) -> u64 {
         self.stage(slot, self.groups) + self.landing_pitch * u64::from(place)
     }

@@ -198,7 +198,7 @@ impl Output {
     /// Rows of the output tensor: N (flat), X (expert-major) or El * R*M (packed).
     pub(crate) fn rows_of(&self, layout: Layout, shape: &Shape) -> u64 {
         match layout {
-            Layout::Flat => self.rows.tokens,
+            Layout::Flat | Layout::RankMajor { .. } => self.rows.tokens,
             Layout::ExpertMajor { .. } => self.rows.experts,
             Layout::Packed => u64::from(shape.local_experts()) * self.rows.tokens,
         }

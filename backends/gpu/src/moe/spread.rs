@@ -60,7 +60,7 @@ impl Dispatch<'_> {
     /// dispatch has already done so.
     pub(crate) fn spread(&self, slot: usize, op: &DispatchOp) -> Result<()> {
         let zero_padding = match op.arrangement {
-            Layout::Flat => return Ok(()),
+            Layout::Flat | Layout::RankMajor { .. } => return Ok(()),
             _ if self.moe.has_tiles() => return Ok(()),
             Layout::ExpertMajor { zero_padding, .. } => zero_padding,
             Layout::Packed => false,

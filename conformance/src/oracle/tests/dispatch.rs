@@ -18,6 +18,26 @@ fn a_token_goes_once_to_every_rank_that_hosts_one_of_its_experts() {
 }
 
 #[test]
+fn rank_major_rows_are_the_first_of_the_block_of_their_source() {
+    for zero_padding in [false, true] {
+        let (case, inputs) = example(Layout::RankMajor { zero_padding });
+        let got = expected_dispatch(&case, &inputs, 1);
+        assert_eq!((got.rows, got.x.rows), (3, 6));
+        let mut rows = vec![(0, vec![10.0, 11.0]), (1, vec![12.0, 13.0]), (3, vec![20.0, 21.0])];
+        if zero_padding {
+            rows.extend([2, 4, 5].map(|row| (row, vec![0.0, 0.0])));
+            rows.sort_by_key(|(row, _)| *row);
+        }
+        assert_eq!(f32_rows(&got.x), rows);
+        let none = vec![-1, -1];
+        let ids = [vec![-1, 1], vec![0, -1], none.clone(), vec![1, 0], none.clone(), none];
+        assert_eq!(i32_rows(got.ids.as_ref().unwrap()), (0..).zip(ids).collect::<Vec<_>>());
+        assert_eq!(column(i32_rows(&got.source)), [0, 1, -1, 3, -1, -1]);
+        assert_eq!(column(i32_rows(got.rank_rows.as_ref().unwrap())), [2, 1]);
+    }
+}
+
+#[test]
 fn flat_rows_are_ordered_by_source_rank_then_token() {
     let (case, inputs) = example(Layout::Flat);
     let got = expected_dispatch(&case, &inputs, 1);

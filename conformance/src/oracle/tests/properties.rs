@@ -24,7 +24,8 @@ fn random_case(seed: u64) -> Case {
     let alignment = pick(rng, &[1, 4, 7, 16]);
     let zero_padding = pick(rng, &[false, true]);
     let expert_major = Layout::ExpertMajor { alignment, zero_padding };
-    let layout = pick(rng, &[Layout::Flat, expert_major, Layout::Packed]);
+    let rank_major = Layout::RankMajor { zero_padding };
+    let layout = pick(rng, &[Layout::Flat, expert_major, Layout::Packed, rank_major]);
     let row = pick(rng, &RowType::ALL);
     let scales = pick(rng, &[Scales::F32, Scales::RoundedF32, Scales::Ue8m0]);
     let inputs = [Input::Plain(row), Input::Cast(row, scales), Input::Opaque(1 + rng.below(3))];
@@ -40,7 +41,7 @@ fn random_case(seed: u64) -> Case {
         routings.push(Routing::Skewed);
     }
     let weights = pick(rng, &[false, true]);
-    let weighted = weights && layout != Layout::Flat && pick(rng, &[false, true]);
+    let weighted = weights && !layout.has_a_row_per_token() && pick(rng, &[false, true]);
     let tokens = pick(rng, &[Tokens::Full, Tokens::Ragged, Tokens::OddRanksEmpty]);
     let packed = layout == Layout::Packed;
     let case = Case {
@@ -137,7 +138,7 @@ fn every_selection_is_counted_once_and_every_token_once_per_rank() {
 #[test]
 fn every_selection_has_a_place_of_its_own() {
     for_all(|case, inputs| {
-        if case.layout == Layout::Flat {
+        if case.layout.has_a_row_per_token() {
             return;
         }
         let mut copies = BTreeMap::new();
@@ -258,10 +259,10 @@ fn no_result_depends_on_an_unspecified_byte() {
 #[test]
 fn layouts_agree_on_the_combined_rows() {
     for_all(|case, inputs| {
-        // The caller applies the weights to flat rows where there are weights; combine does it for the
+        // The caller applies the weights to merged rows where there are weights; combine does it for the
         // other layouts.
-        let combined = |layout| {
-            let weighted = case.weights && layout != Layout::Flat;
+        let combined = |layout: Layout| {
+            let weighted = case.weights && !layout.has_a_row_per_token();
             let combine = Combine { weighted, ..case.combine };
             let case = Case { layout, combine, ..case.clone() };
             let rank = |rank| expected_round_trip(&case, &inputs.ranks[rank], rank);
@@ -269,6 +270,7 @@ fn layouts_agree_on_the_combined_rows() {
         };
         let flat = combined(Layout::Flat);
         assert_eq!(flat, combined(Layout::ExpertMajor { alignment: 8, zero_padding: true }));
+        assert_eq!(flat, combined(Layout::RankMajor { zero_padding: false }));
         assert_eq!(flat, combined(Layout::Packed));
     });
 }
