@@ -567,7 +567,7 @@ struct TyTransportTable;
 
 /**
  * Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
- * entry of the expert's rank (flat). Only with `TY_KERNELS_CAP_SUM_WEIGHTS`.
+ * entry of the expert's rank (flat and rank-major). Only with `TY_KERNELS_CAP_SUM_WEIGHTS`.
  */
 #define TY_COMBINE_SUM_WEIGHTS 32
 
@@ -1571,8 +1571,8 @@ typedef struct TyReceived {
    */
   size_t size;
   /**
-   * The arena region that holds all of the output; `release` frees it. Where rows are flat, it may
-   * be freed before the end of the handle: a combine or a replay reads nothing of it.
+   * The arena region that holds all of the output; `release` frees it. Where rows are flat or
+   * rank-major, it may be freed before the end of the handle: a combine or a replay reads nothing of it.
    */
   uint64_t region;
   /**

@@ -146,8 +146,8 @@ pub struct TyDispatch {
 pub struct TyReceived {
     /// `sizeof(TyReceived)`.
     pub size: usize,
-    /// The arena region that holds all of the output; `release` frees it. Where rows are flat, it may
-    /// be freed before the end of the handle: a combine or a replay reads nothing of it.
+    /// The arena region that holds all of the output; `release` frees it. Where rows are flat or
+    /// rank-major, it may be freed before the end of the handle: a combine or a replay reads nothing of it.
     pub region: u64,
     /// Tokens received, N; the worst case where the host learns no count.
     pub tokens: u64,
@@ -275,7 +275,7 @@ pub const TY_COMBINE_AT_ONCE: u32 = 8;
 /// and packed). Only with `TY_KERNELS_CAP_ROUND_ONCE`, or, for the packed layout, `TY_KERNELS_CAP_PACKED_SUMS`.
 pub const TY_COMBINE_ROUND_ONCE: u32 = 16;
 /// Each entry of `out_weights` is the sum of the `weights` of all ranks that received the token, not only the
-/// entry of the expert's rank (flat). Only with `TY_KERNELS_CAP_SUM_WEIGHTS`.
+/// entry of the expert's rank (flat and rank-major). Only with `TY_KERNELS_CAP_SUM_WEIGHTS`.
 pub const TY_COMBINE_SUM_WEIGHTS: u32 = 32;
 /// Each rank's sum for a token is rounded to bf16 and has the values of a LogFMT-10 round trip after that, also
 /// a rank's sum for its own token. Rows are packed bf16 rows, H is a multiple of 512, and sums are not rounded

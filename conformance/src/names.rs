@@ -57,6 +57,11 @@ impl Watch {
         }
     }
 
+    /// Names that are not the job's, although one of its processes was seen to use them.
+    pub(crate) fn forget(&mut self, names: &BTreeSet<PathBuf>) {
+        self.used.retain(|name| !names.contains(name));
+    }
+
     /// Notes names that a process of the job has used.
     pub(crate) fn note_names(&mut self, names: impl IntoIterator<Item = PathBuf>) {
         self.used.extend(names);
@@ -248,7 +253,7 @@ pub(crate) fn lasting_names(process: u32) -> Vec<PathBuf> {
 }
 
 /// The names that one process maps, has open or listens on.
-fn used_by(process: u32) -> BTreeSet<PathBuf> {
+pub(crate) fn used_by(process: u32) -> BTreeSet<PathBuf> {
     let mut used = open_in(Path::new(&format!("/proc/{process}")));
     let sockets = text_of("/proc/net/unix");
     // The seventh column is the number by which a descriptor names its socket.

@@ -102,8 +102,8 @@ impl Communicator {
     /// - `topk_weights`: `[T, K]` float32. `scales`: `[T, S]` of 4-byte elements, any strides; they pass untouched.
     /// - `layout`: `"flat"`, one row per token and rank; `"expert_major"`, grouped by local expert, with starts at
     ///   multiples of `alignment`; `"packed"`, a block per local expert. Where `forms` has it also `"rank_major"`, one
-    ///   row per token and rank in a block of M rows per source rank. `zero_padding` zeroes the gaps of the second and
-    ///   the last one.
+    ///   row per token and rank in a block of M rows per source rank. `zero_padding` zeroes the rows without a token
+    ///   of the second and of the last one.
     /// - `cast`: None, or `"fp8"`, `"fp8_round"`, `"fp8_ue8m0"`: FP8 e4m3 with one scale per 128 channels.
     /// - `worst_case`: outputs have room for the worst case; the true sizes are in `Received.totals`.
     /// - `max_tokens`: M of this call, 1 to the communicator's: it bounds worst-case sizes and packed blocks, and
@@ -271,18 +271,19 @@ impl Communicator {
     /// - `x`: the experts' outputs, of the shape of `Received.x`; bfloat16, float16 or float32.
     /// - `weights`: float32, of the shape of `Received.weights`: they travel back to their tokens.
     /// - `bias`: `[T, H]` of the type of `x`, or two of them; added first.
-    /// - `weighted`: multiply each expert's row by its weight (not for flat rows): that of `topk_weights`,
-    ///   `[T, K]` float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be given: the
+    /// - `weighted`: multiply each expert's row by its weight (not for flat and rank-major rows): that of
+    ///   `topk_weights`, `[T, K]` float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be given: the
     ///   ids of the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a
     ///   combine is two operations on the CPU backend, so `in_flight` counts it twice. Given on all ranks or on
     ///   none; on GPUs for packed rows with `decode = "low_latency"`.
-    /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat rows).
+    /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat and
+    ///   rank-major rows).
     ///   On the CPU backend, and on GPUs for packed rows with `decode = "low_latency"`.
     /// - `compress`: `"logfmt10"` sends each rank's sum for a token in ten bits a value, where its values allow it
     ///   (packed rows of bfloat16, H a multiple of 512, without `round_once`). In one domain, on the CPU backend, and
     ///   on GPUs with `decode = "low_latency"` and H up to 8192. Equal on all ranks.
-    /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat rows). On
-    ///   GPUs within one domain.
+    /// - `sum_weights`: each of `out_weights` is the sum of the weights of all ranks that got the token (flat and
+    ///   rank-major rows). On GPUs within one domain.
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
     ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
     ///   `out_weights` are made where they are not given.

@@ -24,7 +24,8 @@ const LARGEST_PUT: u64 = 1 << 40;
 ///
 /// Arguments are those of `Communicator`, on `ranks` ranks in `domains` domains. With the kernel set `cpu`, windows
 /// (`control` and `arena`) take memory where they are touched, handles when as many live at once; what a handle keeps
-/// of expert-major and packed rows (8 bytes for each received token and k) comes on top. On a GPU all is taken from
+/// of expert-major and packed rows (8 bytes for each received token and k), or of rank-major rows (4 for each token),
+/// comes on top. On a GPU all is taken from
 /// the start.
 ///
 /// Local: nothing is opened. Raises InvalidInputError, ConfigError; UnsupportedError for a kernel set of a plugin, and

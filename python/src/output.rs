@@ -22,7 +22,8 @@ use crate::shared::Shared;
 /// Its arrays lie in the arena of the communicator, without a copy, until the last tensor over any of them is gone;
 /// a full arena refuses the next dispatch. N is the number of tokens received. `rows` is N for flat rows, and the
 /// number of expert rows, padding included, for expert-major ones. Packed arrays have a block of R * M rows for each of
-/// the E / R local experts, of which the first `expert_counts` are filled.
+/// the E / R local experts, of which the first `expert_counts` are filled; rank-major ones have a block of M rows for
+/// each source rank, of which the first `source_counts` are filled.
 #[pyclass(frozen, module = "tokenyard")]
 pub(crate) struct Received {
     core: Source,

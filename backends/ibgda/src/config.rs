@@ -201,7 +201,7 @@ mod tests {
             ("completions = 1", "string"),
             ("signals = \"immediate\"", "`atomic`"),
             ("signals = \"write\"", "INV-1"),
-            ("fence = 1", "boolean"),
+            ("fence = 1", "true or false"),
             ("queue_pairs = 9", "1 to 8"),
             ("depth = 32", "64 to 32768"),
             ("depth = 65", "a power of two"),

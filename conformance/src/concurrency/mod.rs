@@ -69,7 +69,7 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
         about: about.to_owned(),
         in_processes: false,
         lacks: None,
-        body: Box::new(move |rank| match lacks(rank, layout)? {
+        body: Box::new(move |rank| match lacked(rank, layout)? {
             Some(form) => Ok(Outcome::NotSupported(form.to_string())),
             None => close(body(rank, layout)?),
         }),
@@ -77,7 +77,7 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
 }
 
 /// The layout, if the kernel set does not take it. Collective.
-fn lacks(rank: &Rank<'_>, layout: Layout) -> Result<Option<CallForm>> {
+fn lacked(rank: &Rank<'_>, layout: Layout) -> Result<Option<CallForm>> {
     if !matches!(layout, Layout::RankMajor { .. }) {
         return Ok(None);
     }

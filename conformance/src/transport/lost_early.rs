@@ -9,7 +9,7 @@ use super::patience::{PATIENCE, longest, timed};
 use super::rig::Rig;
 use super::teams::Teams;
 use super::{Body, TransportCase};
-use crate::names::Watch;
+use crate::names::{Watch, used_by};
 use crate::suite::{Loss, Outcome, Rank};
 
 /// Rank 0 holds the world together.
@@ -45,6 +45,7 @@ fn connecting_ends(rank: &Rank<'_>, needs: &Needs, loss: Loss) -> Result<Outcome
     names.note([std::process::id()]);
     let endpoints = rig.exchange_endpoints()?;
     let pids = processes(rank)?;
+    let theirs = used_by(pids[VICTIM as usize]);
     rank.world.barrier("a rank is lost")?;
     if rank.world.rank() == VICTIM {
         // Its transport stays open.
@@ -63,9 +64,10 @@ fn connecting_ends(rank: &Rank<'_>, needs: &Needs, loss: Loss) -> Result<Outcome
     if let Some(error) = connected.as_ref().err().and_then(|error| error.downcast_ref()) {
         is_a_loss(error, VICTIM)?;
     }
-    // The names of the victim may stay: no rank had opened what is behind them. A survivor removes its own, also those
-    // that it has made since.
+    // The names of the victim may stay: no rank had opened what is behind them when it was lost. A survivor removes
+    // its own, also those that it has made since.
     names.note([std::process::id()]);
+    names.forget(&theirs);
     drop(rig);
     let mut left = names.left(|| PATIENCE).own;
     left.extend(names.left_files(|_| true));

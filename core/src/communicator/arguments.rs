@@ -71,16 +71,16 @@ pub struct Combine<'a> {
     /// f32, of the shape of the dispatch's weights: they return to their tokens.
     pub weights: Option<TensorRef<'a>>,
     /// Each returned weight is the sum of the entries of all ranks that received the token, with or without
-    /// the expert (flat rows). Otherwise it is the entry of the expert's rank. Equal on all ranks.
+    /// the expert (flat and rank-major rows). Otherwise it is the entry of the expert's rank. Equal on all ranks.
     pub sum_weights: bool,
     /// Up to two `[T, H]` of the type of `x`, added first.
     pub bias: [Option<TensorRef<'a>>; 2],
-    /// Multiply each expert's row by its weight (not for flat rows): that of `topk`, or else the weight that
-    /// the dispatch delivered.
+    /// Multiply each expert's row by its weight (not for flat and rank-major rows): that of `topk`, or else the
+    /// weight that the dispatch delivered.
     pub weighted: bool,
     /// Round each sum once, on the rank of its token, in the order of ranks and then of k. Otherwise the sum
-    /// of each rank's experts is rounded too. Not for flat rows: the caller has summed the experts of each
-    /// rank already. Equal on all ranks.
+    /// of each rank's experts is rounded too. Not for flat and rank-major rows: the caller has summed the
+    /// experts of each rank already. Equal on all ranks.
     pub round_once: bool,
     /// The format in which each rank's sum for a token travels. Its values are those after the round trip, for a rank's
     /// own tokens too. Packed rows of bf16 that are not rounded once. Equal on all ranks.

@@ -16,7 +16,7 @@ impl Components {
 
     pub(super) fn check_layout(&self, layout: Layout) -> Result<()> {
         let is_rank_major = matches!(layout, Layout::RankMajor { .. });
-        self.check_form(is_rank_major, CallForm::RankMajor, "layout: rank-major rows")
+        self.check_form(is_rank_major, CallForm::RankMajor, "rank-major rows")
     }
 
     pub(super) fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {

@@ -25,13 +25,13 @@ pub struct Outputs<'a> {
     pub scales: Option<TensorMut<'a>>,
     /// `[S, rows or more]`: row-major `scales`, column by column.
     pub scale_columns: Option<TensorMut<'a>>,
-    /// `[N, K]` i32, or i64, as the dispatch took them.
+    /// i32, or i64 as the dispatch took them: `[N, K]` (flat), or `[rows, K]` (rank-major).
     pub ids: Option<TensorMut<'a>>,
     /// As `ids`, i64: for a caller that wants them a second time.
     pub wide_ids: Option<TensorMut<'a>>,
-    /// f32: `[N, K]` (flat), else `[rows, 1]`.
+    /// f32: `[rows, K]` (flat and rank-major), else `[rows, 1]`.
     pub weights: Option<TensorMut<'a>>,
-    /// i32: `[N, 1]`, or `[rows, 1]` (packed).
+    /// i32: `[N, 1]`, or `[rows, 1]` (packed and rank-major).
     pub source: Option<TensorMut<'a>>,
     /// As `source`, but the source token alone.
     pub source_tokens: Option<TensorMut<'a>>,

@@ -375,8 +375,8 @@ impl Communicator {
     }
 
     /// Copies arrays of an output to memory of the caller, who may drop the output then: its place in
-    /// the arena becomes free at once. The handle needs nothing of a flat output; the handles of other
-    /// layouts hold their output's place until they are dropped. Local: no other rank takes part.
+    /// the arena becomes free at once. The handle needs nothing of a flat or rank-major output; the
+    /// handles of other layouts hold their output's place until they are dropped. Local: no other rank takes part.
     ///
     /// Behind [`Communicator::on`] the copies are queued on the stream.
     ///

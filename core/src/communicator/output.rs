@@ -163,7 +163,7 @@ pub struct Handle {
 pub(super) struct RoutingClaim {
     pub(super) components: Arc<Components>,
     pub(super) slot: u32,
-    /// Combine reads slots and weights in this region; of a flat output it reads nothing.
+    /// Combine reads slots and weights in this region; of a flat or rank-major output it reads nothing.
     region: Option<RegionClaim>,
 }
 

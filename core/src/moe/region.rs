@@ -332,8 +332,8 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Layout::ExpertMajor { .. } => ArrayLength::new(local, "El"),
         Layout::Flat | Layout::Packed | Layout::RankMajor { .. } => NONE,
     };
-    let lands = !spec.layout.has_a_row_per_token();
-    let landed = |count, wanted: bool| if lands && wanted { count } else { NONE };
+    let spreads = !spec.layout.has_a_row_per_token();
+    let landed = |count, wanted: bool| if spreads && wanted { count } else { NONE };
     let landed_scales = landed(tokens, spec.row.scale_bytes > 0);
     let landed_weights = landed(by_k, spec.row.weights);
     let landed_source = if spec.layout == Layout::Packed { tokens } else { NONE };

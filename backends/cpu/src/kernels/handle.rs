@@ -73,8 +73,8 @@ pub(super) struct HandleState {
     pub(super) max_tokens: u32,
     /// Whether there is a dispatch.
     pub(super) is_made: bool,
-    /// `[N, K]`, of the dispatch, for combines: where each expert's copy lies, or -1, and its weight. `[N]` and none
-    /// of rank-major rows: where each lies. Empty of flat rows. They grow with the largest dispatch that the handle
+    /// `[N, K]`, of the dispatch, for combines: where each expert's copy lies, or -1, and its weight. Of rank-major
+    /// rows `[N]` alone: where each lies. Not used of flat rows. They grow with the largest dispatch that the handle
     /// had.
     pub(super) slots: Vec<i32>,
     pub(super) weights: Vec<f32>,
@@ -134,7 +134,7 @@ impl HandleState {
 }
 
 /// Bytes that one handle takes on a rank of a world of `shape.ranks` ranks in `domains` domains, without what it
-/// keeps of its outputs: 8 bytes for each received token and k, unless rows are flat.
+/// keeps of its outputs: 8 bytes for each received token and k, 4 for each token of rank-major rows, none of flat ones.
 pub fn handle_bytes(shape: &Shape, domains: u32) -> u64 {
     let leg = |team: &Shape| {
         SendPlan::bytes_for(team)

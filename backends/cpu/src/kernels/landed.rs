@@ -12,6 +12,7 @@ use super::operation::{DispatchOp, End, Operation};
 use super::output::{allocate_output, describe};
 use super::packed::unpack;
 use super::rank_major::place_rows;
+use super::record::bad_record;
 use super::runner::Runner;
 use super::slots::was_refused;
 use super::upstream::Rows;
@@ -82,13 +83,12 @@ pub(super) fn landed_recv(
         }
     }
     let result = match (verdict, op.output) {
-        (Ok(()), Some(output)) => {
-            let placed = match runner.routing.handles[op.handle].arrangement.layout {
+        (Ok(()), Some(output)) => check_rows(runner, op)
+            .and_then(|()| match runner.routing.handles[op.handle].arrangement.layout {
                 Layout::RankMajor { .. } => place_rows(runner, slot, op, &output),
                 _ => unpack(runner, slot, op, &output),
-            };
-            placed.map(|()| describe(runner, op, &output))
-        }
+            })
+            .map(|()| describe(runner, op, &output)),
         (verdict, output) => {
             if let Some(output) = output {
                 runner.places.arena().release(output.region.id);
@@ -104,4 +104,24 @@ pub(super) fn landed_recv(
         runner.routing.remember_output(op.handle, &output);
     }
     result
+}
+
+/// Refuses rows that a source may not have: beyond M of the call, or in a replay other than its dispatch had.
+fn check_rows(runner: &Runner, op: &DispatchOp) -> Result<()> {
+    let state = &runner.routing.handles[op.handle];
+    for source in 0..runner.exchange.regions.ranks {
+        let came = runner.routing.gathered.entries[source as usize].rows;
+        if op.signature.is_fresh() {
+            let most = u64::from(state.max_tokens);
+            if came > most {
+                return Err(bad_record(source, format!("{came} rows of at most {most}")));
+            }
+            continue;
+        }
+        let expected = u64::from(state.recv.rows_from(source));
+        if came != expected && !runner.order.is_gone(source) {
+            return Err(bad_record(source, format!("{came} rows in a replay of {expected}")));
+        }
+    }
+    Ok(())
 }
