@@ -272,10 +272,10 @@ impl Communicator {
     /// - `weights`: float32, of the shape of `Received.weights`: they travel back to their tokens.
     /// - `bias`: `[T, H]` of the type of `x`, or two of them; added first.
     /// - `weighted`: multiply each expert's row by its weight (not for flat and rank-major rows): that of
-    ///   `topk_weights`, `[T, K]` float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be given: the
-    ///   ids of the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a
-    ///   combine is two operations on the CPU backend, so `in_flight` counts it twice. Given on all ranks or on
-    ///   none; on GPUs for packed rows with `decode = "low_latency"`.
+    ///   `topk_weights`, `[T, K]` float32, or else the one of its dispatch. With `topk_weights`, `topk_idx` may be
+    ///   given: the ids of the dispatch, where a negative one leaves its expert's row out, whatever that holds. Such a
+    ///   combine is two operations on the CPU backend, so `in_flight` counts it twice. Given on all ranks or on none;
+    ///   on GPUs for packed rows with `decode = "low_latency"`.
     /// - `round_once`: round each sum once, at its token, and not that of each rank's experts too (not for flat and
     ///   rank-major rows).
     ///   On the CPU backend, and on GPUs for packed rows with `decode = "low_latency"`.

@@ -62,7 +62,7 @@ fn connecting_ends(rank: &Rank<'_>, needs: &Needs, loss: Loss) -> Result<Outcome
         "connect and commit took {took:?} beside a peer that is lost; expected at most {longest:?} (INV-6)"
     );
     if let Some(error) = connected.as_ref().err().and_then(|error| error.downcast_ref()) {
-        is_a_loss(error, VICTIM)?;
+        is_a_loss(error, VICTIM, rank.world.rank())?;
     }
     // The names of the victim may stay: no rank had opened what is behind them when it was lost. A survivor removes
     // its own, also those that it has made since.

@@ -1,6 +1,7 @@
 //! A process that has nothing left: the system refuses its calls, and no peer is to blame.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -72,9 +73,29 @@ fn a_commit_without_descriptors_blames_no_peer(rank: &Rank<'_>, needs: &Needs) -
     if waits_for_an_answer(rank, needs)? {
         return Ok(Outcome::Pass);
     }
-    let mut rig = Rig::open(rank, needs, rig::short(rank))?;
+    for times in [1, 4] {
+        let committed = commit_without_descriptors(rank, needs, times * rig::short(rank))?;
+        // On a busy machine rank 1 may not run in time, which it is then blamed for.
+        let is_late = committed.as_ref().is_err_and(|error| {
+            error.kind() == ErrorKind::Deadline && error.rank().is_some() && times == 1
+        });
+        if !rig::of_any(rank.world, is_late)? {
+            is_about_this_process("commit", committed.map_err(Into::into))?;
+            break;
+        }
+    }
+    Ok(Outcome::Pass)
+}
+
+/// The end of a `commit` during which rank 0 has no descriptor left. Collective.
+fn commit_without_descriptors(
+    rank: &Rank<'_>,
+    needs: &Needs,
+    deadline: Duration,
+) -> Result<tokenyard_core::Result<()>> {
+    let mut rig = Rig::open(rank, needs, deadline)?;
     let endpoints = rig.exchange_endpoints()?;
-    let mut committed: tokenyard_core::Result<()> = Ok(());
+    let mut committed = Ok(());
     if rig.me() == 0 {
         let connected = connects(&mut rig, &endpoints);
         let none_left = NoDescriptors::take_all()?;
@@ -91,8 +112,7 @@ fn a_commit_without_descriptors_blames_no_peer(rank: &Rank<'_>, needs: &Needs) -
     rank.world.barrier("a rank was without descriptors")?;
     drop(rig);
     rank.world.barrier("all have closed")?;
-    is_about_this_process("commit", committed.map_err(Into::into))?;
-    Ok(Outcome::Pass)
+    Ok(committed)
 }
 
 /// Whether a connect fails while the peer, which is open, does not answer. Collective.
