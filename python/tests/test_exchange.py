@@ -481,7 +481,14 @@ def seen_before_the_rows(world):
             same(place.x, np.asarray(received.x))
         held = comm.held_bytes
         assert held == received.x.nbytes
-        known = {"max_tokens", "round_once", "sum_weights", "packed_forms", "logfmt10"}
+        known = {
+            "max_tokens",
+            "round_once",
+            "sum_weights",
+            "packed_forms",
+            "logfmt10",
+            "rank_major",
+        }
         assert set(comm.forms) == known
         with pytest.raises(ValueError, match="without_sync: found True without a stream"):
             comm.dispatch(x, idx, weights, without_sync=True)
