@@ -234,7 +234,7 @@ fn answer(status: i32, count: usize, most: usize) -> std::result::Result<usize, 
 }
 
 /// A device API with nothing in it, to be filled.
-pub(crate) const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
+pub const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
     size: size_of::<abi::TyDeviceApi>(),
     version: 0,
     dialect: 0,

@@ -363,9 +363,6 @@ fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> R
         is_a_loss(error, rig.world_rank(1), rank.world.rank())?;
     }
     rank.world.barrier("a peer was missing")?;
-    // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.
-    let last = is_first.then_some(rig);
-    rank.world.barrier("the missing peer has closed")?;
-    drop(last);
+    rig.close_behind_peer_1()?;
     Ok(took)
 }

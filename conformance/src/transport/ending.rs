@@ -332,10 +332,7 @@ fn commit_fails_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<bool>
         && connects.all(|(peer, end)| rig.transport.connect(peer, end).is_ok())
         && rig.transport.commit().is_err();
     let failed = rig::of_any(rank.world, failed)?;
-    // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.
-    let last = is_first.then_some(rig);
-    rank.world.barrier("the missing peer has closed")?;
-    drop(last);
+    rig.close_behind_peer_1()?;
     Ok(failed)
 }
 

@@ -337,6 +337,16 @@ impl<'a> Rig<'a> {
         barrier_beside(self.world, topic, || self.drive())
     }
 
+    /// Closes peer 1, which may not have connected, before peer 0, which has connected to it: then no rank is left that
+    /// could still look at what peer 0 sent. libfabric's provider `shm` crashes in the other order. Collective.
+    pub(super) fn close_behind_peer_1(self) -> Result<()> {
+        let world = self.world;
+        let last = (self.me() == 0).then_some(self);
+        world.barrier("peer 1 has closed")?;
+        drop(last);
+        Ok(world.barrier("all have closed")?)
+    }
+
     /// Ends a case: all ranks have finished it, no event is left, the transport is healthy.
     pub(super) fn end(mut self, healthy: bool) -> Result<()> {
         self.barrier("end of case")?;

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::blank_error;
+use tokenyard_core::link::NO_DEVICE_API;
 use tokenyard_core::transport::{Command, Event, NO_COMMAND, NO_EVENT};
 use tokenyard_core::{ErrorKind, abi};
 
@@ -61,25 +62,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
 ];
 
-/// Room for a source.
-const NO_DEVICE_API: abi::TyDeviceApi = abi::TyDeviceApi {
-    size: size_of::<abi::TyDeviceApi>(),
-    version: 0,
-    dialect: 0,
-    compiler: 0,
-    flags: 0,
-    source: abi::TyStr { data: std::ptr::null(), bytes: 0 },
-    include_folders: std::ptr::null(),
-    include_folder_count: 0,
-    defines: std::ptr::null(),
-    define_count: 0,
-    params: std::ptr::null(),
-    param_bytes: 0,
-    param_alignment: 0,
-};
-
 /// The byte beside the room of a slot.
-const BESIDE: u8 = 0xd7;
+pub(super) const BESIDE: u8 = 0xd7;
 
 fn names_of_links_fit_their_room(rig: &mut Rig<'_>) -> Result<()> {
     // SAFETY: the copy is used while the transport is open.

@@ -16,7 +16,7 @@ use super::needs::Needs;
 use super::patience::PATIENCE;
 use super::queue::STATUSES;
 use super::rig::{self, Rig};
-use super::slots::with_unknown_key;
+use super::slots::{BESIDE, with_unknown_key};
 use super::teams::Teams;
 use super::{Body, TransportCase};
 use crate::suite::Rank;
@@ -161,8 +161,6 @@ struct ErrorRoom {
     error: abi::TyError,
     beside: [u8; 1024],
 }
-
-const BESIDE: u8 = 0xd7;
 
 /// Calls a slot, which must fail or succeed within the room of its error. Returns the status, and the error.
 fn in_error_room(
@@ -318,10 +316,7 @@ fn error_of_commit(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
         })?;
     }
     rank.world.barrier("a peer was missing")?;
-    // Peer 1 closes first: no rank is left that could still look at what peer 0 sent.
-    let last = is_first.then_some(rig);
-    rank.world.barrier("the missing peer has closed")?;
-    drop(last);
+    rig.close_behind_peer_1()?;
     Ok(())
 }
 

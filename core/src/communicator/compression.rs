@@ -16,9 +16,9 @@ impl Combine<'_> {
         }
         let (dtype, hidden) = (self.x.dtype(), self.x.cols());
         let found = match layout {
-            Layout::Flat => "flat rows".to_owned(),
-            Layout::ExpertMajor { .. } => "expert-major rows".to_owned(),
-            Layout::RankMajor { .. } => "rank-major rows".to_owned(),
+            Layout::Flat | Layout::ExpertMajor { .. } | Layout::RankMajor { .. } => {
+                format!("{} rows", layout.name())
+            }
             Layout::Packed if self.round_once => {
                 "round_once, whose sums travel as float32".to_owned()
             }

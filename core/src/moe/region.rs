@@ -49,7 +49,7 @@ impl Layout {
     }
 
     /// True if rows that hold no token are zeroed.
-    pub(crate) const fn zero_padding(self) -> bool {
+    pub const fn zero_padding(self) -> bool {
         match self {
             Self::ExpertMajor { zero_padding, .. } | Self::RankMajor { zero_padding } => {
                 zero_padding

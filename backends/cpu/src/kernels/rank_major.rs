@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::{Layout, RegionLayout, Span};
+use tokenyard_core::moe::{RegionLayout, Span};
 
 use super::operation::{DispatchOp, Output};
 use super::output::write_counts;
@@ -43,8 +43,8 @@ pub(super) fn place_rows(
 ) -> Result<()> {
     let landing = runner.places.landing_layout(&op.format)?;
     let shape = runner.exchange.regions;
-    let (room, local) =
-        (runner.routing.handles[op.handle].max_tokens as usize, shape.local_experts() as usize);
+    let (state, local) = (&runner.routing.handles[op.handle], shape.local_experts() as usize);
+    let (room, zeroes) = (state.max_tokens as usize, state.arrangement.layout.zero_padding());
     for source in 0..shape.ranks {
         let came = runner.routing.gathered.entries[source as usize].rows as usize;
         // A replay has places for the rows of its dispatch, of which none come where the source was lost since then.
@@ -65,18 +65,13 @@ pub(super) fn place_rows(
         let counts = &mut runner.routing.gathered.counts[source as usize * local..][..local];
         block.count(came, source, counts)?;
         block.clear(came..rows, true);
-        block.clear(rows..room, is_zeroed(runner, op));
+        block.clear(rows..room, zeroes);
     }
     if op.signature.is_fresh() {
         remember_rows(runner, op, room)?;
     }
     write_counts(&runner.routing, &runner.places, op, output);
     Ok(())
-}
-
-fn is_zeroed(runner: &Runner, op: &DispatchOp) -> bool {
-    let layout = runner.routing.handles[op.handle].arrangement.layout;
-    matches!(layout, Layout::RankMajor { zero_padding: true })
 }
 
 /// Stores in the handle how many rows each source has, and where they lie.
