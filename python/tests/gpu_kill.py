@@ -57,13 +57,15 @@ def v1_calls(world, phase):
         buffer.combine(recv_x, handle)
 
     low_latency()
-    normal()
     synchronize()
     graph = None
     if phase == "graph":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             low_latency()
+    # It waits for the counts of all ranks: none dies while another one still captures.
+    normal()
+    synchronize()
 
     def step():
         if graph is not None:

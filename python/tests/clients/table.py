@@ -90,7 +90,7 @@ def rows_of_gpus(records):
         checks.setdefault(cells, []).append((one["check"], one["passed"]))
     lines = []
     for cells, ran in checks.items():
-        names = ", ".join(name.replace("_", " ").replace(".", ": ") for name, _ in ran)
+        names = "; ".join(name.replace("_", " ").replace(".", ": ") for name, _ in ran)
         passed = f"{sum(passed for _, passed in ran)} of {len(ran)}"
         lines.append("| {} |\n".format(" | ".join([*cells, names, passed])))
     return lines

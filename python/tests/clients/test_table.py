@@ -75,7 +75,7 @@ def test_what_ran_on_gpus_replaces_the_last_table_and_nothing_else(tmp_path):
         PAGE
         + table.GPU_BEGIN
         + table.GPU_HEAD
-        + "| vllm | 1.2 | 2026-11-29 | 2 GPUs: NVIDIA H200 | low latency, visible: own index | 1 of 2 |\n"
+        + "| vllm | 1.2 | 2026-11-29 | 2 GPUs: NVIDIA H200 | low latency; visible: own index | 1 of 2 |\n"
         "| sglang | 1.2 | 2026-11-29 | 2 GPUs: NVIDIA H200 | layers are dense | 1 of 1 |\n"
         "| vllm | 1.2 | 2026-11-28 | 2 GPUs: NVIDIA H200 | elastic | 1 of 1 |\n"
         + table.GPU_END
