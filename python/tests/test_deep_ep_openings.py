@@ -16,7 +16,7 @@ MANY = Case(2, seed=9, experts=36, topk=33, tokens=(5, 7))
 
 
 def dispatch_of(case):
-    def call(world, buffer):
+    def call(world, buffer, _):
         x, idx, weights = (of[world.rank] for of in (case.x, case.idx, case.weights))
         layout = layout_of(buffer, case)
         return buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **layout)
@@ -25,32 +25,29 @@ def dispatch_of(case):
 
 
 def elastic_of(case, topk=None, width=None, max_tokens=12):
-    """A dispatch of V2, which judges less before a communicator is opened; beside the buffer, as users have both."""
+    """A dispatch of V2, which judges less before a communicator is opened; on a buffer beside those of V1, as users
+    have both."""
 
-    def call(world, buffer):
+    def call(world, _, elastic):
         idx = case.idx[world.rank]
         more = np.full((len(idx), (topk or case.topk) - case.topk), -1, np.int64)
-        elastic = ElasticBuffer(world, explicitly_destroy=True)
-        try:
-            elastic.dispatch(
-                case.x[world.rank][:, :width].copy(),
-                np.concatenate([idx, more], axis=1),
-                num_experts=case.experts,
-                num_max_tokens_per_rank=max_tokens,
-            )
-        finally:
-            elastic.destroy()
+        return elastic.dispatch(
+            case.x[world.rank][:, :width].copy(),
+            np.concatenate([idx, more], axis=1),
+            num_experts=case.experts,
+            num_max_tokens_per_rank=max_tokens,
+        )
 
     return call
 
 
-def without_memory(world, buffer):
+def without_memory(world, buffer, elastic):
     """More tokens than before, and rank 1 may make no file of the size of its arena."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if world.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
     try:
-        dispatch_of(Case(2, seed=3, tokens=(1500, 1500)))(world, buffer)
+        dispatch_of(Case(2, seed=3, tokens=(1500, 1500)))(world, buffer, elastic)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
@@ -66,6 +63,11 @@ OPENINGS = {
         "found max_tokens * ranks = 4294967294; expected",
         BAD_SHAPE,
     ),
+    "M = 2^31": (
+        elastic_of(CASE, max_tokens=2**31),
+        "num_max_tokens_per_rank: found 2147483648; expected an integer from 1 to 2147483647",
+        [errors.InvalidInputError, errors.RefusedError],
+    ),
     "no memory": (
         without_memory,
         "allocate window: the memory cannot be sized",
@@ -76,26 +78,36 @@ OPENINGS = {
 
 def right(world, buffer):
     me = world.rank
-    recv_x, *_, handle, _ = dispatch_of(CASE)(world, buffer)
+    recv_x, *_, handle, _ = dispatch_of(CASE)(world, buffer, None)
     combined, _, _ = buffer.combine(recv_x, handle)
+    close(combined, CASE.x[me] * times(CASE, me)[:, None])
+
+
+def right_of_v2(world, elastic):
+    me = world.rank
+    recv_x, *_, handle, _ = elastic_of(CASE)(world, None, elastic)
+    combined, _, _ = elastic.combine(recv_x, handle)
     close(combined, CASE.x[me] * times(CASE, me)[:, None])
 
 
 def failed_opening(world, name, is_first):
     call, says, kinds = OPENINGS[name]
     buffer, other = buffer_of(world), buffer_of(world)
+    elastic = ElasticBuffer(world, explicitly_destroy=True)
     if not is_first:
         right(world, buffer)
         right(world, other)
+        right_of_v2(world, elastic)
     for _ in range(2):
         with pytest.raises(errors.Error) as raised:
-            call(world, buffer)
+            call(world, buffer, elastic)
         assert type(raised.value) is kinds[world.rank], repr(raised.value)
         assert says in str(raised.value), str(raised.value)
+    right_of_v2(world, elastic)
     new = buffer_of(world)
     for each in (buffer, other, new):
         right(world, each)
-    for each in (buffer, other, new):
+    for each in (buffer, other, new, elastic):
         each.destroy()
 
 
