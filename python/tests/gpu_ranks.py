@@ -25,6 +25,7 @@ import gpu_masks
 import gpu_native
 import gpu_openings
 import gpu_operations
+import gpu_reports
 import gpu_streams
 import gpu_v1
 import gpu_v1_more
@@ -51,6 +52,7 @@ MODULES = [
     gpu_compile,
     gpu_masks,
     gpu_growth,
+    gpu_reports,
     gpu_host_time,
     gpu_device_time,
 ]

@@ -7,6 +7,7 @@ import pathlib
 import ml_dtypes
 import numpy as np
 import pytest
+from exact import same
 from oracle import Case
 from pool import CONFIG
 
@@ -43,11 +44,6 @@ def buffer_of(world, domains=1, **options):
     path.write_text(text)
     os.environ["TOKENYARD_CONFIG"] = str(path)
     return Buffer(world, explicitly_destroy=True, **options)
-
-
-def same(found, expected):
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, expected)
 
 
 def close(found, expected, tolerance=1e-5):

@@ -1,5 +1,6 @@
 """Public reports of faults of libraries of this kind, tried here. docs/public-reports.md lists all of them."""
 
+import contextlib
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import time
 import exact
 import numpy as np
 import pytest
+import sweeps
 from exact import Exchange
 from pool import LIMIT_S, Pool, free_port
 from test_deep_ep_callers import needs_torch
@@ -21,7 +23,6 @@ from tokenyard.deep_ep import ElasticBuffer
 # A default run leaves sweeps out that take minutes.
 ALL = "TOKENYARD_TEST_ALL" in os.environ
 OPERATIONS = 2000
-MOST_TOKENS = (1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 255, 257)
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +39,18 @@ def buffers(world, most, **options):
     return buffer, ElasticBuffer(world, num_max_tokens_per_rank=most, explicitly_destroy=True)
 
 
-def every_kind(buffer, elastic, it, use_fp8=False):
-    """An exchange in each form that the drop-in has."""
-    exact.low_latency(buffer, it, use_fp8=use_fp8)()
-    exact.normal(buffer, it, use_fp8=use_fp8)()
-    exact.elastic(elastic, it, use_fp8=use_fp8)()
-    exact.elastic(elastic, it, is_expanded=True, use_fp8=use_fp8)()
+@contextlib.contextmanager
+def both(world, most):
+    """A buffer of each kind, which are destroyed behind the checks."""
+    made = buffers(world, most)
+    yield made
+    for buffer in reversed(made):
+        buffer.destroy()
 
 
 def every_m(world):
-    buffer, elastic = buffers(world, max(MOST_TOKENS))
-    for most in MOST_TOKENS:
-        for tokens in sorted({0, 1, most}):
-            # The other rank has as many as are left.
-            every_kind(buffer, elastic, Exchange((tokens, most - tokens), hidden=16, most=most))
-    elastic.destroy()
-    buffer.destroy()
+    with both(world, max(sweeps.MOST_TOKENS)) as made:
+        sweeps.every_m(*made)
 
 
 def test_every_number_of_tokens_gives_right_rows_for_every_m(ranks):
@@ -77,36 +74,17 @@ def test_tokens_may_grow_on_one_rank_alone(ranks):
 
 
 def many_tokens(world):
-    buffer, elastic = buffers(world, 131_072)
-    for tokens in ((65_537, 3), (1, 131_072)) if ALL else ((65_537, 3),):
-        it = Exchange(tokens, most=131_072)
-        exact.normal(buffer, it)()
-        exact.elastic(elastic, it)()
-    elastic.destroy()
-    buffer.destroy()
+    with both(world, sweeps.MANY_TOKENS) as made:
+        sweeps.many_tokens(*made, both=ALL)
 
 
 def test_a_rank_may_bring_more_tokens_than_16_bits_count(ranks):
     ranks(2, many_tokens)
 
 
-SHAPES = {
-    "Kimi-K3": {"experts": 896, "topk": 16, "hidden": 3584},
-    "Nemotron": {"experts": 512, "topk": 22, "hidden": 1024},
-    "hidden 2432": {"hidden": 2432},
-    "hidden 2880": {"hidden": 2880},
-    "hidden 6656": {"hidden": 6656},
-}
-
-
 def shapes(world):
-    buffer, elastic = buffers(world, 5)
-    for shape in SHAPES.values():
-        it = Exchange((5, 2), most=5, **shape)
-        for use_fp8 in (False, True):
-            every_kind(buffer, elastic, it, use_fp8)
-    elastic.destroy()
-    buffer.destroy()
+    with both(world, 5) as made:
+        sweeps.shapes(*made)
 
 
 def test_shapes_that_other_libraries_refuse_are_right(ranks):
@@ -114,12 +92,8 @@ def test_shapes_that_other_libraries_refuse_are_right(ranks):
 
 
 def one_expert(world):
-    """Counts stay below R * M where all tokens of all ranks go to one expert."""
-    buffer, elastic = buffers(world, 33)
-    it = Exchange((33,) * world.ranks, topk=1, hidden=16, most=33, is_skewed=True)
-    every_kind(buffer, elastic, it)
-    elastic.destroy()
-    buffer.destroy()
+    with both(world, 33) as made:
+        sweeps.one_expert(*made)
 
 
 def test_one_expert_may_get_all_tokens_of_all_ranks(ranks):
