@@ -247,8 +247,7 @@ impl Receiver<'_> {
     /// Outputs with fixed places always have their worst-case sizes, so no unspecified rows follow.
     fn array(&self, name: &'static str, elem: Elem, width: usize, rows: usize) -> Array {
         let mut array = Array::new(name, elem, width, rows);
-        let is_fixed = matches!(self.case.layout, Layout::Packed | Layout::RankMajor { .. });
-        array.open_ended = self.case.worst_case && !is_fixed;
+        array.open_ended = self.case.worst_case && !self.case.layout.has_fixed_places();
         array
     }
 
