@@ -259,7 +259,7 @@ impl Receiver<'_> {
         array
     }
 
-    /// s*M + t of the N tokens, and -1 between them.
+    /// s*M + t of the N tokens, and -1 for padding.
     fn token_sources(&self) -> Array {
         let tokens = self.placement.tokens_by_row();
         let is_rank_major = matches!(self.case.layout, Layout::RankMajor { .. });

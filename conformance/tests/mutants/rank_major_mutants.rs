@@ -210,7 +210,7 @@ fn core_refuses_the_layout_for_a_kernel_set_without_it_by_name_and_the_communica
             let error = comm.dispatch(&tensors.dispatch()?).err().context("an output")?;
             let text = error.to_string();
             let is_named =
-                text.contains("rank-major rows") && text.contains(WithoutRankMajor::NAME);
+                text.contains("layout: found rank-major") && text.contains(WithoutRankMajor::NAME);
             ensure!(error.kind() == ErrorKind::Unsupported && is_named, "found {text}");
         }
         exchange::check(&mut comm, &flat, &inputs, Placed::Outside)
