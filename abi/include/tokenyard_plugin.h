@@ -1506,8 +1506,8 @@ typedef struct TyDispatch {
    */
   uint32_t cast;
   /**
-   * M of this call: no rank has more tokens. It bounds worst-case sizes and packed blocks, and it is the
-   * factor in `source`. At most M of the shape; equal to it unless the set declares
+   * M of this call: no rank has more tokens. It bounds worst-case sizes, and packed and rank-major blocks,
+   * and it is the factor in `source`. At most M of the shape; equal to it unless the set declares
    * `TY_KERNELS_CAP_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
    */
   uint32_t max_tokens;
@@ -1634,7 +1634,8 @@ typedef struct TyReceived {
    */
   struct TyTensor ranges;
   /**
-   * `[2, 1]` i64: the true N and the true number of rows, padding included.
+   * `[2, 1]` i64: the true N and the true number of rows: N (flat, rank-major), X with its padding (expert-major),
+   * or the rows of all experts (packed).
    */
   struct TyTensor totals;
   /**

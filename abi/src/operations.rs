@@ -107,8 +107,8 @@ pub struct TyDispatch {
     pub alignment: u32,
     /// One of `TY_CAST_*`.
     pub cast: u32,
-    /// M of this call: no rank has more tokens. It bounds worst-case sizes and packed blocks, and it is the
-    /// factor in `source`. At most M of the shape; equal to it unless the set declares
+    /// M of this call: no rank has more tokens. It bounds worst-case sizes, and packed and rank-major blocks,
+    /// and it is the factor in `source`. At most M of the shape; equal to it unless the set declares
     /// `TY_KERNELS_CAP_CALL_TOKENS`; equal on all ranks. Zero in a replay, which takes M of its dispatch.
     pub max_tokens: u32,
     /// One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is submitted.
@@ -179,7 +179,8 @@ pub struct TyReceived {
     pub source_ends: TyTensor,
     /// `[E/R, R]` i64: `count | begin << 32` (packed).
     pub ranges: TyTensor,
-    /// `[2, 1]` i64: the true N and the true number of rows, padding included.
+    /// `[2, 1]` i64: the true N and the true number of rows: N (flat, rank-major), X with its padding (expert-major),
+    /// or the rows of all experts (packed).
     pub totals: TyTensor,
     /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where such
     /// rows have places already, the places hold zeros, with ids, slots and source -1.

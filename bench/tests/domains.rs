@@ -137,7 +137,8 @@ fn a_row_crosses_once_per_domain_and_one_comes_back_and_both_levels_are_as_model
             assert!(combine.bytes * 100 <= partner * ROW * 102);
         }
     }
-    for layout in [Layout::Flat, EXPERT_MAJOR, Layout::Packed] {
+    let rank_major = Layout::RankMajor { zero_padding: false };
+    for layout in [Layout::Flat, EXPERT_MAJOR, Layout::Packed, rank_major] {
         for level in [Counted::Out, Counted::Stores, Counted::Puts] {
             expect_as_modelled(layout, level);
         }

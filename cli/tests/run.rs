@@ -20,7 +20,7 @@ const SMALL: &str = "--tokens 12 --hidden 128 --experts 8 --topk 3 --steps 3";
 fn every_number_of_ranks_and_layout_is_right() {
     let config = Config::new();
     for ranks in [1, 2, 4] {
-        for layout in ["flat", "expert-major --alignment 8", "packed"] {
+        for layout in ["flat", "expert-major --alignment 8", "packed", "rank-major"] {
             let output = run(&config, &format!("{SMALL} --ranks {ranks} --layout {layout}"));
             expect_code(&output, 0);
             let text = stdout(&output);

@@ -175,7 +175,7 @@ fn ranks_choose_the_forms_of_packed_arrays_by_themselves_and_anew_in_a_replay() 
 
 #[test]
 fn forms_that_rows_of_other_layouts_do_not_have_are_refused_by_name_on_all_ranks() {
-    for layout in [Layout::Flat, EXPERT_MAJOR] {
+    for layout in [Layout::Flat, EXPERT_MAJOR, Layout::RankMajor { zero_padding: false }] {
         let case = Case { combine: Case::default().combine, ..late(layout) };
         on_ranks(options(&case), |mut comm| {
             let round = Round::new(&case, comm.rank());

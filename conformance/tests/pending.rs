@@ -149,7 +149,8 @@ fn arrived(tensor: Option<TensorRef<'_>>) -> Option<Named> {
 #[test]
 fn outputs_have_their_places_from_the_send_on_and_keep_them_while_they_are_held() {
     let expert_major = Layout::ExpertMajor { alignment: 8, zero_padding: true };
-    for layout in [Layout::Flat, expert_major, Layout::Packed] {
+    let rank_major = Layout::RankMajor { zero_padding: true };
+    for layout in [Layout::Flat, expert_major, Layout::Packed, rank_major] {
         let case = case(layout);
         with_handles(8, &case, |mut comm| {
             let round = Round::new(&case, comm.rank());

@@ -13,6 +13,8 @@ use tokenyard_core::communicator::{self, Communicator, CommunicatorOptions, Disp
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::{Error, ErrorKind};
 
+const RANK_MAJOR: Layout = Layout::RankMajor { zero_padding: false };
+
 fn config(load_store: bool) -> Config {
     tokenyard_cpu::link();
     tokenyard_topology::link();
@@ -98,7 +100,7 @@ fn an_operation_is_received_only_by_the_communicator_that_sent_it() {
 #[test]
 fn refused_dispatches_in_one_slot_keep_ranks_in_step() {
     let ranks = 4;
-    for layout in [Layout::Flat, Layout::Packed] {
+    for layout in [Layout::Flat, Layout::Packed, RANK_MAJOR] {
         let case = small(ranks, layout);
         let inputs = Inputs::all(&case);
         on_both_paths(ranks as u32, |world, config| {
@@ -151,22 +153,23 @@ fn refused_combines_in_one_slot_keep_ranks_in_step() {
 /// A rank that refused took its peers' rows for never sent, so it read later ones too early.
 #[test]
 fn a_refusal_of_another_sort_of_operation_closes_the_communicator_on_every_rank() {
-    let (flat, packed) = (small(2, Layout::Flat), small(2, Layout::Packed));
-    let inputs = Inputs::all(&flat);
-    on_both_paths(2, |world, config| {
-        let mut comm = Communicator::open(world, config, exchange::options(&flat))?;
-        let rank = comm.rank() as usize;
-        let case = if rank == 0 { &flat } else { &packed };
-        let tensors = InputTensors::new(case, rank, inputs.ranks[rank].clone());
-        let mut dispatch = tensors.dispatch()?;
-        if rank == 0 {
-            dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
-        }
-        let kinds = [ErrorKind::Mismatch, ErrorKind::PeerLost];
-        expect_kind(comm.dispatch(&dispatch), &kinds)?;
-        expect_kind(comm.dispatch(&dispatch), &kinds)?;
-        Ok(())
-    });
+    for layouts in [[Layout::Flat, Layout::Packed], [Layout::Packed, RANK_MAJOR]] {
+        let cases = layouts.map(|layout| small(2, layout));
+        let inputs = Inputs::all(&cases[0]);
+        on_both_paths(2, |world, config| {
+            let mut comm = Communicator::open(world, config, exchange::options(&cases[0]))?;
+            let rank = comm.rank() as usize;
+            let tensors = InputTensors::new(&cases[rank], rank, inputs.ranks[rank].clone());
+            let mut dispatch = tensors.dispatch()?;
+            if rank == 0 {
+                dispatch = Dispatch { topk_idx: dispatch.x, ..dispatch };
+            }
+            let kinds = [ErrorKind::Mismatch, ErrorKind::PeerLost];
+            expect_kind(comm.dispatch(&dispatch), &kinds)?;
+            expect_kind(comm.dispatch(&dispatch), &kinds)?;
+            Ok(())
+        });
+    }
 }
 
 /// Places of one handle were used in a region with the layout of another one.
@@ -255,7 +258,7 @@ fn windows_that_differ_between_ranks_are_named_before_they_are_made() {
 #[test]
 fn a_forwarder_hands_on_rows_before_it_sends_the_next_operation() {
     for (layout, load_store) in
-        [Layout::Flat, Layout::Packed].into_iter().flat_map(|l| [(l, true), (l, false)])
+        [Layout::Flat, Layout::Packed, RANK_MAJOR].into_iter().flat_map(|l| [(l, true), (l, false)])
     {
         let case = Case { domains: 2, ..small(4, layout) };
         let inputs = Inputs::all(&case);

@@ -120,3 +120,47 @@ impl Signature {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::Layout;
+
+    #[test]
+    fn entries_carry_counts_where_rows_are_placed_by_them_and_not_in_a_replay() {
+        let layouts = [
+            (Layout::Flat, true),
+            (Layout::ExpertMajor { alignment: 4, zero_padding: false }, true),
+            (Layout::Packed, false),
+            (Layout::RankMajor { zero_padding: false }, false),
+            (Layout::RankMajor { zero_padding: true }, false),
+        ];
+        for (layout, counts) in layouts {
+            let fresh = Signature::dispatch(&DispatchCall::blank(1, 0, layout));
+            assert_eq!((fresh.is_fresh(), fresh.carries_counts()), (true, counts), "{layout:?}");
+            let replay = DispatchCall { is_replay: true, ..DispatchCall::blank(1, 0, layout) };
+            let replay = Signature::dispatch(&replay);
+            assert_eq!((replay.is_fresh(), replay.carries_counts()), (false, false), "{layout:?}");
+            assert_eq!(fresh.arrays(), 3, "{layout:?}: x, ids or slots, source");
+        }
+    }
+
+    #[test]
+    fn each_layout_is_another_sort_of_call_and_has_its_name() {
+        let layouts = [
+            Layout::Flat,
+            Layout::ExpertMajor { alignment: 4, zero_padding: false },
+            Layout::Packed,
+            Layout::RankMajor { zero_padding: false },
+        ];
+        let all = layouts.map(|layout| Signature::dispatch(&DispatchCall::blank(1, 0, layout)));
+        let mut sorts = all.map(Signature::sort).to_vec();
+        sorts.sort_unstable();
+        sorts.dedup();
+        assert_eq!(sorts.len(), layouts.len());
+        for (layout, signature) in layouts.into_iter().zip(all) {
+            let text = signature.describe();
+            assert!(text.starts_with(layout.name()), "{text}");
+        }
+    }
+}

@@ -173,6 +173,71 @@ def test_rank_major_rows_lie_in_the_block_of_their_source_and_come_back(ranks, c
     ranks(case.ranks, rank_major, case)
 
 
+def rank_major_forms(world, case):
+    me, topk = world.rank, case.topk
+    call = {"layout": "rank_major", "cast": "fp8", "max_tokens": case.max_tokens}
+    above = Case(case.ranks, max_tokens=2 * case.max_tokens, hidden=case.hidden, topk=topk)
+    with opened(world, above) as comm:
+        # Blocks have M rows of the call, exact or not, and what is behind the counts names nothing without a request.
+        for worst_case in (False, True):
+            received, handle = comm.dispatch(
+                case.x[me], case.idx[me], case.weights[me], worst_case=worst_case, **call
+            )
+            counts, block = case.source_counts(me), (case.ranks, case.max_tokens)
+            same(received.totals, [sum(counts)] * 2)
+            same(received.source_counts, counts)
+            same(received.source_ends, np.cumsum(counts))
+            assert received.rows == handle.rows == case.ranks * case.max_tokens
+            assert np.asarray(received.scales).shape == (*block, -(-case.hidden // 128))
+            ids, source = np.asarray(received.ids), np.asarray(received.source)
+            for rank, count in enumerate(counts):
+                same(ids[rank, count:], -1)
+                same(source[rank, count:], -1)
+                assert (source[rank, :count] // case.max_tokens == rank).all()
+        room = {
+            "scales": np.zeros((*block, received.scales.shape[2]), np.float32),
+            "ids": np.full((*block, topk), 7, np.int64),
+            "weights": np.full((*block, topk), 7, np.float32),
+            "source": np.full(block, 7, np.int32),
+            "source_tokens": np.full(block, 7, np.int32),
+        }
+        comm.copy_out(received, **room)
+        tokens = np.where(source >= 0, source % case.max_tokens, -1)
+        for name, copied in room.items():
+            expected = tokens if name == "source_tokens" else np.asarray(getattr(received, name))
+            for rank, count in enumerate(counts):
+                same(copied[rank, :count], expected[rank, :count])
+            if name in ("ids", "source", "source_tokens"):
+                same(copied, expected)
+        y = np.asarray(comm.combine_input(handle, "float32")).reshape(*block, case.hidden)
+        y[:] = np.nan
+        for rank, count in enumerate(counts):
+            y[rank, :count] = rank + 1
+        out, _ = comm.combine(handle, y)
+        times = np.array([len(case.ranks_of(me, t)) for t in range(case.tokens[me])])
+        close(out, np.repeat(times[:, None] * (me + 1), case.hidden, axis=1))
+        del received, y
+        if me == 1:
+            with pytest.raises(errors.InvalidInputError, match="found 3; expected 4"):
+                comm.refuse("dispatch", "found 3; expected 4", layout="rank_major")
+        else:
+            with pytest.raises(errors.RefusedError, match="found 3; expected 4") as raised:
+                comm.dispatch(case.x[me], case.idx[me], **call)
+            assert raised.value.rank == 1
+        for wrong, says in (
+            ({"weighted": True}, "rank-major rows are merged already"),
+            ({"round_once": True}, "rank-major rows are merged already"),
+        ):
+            with pytest.raises(errors.InvalidInputError, match=says):
+                comm.combine(handle, np.zeros((*block, case.hidden), np.float32), **wrong)
+        comm.dispatch(case.x[me], case.idx[me], **call)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[5]])
+def test_rank_major_rows_have_the_forms_of_others_and_may_be_copied_out(ranks, case):
+    ranks(case.ranks, rank_major_forms, case)
+
+
 def packed_forms(world, case):
     me, most = world.rank, case.ranks * case.max_tokens
     with opened(world, case) as comm:

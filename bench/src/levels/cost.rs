@@ -169,7 +169,7 @@ impl CostModel {
             signals: rail,
             ..entries
         };
-        // Flat rows lie there; others are summed per token first, and put as they are made.
+        // Flat rows lie there; others are summed per token first, or rank-major ones copied, and put as they are made.
         let puts_inside = |n: f64| match self.layout {
             Layout::Flat => puts(n),
             _ => self.pieces(n, self.back.x_bytes) + weights * steps(n, LARGEST_ADD),

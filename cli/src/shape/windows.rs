@@ -36,7 +36,7 @@ pub(super) fn of_cpu(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
         part(
             "landing places",
             sizes.landing_pitch * u64::from(shape.ranks),
-            "R * M rows of fp32 with their side arrays, per operation (packed layout)",
+            "R * M rows of fp32 with their side arrays, per operation (packed and rank-major)",
             false,
         ),
     ];

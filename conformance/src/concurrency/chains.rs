@@ -171,8 +171,9 @@ fn same_bits(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
         let arrived = live.received.x().to_vec()?;
         let got = round.finish(comm, &live)?.x.bytes().to_vec();
         // Rows behind the counts of these layouts are unspecified.
-        let has_gaps = matches!(layout, Layout::Packed | Layout::RankMajor { zero_padding: false });
-        let arrived = if has_gaps { Vec::new() } else { arrived };
+        let is_unspecified =
+            matches!(layout, Layout::Packed | Layout::RankMajor { zero_padding: false });
+        let arrived = if is_unspecified { Vec::new() } else { arrived };
         let now = [arrived, got];
         if *first.get_or_insert_with(|| now.clone()) != now {
             bail!("turn {turn}: found other bits than in turn 0; expected the same");

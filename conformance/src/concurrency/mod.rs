@@ -78,7 +78,7 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
 
 /// The layout, if the kernel set does not take it. Collective.
 fn lacked(rank: &Rank<'_>, layout: Layout) -> Result<Option<CallForm>> {
-    if !matches!(layout, Layout::RankMajor { .. }) {
+    if form_of(layout).is_none() {
         return Ok(None);
     }
     let comm = open(rank, &small(rank, layout))?;
@@ -89,8 +89,12 @@ fn lacked(rank: &Rank<'_>, layout: Layout) -> Result<Option<CallForm>> {
 
 /// The layout, if the kernel set of a communicator does not take it.
 fn lacked_by(comm: &Communicator, layout: Layout) -> Option<CallForm> {
-    let is_rank_major = matches!(layout, Layout::RankMajor { .. });
-    (is_rank_major && !comm.takes(CallForm::RankMajor)).then_some(CallForm::RankMajor)
+    form_of(layout).filter(|form| !comm.takes(*form))
+}
+
+/// The form of calls in a layout that not every kernel set takes.
+fn form_of(layout: Layout) -> Option<CallForm> {
+    matches!(layout, Layout::RankMajor { .. }).then_some(CallForm::RankMajor)
 }
 
 /// The same test in every layout.

@@ -63,9 +63,9 @@ pub fn compare_received(
     expected: &oracle::Received,
     received: &Received,
 ) -> Result<()> {
-    let found = total_rows(received)?;
-    if found != expected.rows as i64 {
-        return Err(anyhow!("totals: found N = {found}, expected {}", expected.rows));
+    let (found, wanted) = (totals(received)?, [expected.rows, expected.true_rows]);
+    if found != wanted.map(|total| total as i64) {
+        return Err(anyhow!("totals: found N and rows {found:?}, expected {wanted:?}"));
     }
     if !case.worst_case && received.tokens() != expected.rows {
         return Err(anyhow!("found {} tokens, expected {}", received.tokens(), expected.rows));
@@ -108,10 +108,11 @@ fn check_scale_shape(case: &Case, received: &Received) -> Result<()> {
     Ok(())
 }
 
-/// The true N.
-fn total_rows(received: &Received) -> Result<i64> {
+/// The true N, and the true number of rows.
+fn totals(received: &Received) -> Result<[i64; 2]> {
     let totals = received.totals().context("the output has no totals")?.to_vec()?;
-    oracle::number::i64s(&totals).first().copied().context("the totals are empty")
+    let totals = oracle::number::i64s(&totals);
+    totals.try_into().map_err(|found| anyhow!("totals: found {found:?}, expected 2 numbers"))
 }
 
 /// Runs this rank's experts on the rows that arrived.
@@ -125,7 +126,7 @@ pub fn run_experts(case: &Case, rank: usize, received: &Received) -> Result<Expe
     let (ids, weights) = (fetch(received.ids())?, fetch(received.weights())?);
     let counts = fetch(received.expert_counts())?.unwrap_or_default();
     let arrived = Arrived {
-        rows: total_rows(received)? as usize,
+        rows: totals(received)?[0] as usize,
         x: &x,
         scales: scales.as_deref(),
         ids: ids.as_deref(),

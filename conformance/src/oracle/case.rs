@@ -124,6 +124,11 @@ impl Layout {
     pub fn has_a_row_per_token(self) -> bool {
         matches!(self, Self::Flat | Self::RankMajor { .. })
     }
+
+    /// Whether the source alone fixes a row's place, so that rows move before any are counted.
+    pub fn has_fixed_places(self) -> bool {
+        matches!(self, Self::Packed | Self::RankMajor { .. })
+    }
 }
 
 /// How expert outputs are summed.

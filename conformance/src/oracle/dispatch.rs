@@ -12,6 +12,9 @@ use super::routing::{Copy, Placement, Token};
 pub struct Received {
     /// N: tokens received, each counted once.
     pub rows: usize,
+    /// The true number of rows: N where a token has one, X with its padding (expert-major), or those of all
+    /// experts (packed).
+    pub true_rows: usize,
     /// `[N, H]` flat, `[X, H]` expert-major, `[El, R*M, H]` packed, `[R, M, H]` rank-major.
     pub x: Array,
     /// As `x`, with the scales of a row instead of its elements. Where they lie by columns, these are the same
@@ -216,10 +219,15 @@ impl Receiver<'_> {
 
     /// The arrays that all layouts have.
     fn received(&self, rows: RowArrays, source: Array) -> Received {
-        let counts: Vec<i32> =
-            self.placement.experts.iter().map(|copies| copies.len() as i32).collect();
+        let Placement { tokens, experts, .. } = self.placement;
+        let counts: Vec<i32> = experts.iter().map(|copies| copies.len() as i32).collect();
         Received {
-            rows: self.placement.tokens.len(),
+            rows: tokens.len(),
+            true_rows: match self.case.layout {
+                Layout::Flat | Layout::RankMajor { .. } => tokens.len(),
+                Layout::ExpertMajor { .. } => self.placement.rows,
+                Layout::Packed => experts.iter().map(Vec::len).sum(),
+            },
             x: rows.x,
             scales: rows.scales,
             ids: None,
@@ -247,12 +255,11 @@ impl Receiver<'_> {
     /// Outputs with fixed places always have their worst-case sizes, so no unspecified rows follow.
     fn array(&self, name: &'static str, elem: Elem, width: usize, rows: usize) -> Array {
         let mut array = Array::new(name, elem, width, rows);
-        let is_fixed = matches!(self.case.layout, Layout::Packed | Layout::RankMajor { .. });
-        array.open_ended = self.case.worst_case && !is_fixed;
+        array.open_ended = self.case.worst_case && !self.case.layout.has_fixed_places();
         array
     }
 
-    /// s*M + t of the N tokens, and -1 between them.
+    /// s*M + t of the N tokens, and -1 for padding.
     fn token_sources(&self) -> Array {
         let tokens = self.placement.tokens_by_row();
         let is_rank_major = matches!(self.case.layout, Layout::RankMajor { .. });

@@ -147,7 +147,7 @@ fn jobs_by_token(
     arrived: &Arrived<'_>,
 ) -> Result<Vec<Job>, Invalid> {
     let ids = i32s(arrived.ids.ok_or_else(|| Invalid("found no ids; expected [rows, K]".into()))?);
-    // Rank-major rows have gaps, whose ids name no expert.
+    // Among rank-major rows is padding, whose ids name no expert.
     let rows = match case.layout {
         Layout::RankMajor { .. } => case.ranks * case.max_tokens,
         _ => arrived.rows,

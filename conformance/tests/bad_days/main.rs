@@ -1,12 +1,13 @@
-//! Worlds on the `faulty` transport with permanent faults. The tests show three things. Every wait ends with
-//! the right error (INV-6, INV-7). The late writes of a rank that was given up do no harm (INV-8). Reordering
-//! reveals code that relies on order (INV-2).
+//! Worlds on transports with permanent faults. The tests show four things. Every wait ends with the right error
+//! (INV-6, INV-7). The late writes of a rank that was given up do no harm (INV-8). Reordering reveals code that
+//! relies on order (INV-2). Bytes of a rank that lies are refused.
 
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod breaks;
 mod late_writer;
+mod lies;
 mod order;
 mod wrapper;
 

@@ -14,7 +14,7 @@ use tokenyard_core::communicator::{
 use tokenyard_core::moe::DType;
 
 use crate::Loss;
-use crate::order::{Order, Path, Phase, Worst};
+use crate::order::{LAYOUT_COUNT, LAYOUTS, Order, Path, Phase, Worst};
 
 /// Domains of equal size, and the ranks that are lost.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -85,7 +85,7 @@ pub(crate) fn absent_sources(order: &Order, rank: usize) -> Vec<usize> {
 /// in the later of two operations before the earlier one is received.
 pub(crate) fn other_layout(order: &Order, round: u64) -> Case {
     match order.spread {
-        Some(_) => Order { layout: (order.layout + 1) % 3, ..order.clone() }.case(round),
+        Some(_) => Order { layout: (order.layout + 1) % LAYOUT_COUNT, ..order.clone() }.case(round),
         None => order.case(round),
     }
 }
@@ -99,14 +99,17 @@ pub(crate) fn trials() -> Vec<Trial> {
         for path in [Path::Stores, Path::Puts] {
             // The victim is the forwarder of rank 0's domain, in each layout; or a rank of the other
             // domain.
-            for layout in (0..3).filter(|layout| certain || *layout == number % 3) {
+            let paired = number % LAYOUT_COUNT;
+            for layout in (0..LAYOUT_COUNT).filter(|layout| certain || *layout == paired) {
                 add(Spread::of(2, 2, &[1]), Loss::new(Worst::Killed, phase, layout, path));
             }
-            add(Spread::of(2, 2, &[3]), Loss::new(Worst::Killed, phase, number % 3, path));
+            add(Spread::of(2, 2, &[3]), Loss::new(Worst::Killed, phase, paired, path));
         }
         let path = [Path::Stores, Path::Puts][usize::from(number % 2)];
-        let loss = |layout: u8| Loss::new(Worst::Killed, phase, (number + layout) % 3, path);
-        let reordered = Loss::new(Worst::Killed, phase, (number + 1) % 3, Path::Reordered);
+        let loss =
+            |layout: u8| Loss::new(Worst::Killed, phase, (number + layout) % LAYOUT_COUNT, path);
+        let reordered =
+            Loss::new(Worst::Killed, phase, (number + 1) % LAYOUT_COUNT, Path::Reordered);
         add(Spread::of(2, 2, &[[1, 3][usize::from(number / 3 % 2)]]), reordered);
         add(Spread::of(3, 2, &[2]), loss(0));
         add(Spread::of(2, 3, &[4]), loss(1));
@@ -123,21 +126,33 @@ pub(crate) fn trials() -> Vec<Trial> {
         Phase::Between,
         Phase::Anytime(600),
     ]) {
-        add(Spread::of(2, 2, &[1]), Loss::new(Worst::Stopped, phase, number % 3, Path::Stores));
-        add(Spread::of(2, 2, &[3]), Loss::new(Worst::Stopped, phase, (number + 1) % 3, Path::Puts));
         add(
             Spread::of(2, 2, &[1]),
-            Loss::new(Worst::Stopped, phase, (number + 2) % 3, Path::Reordered),
+            Loss::new(Worst::Stopped, phase, number % LAYOUT_COUNT, Path::Stores),
         );
-        add(Spread::of(2, 2, &[1]), Loss::new(Worst::Killed, phase, (number + 2) % 3, Path::Tcp));
-        add(Spread::of(2, 2, &[3]), Loss::new(Worst::Killed, phase, number % 3, Path::TcpProxied));
+        add(
+            Spread::of(2, 2, &[3]),
+            Loss::new(Worst::Stopped, phase, (number + 1) % LAYOUT_COUNT, Path::Puts),
+        );
+        add(
+            Spread::of(2, 2, &[1]),
+            Loss::new(Worst::Stopped, phase, (number + 2) % LAYOUT_COUNT, Path::Reordered),
+        );
+        add(
+            Spread::of(2, 2, &[1]),
+            Loss::new(Worst::Killed, phase, (number + 2) % LAYOUT_COUNT, Path::Tcp),
+        );
+        add(
+            Spread::of(2, 2, &[3]),
+            Loss::new(Worst::Killed, phase, number % LAYOUT_COUNT, Path::TcpProxied),
+        );
     }
     trials
 }
 
 fn trial(spread: Spread, loss: Loss) -> Trial {
     let Loss { worst, phase, layout, path } = loss;
-    let layout = ["flat", "expert_major", "packed"][usize::from(layout)];
+    let (layout, _) = LAYOUTS[usize::from(layout)];
     let victims: Vec<_> = spread.victims.iter().map(ToString::to_string).collect();
     let name = format!(
         "domains/{}x{}_without_{}/{}/{}/{layout}/{}",

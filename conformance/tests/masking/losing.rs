@@ -44,7 +44,8 @@ struct Trigger {
     phase: Phase,
     /// The number of signals of one kind.
     kind: u32,
-    packed: bool,
+    /// Whether rows come before the entry.
+    lands: bool,
     /// This rank's control window.
     control: usize,
 }
@@ -54,10 +55,9 @@ impl Trigger {
         let (is_entry, is_grant) =
             (command.signal / self.kind == 0, command.signal / self.kind == 1);
         match self.phase {
-            // A rank that grants has sent its entry, and has received the entries of all. Packed rows come
-            // before the entry.
+            // A rank that grants has sent its entry, and has received the entries of all.
             Phase::Entered => {
-                if self.packed {
+                if self.lands {
                     is_entry
                 } else {
                     is_grant
@@ -101,7 +101,8 @@ fn hook(order: &Order, shape: &KernelShape, plan: &abi::TyPlan) -> abi::TyPlan {
     // SAFETY: the host passes judged tables, and windows that exist.
     let (mut table, control) = unsafe { (link.table.read(), (*plan.windows).pointer as usize) };
     let kind = shape.ranks * shape.in_flight;
-    let trigger = Trigger { phase: order.phase, kind, packed: order.layout == 2, control };
+    let lands = order.layout().has_fixed_places();
+    let trigger = Trigger { phase: order.phase, kind, lands, control };
     if let Some(old) = table.post.replace(post) {
         HOOK.get_or_init(|| (trigger, old));
     }

@@ -24,7 +24,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::order::{Order, Path, Phase, Worst};
+use crate::order::{LAYOUT_COUNT, LAYOUTS, Order, Path, Phase, Worst};
 
 /// The argument before the order of a rank.
 pub(crate) const RANK: &str = "--as-rank";
@@ -78,8 +78,8 @@ fn launch() -> ExitCode {
     for (number, phase) in (0u8..).zip(killed) {
         for (path_number, path) in (0u8..).zip(Path::ALL).filter(|(_, path)| path.has(phase)) {
             let all = whole && path.is_own() && !matches!(phase, Phase::Anytime(_));
-            let paired = (number + path_number) % 3;
-            for layout in (0..3).filter(|layout| all || *layout == paired) {
+            let paired = (number + path_number) % LAYOUT_COUNT;
+            for layout in (0..LAYOUT_COUNT).filter(|layout| all || *layout == paired) {
                 trials.push(trial(Loss::new(Worst::Killed, phase, layout, path)));
             }
         }
@@ -89,15 +89,26 @@ fn launch() -> ExitCode {
         let has = |path: &Path| path.has(phase) && (path.is_own() || number % 2 == 1);
         for path in Path::ALL.into_iter().filter(has) {
             let all = phase == Phase::Entered && path != Path::Puts;
-            for layout in (0..3).filter(|layout| all || *layout == number % 3) {
+            for layout in (0..LAYOUT_COUNT).filter(|layout| all || *layout == number % LAYOUT_COUNT)
+            {
                 trials.push(trial(Loss::new(Worst::Stopped, phase, layout, path)));
             }
         }
     }
     for (layout, phase) in (0u8..).zip(Phase::ALL) {
-        trials.push(trial(Loss::new(Worst::BothKilled, phase, layout % 3, Path::Stores)));
+        trials.push(trial(Loss::new(
+            Worst::BothKilled,
+            phase,
+            layout % LAYOUT_COUNT,
+            Path::Stores,
+        )));
         for path in [Path::Tcp, Path::TcpProxied].into_iter().filter(|path| path.has(phase)) {
-            trials.push(trial(Loss::new(Worst::BothKilled, phase, (layout + 1) % 3, path)));
+            trials.push(trial(Loss::new(
+                Worst::BothKilled,
+                phase,
+                (layout + 1) % LAYOUT_COUNT,
+                path,
+            )));
         }
     }
     trials.extend(domains::trials());
@@ -113,7 +124,7 @@ fn launch() -> ExitCode {
 pub(crate) struct Loss {
     worst: Worst,
     phase: Phase,
-    /// 0 to 2: flat, expert-major, packed.
+    /// An index into [`LAYOUTS`].
     layout: u8,
     path: Path,
 }
@@ -126,7 +137,7 @@ impl Loss {
 
 fn trial(loss: Loss) -> Trial {
     let Loss { worst, phase, layout, path } = loss;
-    let layout = ["flat", "expert_major", "packed"][usize::from(layout)];
+    let (layout, _) = LAYOUTS[usize::from(layout)];
     let name = format!("{}/{}/{layout}/{}", worst.name(), phase.name(), path.name());
     Trial::test(name, move || run(loss))
 }
@@ -228,7 +239,7 @@ pub(crate) fn watch(order: &Order) -> Result<()> {
         let success = ranks[rank].wait().with_context(|| format!("rank {rank}"))?;
         ensure!(success, "rank {rank}: {}", ranks[rank].output());
     }
-    if order.phase == Phase::Entered && order.layout != 2 {
+    if order.phase == Phase::Entered && !order.layout().has_fixed_places() {
         let torn = order.survivors().filter(|rank| order.marker("torn", *rank).exists());
         // The outputs of a survivor lack rows where the victim was to write them itself. Rows that went to
         // another domain were there before the victim granted places.

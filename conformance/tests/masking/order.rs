@@ -7,8 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
+use tokenyard_conformance::exchange;
 use tokenyard_conformance::oracle::{Case, Input, Layout, RowType, Scales, Tokens};
 use tokenyard_conformance::pace::Pace;
+use tokenyard_core::communicator::CommunicatorOptions;
 use tokenyard_core::config::Config;
 
 use crate::domains::Spread;
@@ -17,6 +19,16 @@ use crate::mortal::Step;
 
 /// The lost rank, or the first of two. Not rank 0, where all ranks meet.
 pub(crate) const VICTIM: usize = 1;
+
+/// The layouts of exchanges, and their names.
+pub(crate) const LAYOUTS: [(&str, Layout); 4] = [
+    ("flat", Layout::Flat),
+    ("expert_major", Layout::ExpertMajor { alignment: 4, zero_padding: true }),
+    ("packed", Layout::Packed),
+    // Rows of a lost source are zero without a request.
+    ("rank_major", Layout::RankMajor { zero_padding: false }),
+];
+pub(crate) const LAYOUT_COUNT: u8 = LAYOUTS.len() as u8;
 
 /// The phase in which the victim is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,6 +198,7 @@ pub(crate) struct Order {
     pub(crate) folder: PathBuf,
     pub(crate) worst: Worst,
     pub(crate) phase: Phase,
+    /// An index into [`LAYOUTS`].
     pub(crate) layout: u8,
     pub(crate) path: Path,
     /// Several domains, and the ranks that are lost there.
@@ -245,12 +258,17 @@ impl Order {
         Config::parse(&text, "masking").expect("the config is right")
     }
 
+    pub(crate) fn layout(&self) -> Layout {
+        LAYOUTS[usize::from(self.layout)].1
+    }
+
+    /// The communicator, whose M is above that of the calls.
+    pub(crate) fn options(&self) -> CommunicatorOptions {
+        let options = exchange::options(&self.case(0));
+        CommunicatorOptions { max_tokens: options.max_tokens + 4, ..options }
+    }
+
     pub(crate) fn case(&self, round: u64) -> Case {
-        let layout = match self.layout {
-            0 => Layout::Flat,
-            1 => Layout::ExpertMajor { alignment: 4, zero_padding: true },
-            _ => Layout::Packed,
-        };
         Case {
             ranks: self.ranks(),
             domains: self.spread.as_ref().map_or(1, |spread| spread.domains),
@@ -261,7 +279,7 @@ impl Order {
             tokens: Tokens::Exactly([7, 12, 5, 9, 8, 11][..self.ranks()].to_vec()),
             input: Input::Cast(RowType::Bf16, Scales::F32),
             weights: true,
-            layout,
+            layout: self.layout(),
             seed: 100 + round,
             ..Case::default()
         }

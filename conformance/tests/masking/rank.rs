@@ -22,7 +22,7 @@ const ROUNDS: u64 = 3;
 pub(crate) fn play(order: &Order) -> Result<()> {
     let config = order.config();
     let world = Arc::new(World::from_config(&config.world)?);
-    let mut comm = Communicator::open(&world, &config, exchange::options(&order.case(0)))?;
+    let mut comm = Communicator::open(&world, &config, order.options())?;
     if order.spread.is_some() {
         let path = comm.report().choices.scale_up.as_ref().map(|level| level.path);
         ensure!(path == Some("put"), "rows go by {path:?} (INV-8)");
@@ -108,6 +108,8 @@ struct Old {
     inputs: Inputs,
     tensors: InputTensors,
     handle: Handle,
+    /// The rows of each source that it has places for.
+    counts: Vec<u8>,
 }
 
 impl Old {
@@ -118,7 +120,8 @@ impl Old {
         let tensors = InputTensors::new(&case, rank, inputs.ranks[rank].clone());
         let (received, handle) = comm.dispatch(&tensors.dispatch()?)?;
         exchange::check_received_flagged(&case, &inputs, rank, &received)?;
-        Ok(Self { case, inputs, tensors, handle })
+        let counts = source_counts(&received)?;
+        Ok(Self { case, inputs, tensors, handle, counts })
     }
 
     /// A replay and a combine, checked. Returns the ranks whose rows were left out.
@@ -127,6 +130,8 @@ impl Old {
         let received = comm.replay(&self.handle, &self.tensors.replay()?).context("replay")?;
         exchange::check_received_flagged(&self.case, &self.inputs, rank, &received)
             .context("replay")?;
+        let counts = source_counts(&received)?;
+        ensure!(counts == self.counts, "a replay has other places than its dispatch");
         let output = exchange::run_experts(&self.case, rank, &received).context("experts")?;
         let got = exchange::combine(comm, &self.tensors, &self.handle, &output, Placed::Outside)
             .context("combine after replay")?;
@@ -161,6 +166,11 @@ impl Kept {
         }
         Ok(())
     }
+}
+
+fn source_counts(received: &Received) -> Result<Vec<u8>> {
+    let counts = received.source_counts().context("the output has no counts of its sources")?;
+    Ok(counts.bytes().to_vec())
 }
 
 fn lost_sources(received: &Received) -> Vec<usize> {

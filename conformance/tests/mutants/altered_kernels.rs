@@ -12,11 +12,14 @@ use tokenyard_cpu::CpuKernels;
 
 use crate::faulty_shm::NoSettings;
 use crate::kernel_mutants::*;
+use crate::rank_major_mutants::*;
 
 /// The alteration: of arguments on their way in, or of results on their way out.
 pub(crate) trait Alteration: Default + Send + 'static {
     /// The kernel set's name in a config.
     const NAME: &'static str;
+
+    fn needs(&mut self, _: &mut KernelNeeds) {}
 
     fn dispatch(&mut self, _: &mut DispatchCall<'_>) {}
 
@@ -51,7 +54,9 @@ impl<A: Alteration> KernelSet for Altered<A> {
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
-        self.cpu.needs(limits)
+        let mut needs = self.cpu.needs(limits)?;
+        self.alteration.needs(&mut needs);
+        Ok(needs)
     }
 
     fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
@@ -122,6 +127,16 @@ const TABLES: &[*const abi::TyKernelsTable] = &[
     table::<Unweighted>(),
     table::<WeightsNotReturned>(),
     table::<StaleReplay>(),
+    table::<Spoiled<ROW_FURTHER>>(),
+    table::<Spoiled<ID_BEHIND>>(),
+    table::<Spoiled<SOURCE_BEHIND>>(),
+    table::<Spoiled<X_BEHIND>>(),
+    table::<Spoiled<WEIGHT_BEHIND>>(),
+    table::<Spoiled<ROWS_IN_TOTALS>>(),
+    table::<WiderBlocks>(),
+    table::<RowsInOrder>(),
+    table::<WithoutRankMajor>(),
+    table::<NeedsRegions>(),
 ];
 
 static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {

@@ -14,7 +14,7 @@ use crate::l0::Intact;
 use crate::{assert_caught, config, failures};
 
 /// A whole exchange, every element checked.
-fn run_exchange(kernels: &str, case: &Case) -> Vec<String> {
+pub(crate) fn run_exchange(kernels: &str, case: &Case) -> Vec<String> {
     let config = config(kernels, Intact::NAME);
     let inputs = Inputs::all(case);
     failures(case.ranks as u32, &config, |world| {
@@ -45,7 +45,7 @@ fn run_replay(kernels: &str, case: &Case) -> Vec<String> {
 
 type Run = fn(&str, &Case) -> Vec<String>;
 
-fn caught<A: Alteration>(run: Run, case: &Case, why: &str) {
+pub(crate) fn caught<A: Alteration>(run: Run, case: &Case, why: &str) {
     case.validate().unwrap();
     let name = case.to_string();
     assert_caught(A::NAME, &name, why, |broken| {

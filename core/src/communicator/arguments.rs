@@ -35,7 +35,7 @@ pub struct Dispatch<'a> {
     /// Exact or worst-case sizes of outputs.
     pub sizes: Sizes,
     /// M of this call, 1 to M of the communicator; none means the communicator's. No rank has more tokens. It
-    /// bounds worst-case sizes and packed blocks, and it is the factor in `source`. Equal on all ranks.
+    /// bounds worst-case sizes, and packed and rank-major blocks, and it is the factor in `source`. Equal on all ranks.
     pub max_tokens: Option<u32>,
     /// How received scales lie in memory. By columns in the packed layout alone, if the kernel set [supports
     /// it](super::CallForm::PackedForms); so is the next one.

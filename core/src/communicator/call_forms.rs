@@ -15,8 +15,10 @@ impl Components {
     }
 
     pub(super) fn check_layout(&self, layout: Layout) -> Result<()> {
-        let is_rank_major = matches!(layout, Layout::RankMajor { .. });
-        self.check_form(is_rank_major, CallForm::RankMajor, "rank-major rows")
+        if !matches!(layout, Layout::RankMajor { .. }) || self.takes(CallForm::RankMajor.bits()) {
+            return Ok(());
+        }
+        Err(self.not_taken("layout: found rank-major; expected flat, expert-major or packed"))
     }
 
     pub(super) fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {
@@ -49,11 +51,13 @@ impl Components {
         if !is_asked || self.takes(form.bits()) {
             return Ok(());
         }
-        let kernels = self.kernels().name().to_owned();
-        let text = format!(
-            "{what}: found some; expected none: kernel set `{kernels}` does not take it yet"
-        );
-        Err(Error::new(ErrorKind::Unsupported, "check arguments", text))
+        Err(self.not_taken(&format!("{what}: found some; expected none")))
+    }
+
+    /// The error of a form that the kernel set does not take.
+    fn not_taken(&self, what: &str) -> Error {
+        let text = format!("{what}: kernel set `{}` does not take it yet", self.kernels().name());
+        Error::new(ErrorKind::Unsupported, "check arguments", text)
     }
 
     pub(super) fn check_handle(&self, handle: &Handle) -> Result<()> {

@@ -206,9 +206,12 @@ proptest! {
         let sends = world.send_plans();
         let alignment = world.alignment;
         let row = RowFormat { x_bytes: 32, scale_bytes: 4, weights: true };
-        for layout in
-            [Layout::Flat, Layout::ExpertMajor { alignment, zero_padding: true }, Layout::Packed]
-        {
+        for layout in [
+            Layout::Flat,
+            Layout::ExpertMajor { alignment, zero_padding: true },
+            Layout::Packed,
+            Layout::RankMajor { zero_padding: true },
+        ] {
             let spec = RegionSpec { shape: world.shape, layout, row };
             let worst = RegionRows::worst(&spec).unwrap();
             for rank in world.ranks() {
