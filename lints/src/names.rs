@@ -52,7 +52,7 @@ const GIVEN_UP_FUNCTIONS: &[(&str, &str)] = &[
 const GIVEN_UP_BEGINNINGS: &[(&str, &str)] = &[("hear_", "poll_"), ("enter_", "post_")];
 
 /// Folders of sources that are not Rust's, and their kinds. Headers in C are generated or for vendors.
-const OTHER_FOLDERS: [&str; 9] = [
+const OTHER_FOLDERS: [&str; 10] = [
     "abi",
     "backends",
     "bench",
@@ -62,6 +62,7 @@ const OTHER_FOLDERS: [&str; 9] = [
     "plugins",
     "python",
     "standins/device_put",
+    "standins/paced",
 ];
 const OTHER_KINDS: [&str; 8] = ["c", "cu", "cuh", "h", "md", "py", "pyi", "toml"];
 
@@ -144,7 +145,8 @@ fn names_behind<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
 fn types_and_functions_do_not_get_names_again_that_were_given_up() {
     let kernels =
         |path: &str| path.starts_with("backends/cpu/") || path.starts_with("backends/gpu/");
-    let device = product::files(&["backends", "standins/device_put"], &["cu", "cuh"]);
+    let device =
+        product::files(&["backends", "standins/device_put", "standins/paced"], &["cu", "cuh"]);
     assert!(device.len() > 15, "found {} sources of kernels; the search misses some", device.len());
     let mut found = Vec::new();
     for (path, text) in product::sources().into_iter().chain(device) {

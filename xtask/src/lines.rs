@@ -10,7 +10,7 @@ use std::path::{Component, Path};
 use anyhow::{Context, Result};
 
 /// Folders of tools that are not shipped to users.
-const MAKERS: [&str; 12] = [
+const MAKERS: [&str; 13] = [
     "abi/header",
     "bench/abi",
     "fuzz",
@@ -20,6 +20,7 @@ const MAKERS: [&str; 12] = [
     "standins/hca",
     "standins/hip_on_cuda",
     "standins/nic",
+    "standins/paced",
     "standins/softgin",
     "testkit",
     "xtask",

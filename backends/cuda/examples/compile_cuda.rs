@@ -10,6 +10,7 @@ use tokenyard_cuda::{Nvlink, Nvrtc, PLATFORM};
 use tokenyard_device_put::DevicePut;
 use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Target};
 use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
+use tokenyard_plugin_paced::compile_engine;
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
@@ -166,6 +167,7 @@ fn main() -> Result<()> {
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
         too_much += show(capability, rows, "probe", &compile_probe(about)?, kernels);
         too_much += show(capability, rows, "ring probe", &compile_ring_probe(about)?, RING_PROBE);
+        too_much += show(capability, rows, "paced", &compile_engine(about)?, 1);
     }
     assert!(
         too_much == 0,

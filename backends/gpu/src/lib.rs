@@ -17,6 +17,7 @@ pub mod kernels;
 mod moe;
 mod platform;
 pub mod probe;
+pub mod resident;
 mod transport;
 pub mod warm;
 

@@ -10,6 +10,7 @@ use crate::driver::Device;
 use crate::kernels::{DeviceApi, gpu_ring_api};
 use crate::platform::{Dialect, Platform};
 use crate::probe::{PROBE, RING_PROBE};
+use crate::resident::Body;
 use crate::transport::peers_device_api;
 
 /// The device API that kernels are compiled over: that of a transport, or the GPU ring where it has
@@ -186,6 +187,14 @@ pub fn compile_probe(target: Target<'_>) -> Result<Compiled> {
 /// No compiler, or its error.
 pub fn compile_ring_probe(target: Target<'_>) -> Result<Compiled> {
     Program::probe(target, gpu_ring_api(), &RING_PROBE).compile(target.compiler)
+}
+
+/// Compiles a kernel that stays, over loads and stores, to show its use of resources.
+///
+/// # Errors
+/// No compiler, or its error.
+pub fn compile_resident(target: Target<'_>, body: &Body, args_bytes: usize) -> Result<Compiled> {
+    Program::probe(target, peers_device_api(), &body.source(args_bytes)).compile(target.compiler)
 }
 
 #[cfg(test)]

@@ -10,7 +10,12 @@ use std::path::{Path, PathBuf};
 fn sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    let others = ["../../standins/device_put/src", "../gin/src/transport", "../ibgda/src"];
+    let others = [
+        "../../standins/device_put/src",
+        "../../standins/paced/src",
+        "../gin/src/transport",
+        "../ibgda/src",
+    ];
     let device = ["device", "device/common", "device/codec", "device/moe", "device/decode"];
     for folder in device.into_iter().chain(["src/probe", "src/transport"]).chain(others) {
         for entry in std::fs::read_dir(root.join(folder)).expect("a folder of the crate") {

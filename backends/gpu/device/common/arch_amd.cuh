@@ -194,6 +194,7 @@ __device__ inline void add_release_device(u64* at, u64 value) {
 __device__ inline void fence_system() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
 __device__ inline void fence_system_all() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
 __device__ inline void fence_device() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+__device__ inline void fence_block() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "workgroup"); }
 // The parts of a GPU have second-level caches of their own.
 template <class T>
 __device__ inline T load_device(const T* at) {

@@ -130,6 +130,8 @@ __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "m
 __device__ inline void fence_system_all() { __threadfence_system(); }
 // A fence for this device alone; it also orders stores before loads.
 __device__ inline void fence_device() { __threadfence(); }
+// A fence for this block alone.
+__device__ inline void fence_block() { __threadfence_block(); }
 // A load past the nearest cache, of what other blocks have written.
 __device__ inline u32 load_device(const u32* at) { return __ldcg(at); }
 __device__ inline u64 load_device(const u64* at) { return __ldcg(at); }

@@ -131,6 +131,7 @@ inline void fence_system() {
 inline void fence_system_all() { fence_system(); }
 // For this device: other devices still see nothing.
 inline void fence_device() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void fence_block() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 template <class T>
 T load_device(const T* at) { return *at; }
 inline uint4 load_16(const uint4* at) { return *at; }

@@ -1,0 +1,425 @@
+// The engine of `paced`: carries out requests at the pace of a link. Behind request.cuh.
+// Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
+//
+// A block serves the queues of its number modulo the blocks. One warp takes requests and books the wire for them,
+// one raises signals, the others copy. A warp copies every chunk whose number is its own modulo the warps, so that
+// none asks another. The launch ends once it has found nothing to do for a while: see resident.rs.
+
+namespace up {
+#include "up_device_api.cuh"
+}
+
+namespace ty {
+
+using Up = up::DeviceApi;
+static_assert(Up::kLoadStore, "the engine stores into the windows of peers");
+static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
+              "the transport below passes other parameters than its device API takes");
+
+constexpr u32 kCopyWarps = 14, kJobs = 64, kChunk = 14336, kSharedBytes = 8192;
+// The wire is booked for this long ahead. Bytes are copied up to kLead before their turn; their signal waits for it.
+constexpr u64 kAhead = 6000, kLead = 4000;
+// The wrong half of a request, where a fault splits it in two, comes this much later.
+constexpr u64 kWrongHalf = 100000000;
+constexpr u32 kLostOf = 64;
+
+enum Fault : u32 { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue };
+
+// One queue; `EngineQueue` of queues.rs.
+struct Line {
+  const Request* requests;
+  u64* done;
+  u64* taken;  // requests that earlier launches have taken
+};
+
+// What launches leave to the next; `Pace` of engine.rs reads the sums.
+struct Wire {
+  u64 begun;  // the device's time of the first launch, in ns; all times count from it
+  u64 free;   // when the wire is free, in 1/1024 ns
+  u64 raised, late, latest;  // signals; ns that all and the latest one came behind their time
+};
+
+// Mirrored in engine.rs; TY_PROBE_BYTES checks the size.
+struct EngineArgs {
+  const u64* stop;
+  const Line* lines;
+  Wire* wire;
+  u64 byte_cost;     // in 2^-20 ns
+  u64 message_cost;  // in 2^-10 ns
+  u64 latency, spread;  // ns; to each time of arrival a part of `spread` is added, drawn from `seed`
+  u64 idle, most;    // ns without work after which a launch ends, and the longest time of a launch
+  u64 seed;
+  u32 queues, mask, signals, fault;
+};
+#ifdef TY_PROBE_BYTES
+static_assert(sizeof(EngineArgs) == TY_PROBE_BYTES, "engine.rs and engine.cu differ");
+#endif
+
+enum State : u32 { kFree, kMoving, kArrived };
+
+struct Job {
+  u8* dst;
+  const u8* src;
+  u64 bytes;
+  u64 begin, due;  // ns since `begun`: first byte on the wire; the signal
+  u64 number;      // of the request in its queue
+  u32 peer, signal, add, line;
+  u32 op, first, chunks;
+  volatile u32 left, state, is_counted;
+};
+
+struct Shared {
+  Job jobs[kJobs];
+  volatile u64 done[kWave];   // of each queue of the block
+  volatile u32 at[kCopyWarps];  // the job that a warp has come to
+  volatile u32 made, quit;
+};
+static_assert(sizeof(Shared) <= kSharedBytes, "engine.rs asks for less shared memory");
+
+__device__ inline u64 drawn(u64 seed, u64 number) {
+  u64 x = seed + number * 0x9e3779b97f4a7c15ull;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return x ^ x >> 31;
+}
+
+// One block of the engine.
+class Engine {
+ public:
+  __device__ Engine(const EngineArgs& args, const Up& windows, Shared& shared)
+      : a(args), up(windows), s(shared), begun(load_relaxed(&args.wire->begun)) {
+    lines = blockIdx.x < a.queues ? (a.queues - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  }
+
+  // The warp that takes requests.
+  __device__ void take() {
+    u32 depth = kWave / (lines == 0 ? 1 : lines), line = lane_id() / depth, k = lane_id() % depth;
+    bool is_used = line < lines;
+    const Line* mine = a.lines + (is_used ? queue_of(line) : 0);
+    u64 taken = is_used ? load_relaxed(mine->taken) : 0, start = now(), busy = start;
+    u32 made = 0, turn = 0;
+    for (u32 looks = 1;; looks++) {
+      u32 count = is_leaving(looks, start, busy) ? 0 : take_some(mine, taken, {depth, line, k}, is_used, made, turn);
+      if (count != 0) {
+        busy = now();
+        made += count;
+        turn++;
+        continue;
+      }
+      if (left_ && all_free()) break;
+    }
+    if (is_used && k == 0) store_relaxed(const_cast<u64*>(mine->taken), taken);
+    sync_wave();
+    if (lane_id() == 0) s.quit = 1;
+  }
+
+  // A warp that copies.
+  __device__ void copy(u32 warp, u8* room, u32 barrier) {
+    u32 parity = 0;
+    for (u32 number = 0;; number++) {
+      while (s.made <= number)
+        if (s.quit != 0) return;
+      fence_block();
+      Job& job = s.jobs[number % kJobs];
+      u32 first = job.first, chunks = job.chunks;
+      for (u32 c = (warp + kCopyWarps - first % kCopyWarps) % kCopyWarps; c < chunks; c += kCopyWarps)
+        copy_chunk(job, c, room, barrier, parity);
+      sync_wave();
+      if (lane_id() == 0) s.at[warp] = number + 1;
+    }
+  }
+
+  // The warp that raises signals, and counts what is done.
+  __device__ void raise() {
+    u64 shown = lane_id() < lines ? s.done[lane_id()] : 0;
+    while (true) {
+      u32 quit = s.quit;
+      for (u32 i = lane_id(); i < kJobs; i += kWave) end(s.jobs[i]);
+      while (ballot(count_done()) != 0) sync_wave();
+      sync_wave();
+      u64 done = lane_id() < lines ? s.done[lane_id()] : 0;
+      if (done != shown) store_release(a.lines[queue_of(lane_id())].done, shown = done);
+      if (quit != 0) return;
+    }
+  }
+
+ private:
+  struct Place {
+    u32 depth, line, k;  // lanes of a queue; this lane's queue, and its place behind that queue's head
+  };
+
+  __device__ u32 queue_of(u32 line) const { return blockIdx.x + line * gridDim.x; }
+  __device__ u64 now() const { return now_ns() - begun; }
+
+  // Takes no more where it stops, has lasted, or has found nothing for long.
+  __device__ bool is_leaving(u32 looks, u64 start, u64 busy) {
+    if (!left_ && looks % 64 == 0) {
+      u64 t = now();
+      bool ends = t - start > a.most || t - busy > a.idle || load_relaxed(a.stop) != 0;
+      left_ = shfl((u32)ends, 0) != 0;
+    }
+    return left_;
+  }
+
+  __device__ bool all_free() const {
+    bool busy = false;
+    for (u32 i = lane_id(); i < kJobs; i += kWave) busy |= s.jobs[i].state != kFree;
+    return ballot(busy) == 0;
+  }
+
+  // Jobs that may be made now: free slots in a row, which every copying warp has left.
+  __device__ u32 room(u32 made) const {
+    u32 slowest = lane_id() < kCopyWarps ? made - s.at[lane_id()] : 0;
+    for (u32 bits = 1; bits < kWave; bits *= 2) {
+      u32 other = shfl_xor(slowest, bits);
+      slowest = other > slowest ? other : slowest;
+    }
+    u32 most = kJobs - slowest < kWave ? kJobs - slowest : kWave;
+    Lanes taken = ballot(s.jobs[(made + lane_id()) % kJobs].state != kFree);
+    u32 in_a_row = taken == 0 ? kWave : first_of(taken);
+    return in_a_row < most ? in_a_row : most;
+  }
+
+  // Makes jobs of the requests that are there, one of each queue in turn; the number of jobs.
+  __device__ u32 take_some(const Line* mine, u64& taken, Place place, bool is_used, u32 made, u32 turn) {
+    const Request* request = mine->requests + ((taken + place.k) & a.mask);
+    bool is_there = is_used && load_acquire(&request->sequence) == taken + place.k + 1;
+    Lanes there = ballot(is_there);
+    if (there == 0) return 0;
+    u32 run = run_of(there, place), rank = 0, all = 0;
+    for (u32 line = 0; line < lines; line++) {
+      u32 of_line = shfl(run, line * place.depth);
+      bool earlier = (line + lines - turn % lines) % lines < (place.line + lines - turn % lines) % lines;
+      u32 before = place.k + (earlier ? 1 : 0);
+      rank += of_line < before ? of_line : before;
+      all += of_line;
+    }
+    u32 free = room(made), count = all < free ? all : free;
+    is_there = is_used && place.k < run && rank < count;
+    u64 cost = 0, posted = 0, begin = 0;
+    if (is_there) {
+      u64 bytes = request->op == kPutValue || request->op == kSignal ? 0 : request->bytes;
+      cost = bytes * a.byte_cost >> 10;
+      cost = cost < a.message_cost ? a.message_cost : cost;
+      posted = request->posted == 0 ? now() : request->posted - begun;
+    }
+    count = book(is_there, rank, count, cost, posted, begin);
+    is_there = is_there && rank < count;
+    Job& job = s.jobs[(made + rank) % kJobs];
+    if (is_there) make(job, *request, taken + place.k, place.line, begin, cost >> 10);
+    number_chunks(made, count);
+    Lanes mine_taken = ballot(is_there) >> (place.line * place.depth % kWave);
+    taken += is_used ? popc(mine_taken & mask_of(place.depth)) : 0;
+    fence_block();
+    sync_wave();
+    if (lane_id() == 0) s.made = made + count;
+    return count;
+  }
+
+  __device__ static Lanes mask_of(u32 lanes) { return lanes >= kWave ? kAllLanes : (Lanes(1) << lanes) - 1; }
+
+  // Requests of this lane's queue that are there without a gap.
+  __device__ static u32 run_of(Lanes there, Place place) {
+    u32 shift = place.line * place.depth;
+    if (shift >= kWave) return 0;
+    Lanes gaps = ~(there >> shift) & mask_of(place.depth);
+    return gaps == 0 ? place.depth : first_of(gaps);
+  }
+
+  // Books the wire for the first requests; how many. Other blocks book, too.
+  __device__ u32 book(bool is_there, u32 rank, u32 count, u64 cost, u64 posted, u64& begin) {
+    if (a.byte_cost == 0 && a.message_cost == 0) {
+      begin = posted;
+      return count;
+    }
+    u64 seen = shfl(load_relaxed(&a.wire->free), 0);
+    while (true) {
+      u64 most = shfl(now() + kAhead, 0) << 10, free = seen;
+      if (free > most) return 0;
+      u32 booked = 0;
+      for (; booked < count && (booked == 0 || free <= most); booked++) {
+        u32 lane = first_of(ballot(is_there && rank == booked));
+        u64 from = shfl(posted << 10, lane);
+        from = from > free ? from : free;
+        if (is_there && rank == booked) begin = from >> 10;
+        free = from + shfl(cost, lane);
+      }
+      u64 found = lane_id() == 0 ? atomic_cas(&a.wire->free, seen, free) : 0;
+      found = shfl(found, 0);
+      if (found == seen) return booked;
+      seen = found;
+    }
+  }
+
+  __device__ void make(Job& job, const Request& request, u64 number, u32 line, u64 begin, u64 lasts) const {
+    bool moves = request.op == kPut || request.op == kPutSignal || request.op == kGet;
+    u32 me = up.p.me, from = request.op == kGet ? request.peer : me, to = request.op == kGet ? me : request.peer;
+    constexpr u64 kOffset = (u64(1) << kWindowShift) - 1;
+    job.dst = request.op == kSignal ? nullptr
+                                    : up.peer_ptr((u32)(request.dst >> kWindowShift), to, request.dst & kOffset);
+    job.src = moves ? up.peer_ptr((u32)(request.src >> kWindowShift), from, request.src & kOffset) : nullptr;
+    job.bytes = request.bytes;
+    job.begin = begin;
+    u64 draw = drawn(a.seed, number * a.queues + queue_of(line));
+    job.due = begin + lasts + a.latency + (a.spread == 0 ? 0 : draw % a.spread);
+    job.number = number;
+    job.peer = request.peer;
+    job.signal = request.signal;
+    job.add = request.op == kPutSignal || request.op == kSignal ? request.add : 0;
+    job.line = line;
+    job.op = request.op;
+    job.chunks = moves ? (u32)((request.bytes + kChunk - 1) / kChunk) : 0;
+    if (request.op == kPutSignal) spoil(job, draw);
+    job.left = job.chunks;
+    job.is_counted = 0;
+    fence_block();
+    job.state = kMoving;
+  }
+
+  // Breaks the one promise that the config names.
+  __device__ void spoil(Job& job, u64 draw) const {
+    if (a.fault == kLost && draw % kLostOf == 0) job.chunks = job.add = 0;
+    if (a.fault == kSignalFirst || a.fault == kDoneEarly) job.begin += kWrongHalf;
+    if (a.fault == kWrongQueue) job.signal = (job.signal + a.signals) % (a.signals * a.queues);
+  }
+
+  // Chunks are numbered on over all jobs.
+  __device__ void number_chunks(u32 made, u32 count) {
+    sync_wave();
+    for (u32 i = 0; i < count && lane_id() == 0; i++) {
+      Job& job = s.jobs[(made + i) % kJobs];
+      job.first = chunks_;
+      chunks_ += job.chunks;
+    }
+    sync_wave();
+  }
+
+  __device__ void copy_chunk(Job& job, u32 chunk, u8* room, u32 barrier, u32& parity) {
+    u64 at = (u64)chunk * kChunk, rest = job.bytes - at;
+    u32 bytes = rest < kChunk ? (u32)rest : kChunk;
+    u64 turn = job.begin + (at * a.byte_cost >> 20);
+    while (now() + kLead < turn) {
+    }
+    sync_wave();
+    u8* dst = job.dst + at;
+    const u8* src = job.src + at;
+    bool is_aligned = (((u64)dst | (u64)src | bytes) & 15) == 0;
+    if (is_aligned) {
+      copy_aligned(dst, src, bytes, room, barrier, parity);
+    } else {
+      for (u32 i = 4 * lane_id(); i < bytes; i += 4 * kWave)
+        *reinterpret_cast<u32*>(dst + i) = *reinterpret_cast<const volatile u32*>(src + i);
+    }
+    fence_system_all();
+    sync_wave();
+    if (lane_id() == 0) atomic_add(const_cast<u32*>(&job.left), ~0u);
+  }
+
+#if TY_ROWS_TMA
+  __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8* room, u32 barrier, u32& parity) {
+    if (lane_id() == 0) {
+      publish_places();
+      bulk_load(shared_address(room), src, bytes, barrier);
+      wait_barrier(barrier, parity);
+      bulk_store(dst, shared_address(room), bytes);
+      close_stores();
+      stores_done();
+    }
+    parity ^= 1;
+    sync_wave();
+  }
+#else
+  __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8*, u32, u32&) {
+    copy_16(Warp(), dst, src, bytes);
+  }
+#endif
+
+  // Ends a job whose payload is there and whose time has come: raises its signal.
+  __device__ void end(Job& job) {
+    if (job.state != kMoving) return;
+    fence_block();
+    u64 t = now();
+    if (t < job.due) return;
+    bool is_there = job.left == 0;
+    fence_block();
+    if (is_there && job.op == kPutValue) store_relaxed(reinterpret_cast<u64*>(job.dst), job.bytes);
+    if (job.add != 0 && (is_there || a.fault == kSignalFirst)) {
+      Guard guard(nullptr, 0, nullptr);
+      up.signal(0, job.peer, {job.signal, job.add}, guard);
+      job.add = 0;
+      add_relaxed(&a.wire->raised, 1);
+      add_relaxed(&a.wire->late, t - job.due);
+      raise_to(&a.wire->latest, t - job.due);
+    }
+    if (is_there) job.state = kArrived;
+  }
+
+  // Whether the request of a job counts as done.
+  __device__ bool is_done(const Job& job) const {
+    if (job.state == kArrived) return true;
+    return a.fault == kDoneEarly && job.state == kMoving && job.op == kPutSignal && now() >= job.due;
+  }
+
+  // Raises a word to a value, if it is lower.
+  __device__ static void raise_to(u64* at, u64 value) {
+    u64 seen = load_relaxed(at);
+    while (seen < value) {
+      u64 found = atomic_cas(at, seen, value);
+      if (found == seen) return;
+      seen = found;
+    }
+  }
+
+  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs; whether one was counted.
+  __device__ bool count_done() {
+    bool any = false;
+    for (u32 i = lane_id(); i < kJobs; i += kWave) {
+      Job& job = s.jobs[i];
+      if (job.is_counted == 0 && is_done(job) && s.done[job.line] == job.number) {
+        s.done[job.line] = job.number + 1;
+        job.is_counted = 1;
+        any = true;
+      }
+      fence_block();
+      if (job.is_counted != 0 && job.state == kArrived) job.state = kFree;
+    }
+    return any;
+  }
+
+  const EngineArgs& a;
+  const Up& up;
+  Shared& s;
+  u64 begun;
+  u32 lines, chunks_ = 0;
+  bool left_ = false;
+};
+
+}  // namespace ty
+
+// One launch of the engine.
+TY_KERNEL_ALONE((ty::kCopyWarps + 2) * ty::kWave)
+ty_paced(TY_ARGUMENT ty::EngineArgs a, TY_ARGUMENT ty::Up::Params p) {
+  using namespace ty;
+  TY_SHARED_BYTES(bytes);
+  Shared& shared = *reinterpret_cast<Shared*>(bytes);
+  __shared__ u64 barriers[kCopyWarps];
+  u32 thread = threadIdx.x, warp = wave_id();
+  if (thread == 0) {
+    atomic_cas(&a.wire->begun, 0ull, now_ns());
+    shared.made = shared.quit = 0;
+#if TY_ROWS_TMA
+    for (u32 i = 0; i < kCopyWarps; i++) init_barrier(shared_address(&barriers[i]), 1);
+    publish_barriers();
+#endif
+  }
+  if (thread < kJobs) shared.jobs[thread].state = shared.jobs[thread].is_counted = 0;
+  if (thread < kCopyWarps) shared.at[thread] = 0;
+  u32 queue = blockIdx.x + thread * gridDim.x;
+  if (thread < kWave && queue < a.queues) shared.done[thread] = load_relaxed(a.lines[queue].taken);
+  sync_block();
+  Up up(p);
+  Engine engine(a, up, shared);
+  if (warp == kCopyWarps) engine.take();
+  else if (warp == kCopyWarps + 1) engine.raise();
+  else engine.copy(warp, bytes + kSharedBytes + warp * kChunk, shared_address(&barriers[warp]));
+}

@@ -1,0 +1,155 @@
+//! The engine: its arguments, and the kernel that stays.
+
+use std::sync::Arc;
+
+use tokenyard_core::{Result, abi};
+use tokenyard_gpu::compile::{Compiled, Target};
+use tokenyard_gpu::driver::{Buffer, Context, copy};
+use tokenyard_gpu::resident::{Body, Resident, ResidentWords};
+use tokenyard_gpu::warm::compile_resident;
+
+use crate::config::PacedConfig;
+use crate::queues::{CAPACITY, Queues};
+
+pub(crate) const REQUEST: &str = include_str!("request.cuh");
+const TEXT: &str =
+    concat!("#include \"transport.cuh\"\n", include_str!("request.cuh"), include_str!("engine.cu"));
+
+/// Warps of a block: 14 copy, one takes requests, one raises signals.
+const COPY_WARPS: u32 = 14;
+const WARPS: u32 = COPY_WARPS + 2;
+/// Bytes of a chunk, and of the shared memory of a block beside chunks.
+const CHUNK: u32 = 14_336;
+const SHARED: u32 = 8192;
+/// The kernel; a config says how many blocks it has.
+const BODY: Body = Body {
+    file: "engine.cu",
+    text: TEXT,
+    kernel: "ty_paced",
+    blocks: 1,
+    warps: WARPS,
+    shared: SHARED,
+    bulk_shared: COPY_WARPS * CHUNK,
+};
+
+/// Time without a request after which a launch ends, and the longest time of one, in ns.
+const IDLE_NS: u64 = 1_000_000;
+const MOST_NS: u64 = 1_000_000_000;
+
+/// `EngineArgs` of `engine.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineArgs {
+    stop: u64,
+    lines: u64,
+    wire: u64,
+    byte_cost: u64,
+    message_cost: u64,
+    latency: u64,
+    spread: u64,
+    idle: u64,
+    most: u64,
+    seed: u64,
+    queues: u32,
+    mask: u32,
+    signals: u32,
+    fault: u32,
+}
+
+/// `Wire` of `engine.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Wire {
+    begun: u64,
+    free: u64,
+    raised: u64,
+    late: u64,
+    latest: u64,
+}
+
+/// Compiles the engine, to show its use of resources.
+///
+/// # Errors
+/// No compiler, or its error.
+pub fn compile_engine(target: Target<'_>) -> Result<Compiled> {
+    compile_resident(target, &BODY, size_of::<EngineArgs>())
+}
+
+/// How late the engine raised signals.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lateness {
+    /// Signals.
+    pub(crate) signals: u64,
+    /// Microseconds behind their time, in the mean and at most.
+    pub(crate) mean_us: f64,
+    pub(crate) most_us: f64,
+}
+
+/// The running engine.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    /// Dropped first: its launches use the rest.
+    _resident: Resident,
+    wire: Buffer,
+    context: Arc<Context>,
+    failed: u64,
+}
+
+impl Engine {
+    /// Starts the engine over the windows and signals of this device API; a queue has `signals`.
+    ///
+    /// # Safety
+    /// The device API is valid, and with the memory of the queues outlives the result.
+    pub(crate) unsafe fn start(
+        context: &Arc<Context>,
+        windows: &abi::TyDeviceApi,
+        queues: &Queues,
+        config: &PacedConfig,
+        signals: u32,
+    ) -> Result<Self> {
+        let wire = Buffer::of(context, &[Wire::default()])?;
+        let [latency, spread] = config.times_ns();
+        let body = Body { blocks: config.blocks, ..BODY };
+        let mut failed = 0;
+        let arguments = |words: ResidentWords| {
+            failed = words.failed;
+            EngineArgs {
+                stop: words.stop,
+                lines: queues.lines(),
+                wire: wire.address(),
+                byte_cost: config.byte_cost(),
+                message_cost: config.message_cost(),
+                latency,
+                spread,
+                idle: IDLE_NS,
+                most: MOST_NS,
+                seed: config.seed,
+                queues: queues.count(),
+                mask: CAPACITY - 1,
+                signals,
+                fault: config.fault.map_or(0, |fault| fault as u32),
+            }
+        };
+        // SAFETY: by this function's contract; the wire is dropped behind the launches.
+        let resident = unsafe { Resident::start(context, windows, &body, arguments)? };
+        Ok(Self { _resident: resident, wire, context: Arc::clone(context), failed })
+    }
+
+    /// The word in pinned memory that is not 0 once the engine has given up.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    /// How late signals were so far.
+    pub(crate) fn lateness(&self) -> Result<Lateness> {
+        let mut wire = Wire::default();
+        let bytes = size_of::<Wire>() as u64;
+        copy(&self.context, &raw mut wire as u64, self.wire.address(), bytes)?;
+        let mean = wire.late as f64 / wire.raised.max(1) as f64;
+        Ok(Lateness {
+            signals: wire.raised,
+            mean_us: mean / 1e3,
+            most_us: wire.latest as f64 / 1e3,
+        })
+    }
+}

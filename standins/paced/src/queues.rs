@@ -1,0 +1,212 @@
+//! The memory of the queues: kernels or the host write requests, the engine carries them out.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokenyard_core::transport::{Command, Event};
+use tokenyard_core::{Result, abi};
+use tokenyard_gpu::driver::{Buffer, Context, Pinned};
+
+/// Requests of a queue, a power of two.
+pub(crate) const CAPACITY: u32 = 256;
+const WINDOW_SHIFT: u32 = 48;
+
+/// `Request` of `request.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Request {
+    op: u32,
+    peer: u32,
+    src: u64,
+    dst: u64,
+    bytes: u64,
+    signal: u32,
+    add: u32,
+    reserved: u64,
+    posted: u64,
+    sequence: u64,
+}
+
+/// `DeviceApi::Queue` of `paced.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct DeviceQueue {
+    requests: u64,
+    head: u64,
+    done: u64,
+    failed: u64,
+}
+
+/// `Line` of `engine.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct EngineQueue {
+    requests: u64,
+    done: u64,
+    taken: u64,
+}
+
+/// Words of a queue of kernels, 128 bytes apart: `head`, `done`.
+const WORDS_BYTES: u64 = 256;
+const DONE: u64 = 128;
+
+/// A queue that kernels fill.
+#[derive(Debug)]
+struct KernelQueue {
+    requests: Buffer,
+    words: Buffer,
+}
+
+/// A queue that the host fills: in pinned memory.
+#[derive(Debug)]
+pub(crate) struct HostQueue {
+    requests: Pinned<Request>,
+    done: Pinned<u64>,
+    state: Mutex<Posted>,
+}
+
+/// The commands of a queue whose end is not reported yet.
+#[derive(Debug, Default)]
+struct Posted {
+    head: u64,
+    events: VecDeque<(u64, Event)>,
+}
+
+/// The memory of all queues of an instance.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    kernels: Vec<KernelQueue>,
+    pub(crate) host: Vec<HostQueue>,
+    /// `[queues]`: what earlier launches of the engine have taken.
+    taken: Buffer,
+    lines: Option<Buffer>,
+}
+
+impl Queues {
+    /// Queues for kernels, or for the host.
+    pub(crate) fn new(context: &Arc<Context>, count: u32, by_host: bool) -> Result<Self> {
+        let [of_kernels, of_host] = if by_host { [0, count] } else { [count, 0] };
+        let kernels = (0..of_kernels).map(|_| {
+            Ok(KernelQueue {
+                requests: Buffer::new(context, u64::from(CAPACITY) * size_of::<Request>() as u64)?,
+                words: Buffer::new(context, WORDS_BYTES)?,
+            })
+        });
+        let host = (0..of_host).map(|_| {
+            Ok(HostQueue {
+                requests: Pinned::new(context, CAPACITY as usize)?,
+                done: Pinned::new(context, 1)?,
+                state: Mutex::default(),
+            })
+        });
+        let mut this = Self {
+            kernels: kernels.collect::<Result<_>>()?,
+            host: host.collect::<Result<_>>()?,
+            taken: Buffer::new(context, 8 * u64::from(count.max(1)))?,
+            lines: None,
+        };
+        this.lines = Some(Buffer::of(context, &this.for_engine())?);
+        Ok(this)
+    }
+
+    /// The address of the table for the engine, `[queues]`.
+    pub(crate) fn lines(&self) -> u64 {
+        self.lines.as_ref().map_or(0, Buffer::address)
+    }
+
+    /// The number of queues.
+    pub(crate) fn count(&self) -> u32 {
+        (self.kernels.len() + self.host.len()) as u32
+    }
+
+    fn for_engine(&self) -> Vec<EngineQueue> {
+        let of_kernels =
+            self.kernels.iter().map(|q| (q.requests.address(), q.words.address() + DONE));
+        let of_host = self.host.iter().map(|q| (q.requests.at(0) as u64, q.done.at(0) as u64));
+        let taken = (0..).map(|index: u64| self.taken.address() + 8 * index);
+        let queues = of_kernels.chain(of_host).zip(taken);
+        queues.map(|((requests, done), taken)| EngineQueue { requests, done, taken }).collect()
+    }
+
+    /// The table for kernels, `[queues]`; `failed` is a word that tells them to give up.
+    pub(crate) fn for_kernels(&self, context: &Arc<Context>, failed: u64) -> Result<Buffer> {
+        let queues = self.kernels.iter().map(|queue| DeviceQueue {
+            requests: queue.requests.address(),
+            head: queue.words.address(),
+            done: queue.words.address() + DONE,
+            failed,
+        });
+        Buffer::of(context, &queues.collect::<Vec<_>>())
+    }
+}
+
+impl HostQueue {
+    fn done(&self) -> u64 {
+        // SAFETY: an aligned word of pinned memory that lives as long as `self`; the engine and the host access it
+        // whole.
+        unsafe { AtomicU64::from_ptr(self.done.at(0)) }.load(Ordering::Acquire)
+    }
+
+    /// Writes as many of the commands as there is room for; how many. A signal has this number in the engine.
+    pub(crate) fn post(&self, commands: &[Command], signal: impl Fn(u32) -> u32) -> usize {
+        let mut posted = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let room = u64::from(CAPACITY) - (posted.head - self.done());
+        let count = commands.len().min(room as usize);
+        for command in &commands[..count] {
+            self.write(posted.head, command, signal(command.signal));
+            if command.flags & abi::TY_FLAG_NOTIFY != 0 {
+                let event = Event {
+                    kind: abi::TY_EVENT_DONE,
+                    queue: command.queue,
+                    peer: command.peer,
+                    status: abi::TY_OK,
+                    tag: command.tag,
+                };
+                let number = posted.head;
+                posted.events.push_back((number, event));
+            }
+            posted.head += 1;
+        }
+        count
+    }
+
+    fn write(&self, number: u64, command: &Command, signal: u32) {
+        let place = |window: u16, offset: u64| u64::from(window) << WINDOW_SHIFT | offset;
+        let is_value = command.op == abi::TY_OP_PUT_VALUE;
+        let request = Request {
+            op: command.op.into(),
+            peer: command.peer,
+            src: place(command.src_window, command.src_offset),
+            dst: place(command.dst_window, command.dst_offset),
+            bytes: if is_value { command.value } else { command.bytes },
+            signal,
+            add: command.add,
+            // The engine's clock is not the host's: the request counts from when it is seen.
+            posted: 0,
+            ..Request::default()
+        };
+        let slot = self.requests.at((number % u64::from(CAPACITY)) as usize);
+        // SAFETY: a slot of the queue, whose last request is done; the engine reads it once its sequence is there.
+        unsafe {
+            slot.write_volatile(request);
+            AtomicU64::from_ptr(&raw mut (*slot).sequence).store(number + 1, Ordering::Release);
+        }
+    }
+
+    /// Moves the events of commands that are done to the front of `events`; how many.
+    pub(crate) fn poll(&self, events: &mut [Event]) -> usize {
+        let mut posted = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let done = self.done();
+        let mut count = 0;
+        while count < events.len()
+            && let Some((number, event)) = posted.events.front()
+            && *number < done
+        {
+            events[count] = *event;
+            posted.events.pop_front();
+            count += 1;
+        }
+        count
+    }
+}

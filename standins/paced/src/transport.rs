@@ -1,0 +1,232 @@
+//! `nvlink`'s windows and signals behind queues with a pace.
+
+use std::sync::{Arc, LazyLock, OnceLock};
+
+use tokenyard_core::config::ComponentTable;
+use tokenyard_core::transport::{
+    Capabilities, Command, Event, MemoryNeeds, Transport, TransportNeeds, TransportOpen, Window,
+};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_cuda::{Nvlink, PLATFORM};
+use tokenyard_gpu::driver::{Buffer, Context, Device};
+use tokenyard_gpu::{Devices, PeersConfig};
+
+use crate::config::{COMPONENT, PacedConfig, Poster};
+use crate::engine::{Engine, REQUEST};
+use crate::queues::{CAPACITY, Queues};
+
+const SOURCE: &str = include_str!("paced.cuh");
+/// Queues that may be used: one for each block that posts.
+const MOST_QUEUES: u32 = 16;
+/// Words of `DeviceApi::Params` behind those of `nvlink`.
+const OWN_PARAMS: usize = 3;
+
+/// The transport; see the crate.
+#[derive(Debug)]
+pub struct Paced {
+    /// Set by `commit`. Dropped first: it uses the rest.
+    engine: Option<Engine>,
+    /// The value of `DeviceApi::Params`, and the table that it names.
+    device_side: OnceLock<(Vec<u64>, Buffer)>,
+    queues: Queues,
+    nvlink: Nvlink,
+    context: Arc<Context>,
+    config: PacedConfig,
+    /// Signals of one queue.
+    signals: u32,
+    me: u32,
+}
+
+fn inner_config(config: &PacedConfig) -> PeersConfig {
+    PeersConfig { device: config.device.clone(), ..PeersConfig::default() }
+}
+
+/// The device API of `nvlink` in a namespace, then that of this transport.
+static DEVICE_API: LazyLock<String> = LazyLock::new(|| {
+    let text = Nvlink::device_source().map(|below| {
+        // SAFETY: the text of a constant.
+        let text = unsafe { std::slice::from_raw_parts(below.source.data, below.source.bytes) };
+        String::from_utf8_lossy(text).into_owned()
+    });
+    format!("namespace inner {{\n{}\n}}\n{REQUEST}\n{SOURCE}", text.unwrap_or_default())
+});
+
+impl Paced {
+    fn engine(&self) -> Result<&Engine> {
+        self.engine.as_ref().ok_or_else(|| {
+            let message = "the engine does not run; expected a commit before it";
+            Error::new(ErrorKind::Internal, "use the engine", message)
+        })
+    }
+
+    /// `DeviceApi::Params` of `paced.cuh`, and the table of queues.
+    fn params(&self) -> Result<(Vec<u64>, Buffer)> {
+        let table = self.queues.for_kernels(&self.context, self.engine()?.failed())?;
+        let inner = self.nvlink.device_api()?;
+        // SAFETY: as many bytes as `nvlink` reports, which lives; words of 8 bytes.
+        let words = unsafe {
+            std::slice::from_raw_parts(inner.params.cast::<u64>(), inner.param_bytes / 8)
+        };
+        let mut params = words.to_vec();
+        let own: [u64; OWN_PARAMS] = [
+            table.address(),
+            u64::from(CAPACITY - 1) | u64::from(self.signals) << 32,
+            self.me.into(),
+        ];
+        params.extend(own);
+        Ok((params, table))
+    }
+
+    /// `nvlink` knows no queues: each has signals of its own there.
+    fn below_signal(&self, queue: u32, signal: u32) -> u32 {
+        queue * self.signals + signal
+    }
+}
+
+impl Transport for Paced {
+    const NAME: &'static str = COMPONENT;
+    const ABOUT: &'static str =
+        "a stand-in for a NIC: a kernel beside others moves bytes at a set rate and latency";
+    type Config = PacedConfig;
+
+    fn configure(table: &ComponentTable) -> Result<PacedConfig> {
+        PacedConfig::read(table)
+    }
+
+    fn probe(config: &PacedConfig) -> Result<Capabilities> {
+        let found = Nvlink::probe(&inner_config(config))?;
+        let by = match config.posts {
+            Poster::Kernels => abi::TY_CAP_DEVICE_API,
+            Poster::Host => 0,
+        };
+        Ok(Capabilities {
+            // The memory of a lost peer outlives it: only a get shows that its puts arrive.
+            flags: by | abi::TY_CAP_BOUNDED_PUT | abi::TY_CAP_GET,
+            max_queues: MOST_QUEUES,
+            max_signals: found.max_signals / MOST_QUEUES,
+            ..found
+        })
+    }
+
+    fn open(config: PacedConfig, open: &TransportOpen<'_>) -> Result<Self> {
+        let TransportOpen { team, needs, .. } = *open;
+        let inner = inner_config(&config);
+        let device = inner.device.as_ref().map(Devices::mine).or(open.device);
+        let context = Context::retain(Device::choose(&PLATFORM, device)?)?;
+        let below = TransportNeeds { signals: needs.queues * needs.signals, ..*needs };
+        Ok(Self {
+            engine: None,
+            device_side: OnceLock::new(),
+            queues: Queues::new(&context, needs.queues, config.posts == Poster::Host)?,
+            nvlink: Nvlink::open(inner, &TransportOpen { needs: &below, ..*open })?,
+            config: PacedConfig { seed: config.seed ^ u64::from(team.me) << 32, ..config },
+            signals: needs.signals,
+            me: team.me,
+            context,
+        })
+    }
+
+    fn memory_needs(&self) -> MemoryNeeds {
+        self.nvlink.memory_needs()
+    }
+
+    unsafe fn register(&mut self, window: &Window) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.nvlink.register(window) }
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
+        self.nvlink.endpoint(peer)
+    }
+
+    fn connect(&mut self, peer: u32, data: &[u8]) -> Result<()> {
+        self.nvlink.connect(peer, data)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.nvlink.commit()?;
+        let windows = self.nvlink.device_api()?;
+        // SAFETY: `nvlink` and the queues outlive the engine, by the order of the fields.
+        let engine = unsafe {
+            Engine::start(&self.context, &windows, &self.queues, &self.config, self.signals)?
+        };
+        self.engine = Some(engine);
+        Ok(())
+    }
+
+    unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
+        if let Some(own) = self.queues.host.get(queue as usize) {
+            return Ok(own.post(commands, |signal| self.below_signal(queue, signal)));
+        }
+        // The queues are the kernels': the host's own commands have no pace.
+        for (done, command) in commands.iter().enumerate() {
+            let signal = self.below_signal(queue, command.signal);
+            // SAFETY: by this function's contract.
+            let accepted = unsafe { self.nvlink.post(queue, &[Command { signal, ..*command }])? };
+            if accepted == 0 {
+                return Ok(done);
+            }
+        }
+        Ok(commands.len())
+    }
+
+    fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
+        match self.queues.host.get(queue as usize) {
+            Some(own) => Ok(own.poll(events)),
+            None => self.nvlink.poll(queue, events),
+        }
+    }
+
+    fn read_signal(&self, queue: u32, id: u32) -> u64 {
+        self.nvlink.read_signal(queue, self.below_signal(queue, id))
+    }
+
+    fn health(&self) -> Result<()> {
+        self.nvlink.health()
+    }
+
+    fn device_api(&self) -> Result<abi::TyDeviceApi> {
+        let (params, _) = match self.device_side.get() {
+            Some(made) => made,
+            None => {
+                let made = self.params()?;
+                self.device_side.get_or_init(|| made)
+            }
+        };
+        Ok(abi::TyDeviceApi { params: params.as_ptr().cast(), ..Self::device_source()? })
+    }
+
+    fn device_source() -> Result<abi::TyDeviceApi> {
+        let below = Nvlink::device_source()?;
+        Ok(abi::TyDeviceApi {
+            flags: 0,
+            source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
+            params: std::ptr::null(),
+            param_bytes: below.param_bytes + 8 * OWN_PARAMS,
+            param_alignment: align_of::<u64>(),
+            ..below
+        })
+    }
+
+    fn link_name(&self, peer: u32) -> String {
+        let PacedConfig { rate, latency_us, .. } = self.config;
+        let below = self.nvlink.link_name(peer);
+        format!("paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us) over {below}")
+    }
+}
+
+impl Drop for Paced {
+    fn drop(&mut self) {
+        let found = self.engine.as_ref().map(Engine::lateness);
+        match found {
+            Some(Ok(late)) if late.signals > 0 => tracing::info!(
+                "paced, a stand-in: {} signals were late by {:.2} us in the mean and {:.2} us at most",
+                late.signals,
+                late.mean_us,
+                late.most_us
+            ),
+            Some(Err(error)) => tracing::warn!("the lateness of paced is not known: {error}"),
+            _ => {}
+        }
+    }
+}
