@@ -18,11 +18,12 @@ import tokenyard
 from tokenyard import errors
 
 from . import _world
-from ._arrays import Refusal, reason
+from ._arrays import Refusal, invalid, reason
 from ._gaps import Gaps
 from ._hooks import Hook
-from ._sizes import Sizes, align, by_looks, sizes_of
+from ._sizes import Sizes, by_looks, sizes_of
 from ._torch import torch
+from .utils.math import align
 
 T = TypeVar("T")
 
@@ -319,7 +320,7 @@ class Pool:
 
     def _expect_usable(self) -> None:
         if self.is_destroyed:
-            raise errors.InvalidInputError("use buffer: it was destroyed; expected a new one")
+            raise invalid("use buffer", "use buffer: it was destroyed; expected a new one")
 
     def _usable(self) -> Opened | None:
         """The communicator that all ranks would call now, if an error has not closed it."""
@@ -344,12 +345,11 @@ class Pool:
         for rank, other in wanted.items():
             for name in ("experts", "topk", "hidden", "max_tokens", "decodes", "sms"):
                 if getattr(other, name) != getattr(first, name):
-                    raise errors.InvalidInputError(
+                    raise invalid(
+                        "dispatch",
                         f"dispatch: found {name} = {getattr(other, name)} on rank {rank}; expected "
                         f"{getattr(first, name)}, as on rank {first_rank}",
-                        kind="invalid_input",
-                        rank=rank,
-                        operation="dispatch",
+                        rank,
                     )
         tokens = max(sizes.tokens for sizes in wanted.values())
         named = first.max_tokens if self.on_device else None
@@ -385,11 +385,10 @@ class Pool:
     ) -> NoReturn:
         if refused is not None:
             self._raise_refused(self.rank, refused, is_full)
-        raise errors.InvalidInputError(
+        raise invalid(
+            "capture graph",
             f"capture graph: found sizes that no call had before, {sizes}; expected a call of each kind before "
             "the capture",
-            kind="invalid_input",
-            operation="capture graph",
             fix="warm up: make the same calls once without a capture",
         )
 
@@ -397,9 +396,7 @@ class Pool:
         if is_full:
             raise errors.FullError(text, kind="full", rank=rank, operation="dispatch")
         if rank == self.rank:
-            raise errors.InvalidInputError(
-                text, kind="invalid_input", rank=rank, operation="dispatch"
-            )
+            raise invalid("dispatch", text, rank)
         raise errors.RefusedError(
             f"rank {rank} refused its input: {text}",
             kind="refused",
@@ -482,7 +479,7 @@ class Pool:
         self._expect_usable()
         opened, why = opened or self._usable(), reason(error)
         if opened is None or self.is_capturing():
-            raise errors.InvalidInputError(why, kind="invalid_input", operation=operation)
+            raise invalid(operation, why)
         opened.make_room()
         opened.hooks.append(None)
         opened.communicator.refuse(operation, why, layout=layout)

@@ -56,7 +56,3 @@ def by_looks(looks: Callable[[], Sizes] | None) -> Sizes | None:
     with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):
         return looks and looks()
     return None
-
-
-def align(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -3,14 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenyard import errors
-
 from .._arrays import Refusal
 from .._pool import Opened, Pool
-from .._sizes import Sizes, align, sizes_of
+from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
+from ..utils.math import align
 from .arguments import check_tokens, expect_integer, read_bias, read_rows
 from .elastic_arguments import CombineCall, DispatchCall, expect_equal
 from .ordered import Ordered
@@ -20,13 +19,13 @@ from .tensors import (
     add_lost,
     clear_behind,
     expect_device,
-    expect_host,
     floats,
     name_stream,
     read,
     reader,
     stays_in_arena,
     stream_of,
+    sync_in_capture,
     take,
     take_all,
     typed,
@@ -90,11 +89,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
     if call.handle is not None:
         return _replay(pool, call, call.handle, stream, before_epilogue)
     if call.has_cpu_sync and stream.is_captured:
-        raise errors.InvalidInputError(
-            "capture graph: found a dispatch whose sizes the host must know; expected do_cpu_sync=False",
-            kind="invalid_input",
-            operation="capture graph",
-        )
+        raise sync_in_capture("do_cpu_sync=False")
     kept: list[DispatchCall] = []
 
     def send(opened: Opened, checked: DispatchCall) -> Any:
@@ -179,10 +174,9 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
         local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     stats = {"cumulative_local_expert_recv_stats": call.stats}
-    expect_host(pool, x=x, topk_idx=ids, topk_weights=weights, **stats)
+    expect_device(pool, x=x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
     if not pool.on_device:
         check_ids(ids.numpy(), call.experts)
-    expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
     checked = replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
     return _sizes(pool, call), checked
 
@@ -210,8 +204,7 @@ def _replay(
             if weights is not None:
                 weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
                 weights = weights.contiguous()
-            expect_host(pool, x=x)
-            expect_device(x, scales=scales, topk_weights=weights)
+            expect_device(pool, x=x, scales=scales, topk_weights=weights)
         except Exception as error:
             pool.refuse(opened, "replay", error, layout)
         name_stream(opened, stream)
@@ -433,7 +426,7 @@ def combine(
             opened, native = record.opened, record.native
             sizes = opened.sizes
             rows, weights, biases = _read_combine(call, record)
-            expect_host(pool, x=rows)
+            expect_device(pool, x=rows)
             out, ordered = rows.new_empty((native.tokens, sizes.hidden)), None
             if record.is_expanded and not call.rounds_per_rank:
                 ordered = Ordered(rows, call.handle._places.slots(), biases, out)

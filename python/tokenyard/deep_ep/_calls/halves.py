@@ -16,7 +16,7 @@ from ..utils.math import CHANNELS, ceil_div
 from .low_latency import Record, arrived, expect_wait_stats, read_combine, read_dispatch
 from .low_latency_arguments import CombineCall, DispatchCall
 from .routing import check_ids
-from .tensors import adopt, anchored, expect_host, take, typed
+from .tensors import adopt, anchored, expect_device, take, typed
 
 T = TypeVar("T")
 
@@ -90,8 +90,7 @@ def _fill(arrays: tuple[Any, ...], received: Any, tokens: int) -> list[int]:
 
 def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
     sizes, (x, ids) = read_dispatch(pool, call)
-    expect_host(pool, x=x, topk_idx=ids)
-    expect_host(pool, cumulative_local_expert_recv_stats=call.stats)
+    expect_device(pool, x=x, topk_idx=ids)
     check_ids(ids.numpy(), call.experts)
     if pool.current is not None:
         pool.current.expect_room(1)
@@ -176,7 +175,7 @@ def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOv
         opened = record.opened
         opened.expect_room(2)
         rows, ids, weights, out = read_combine(call, record)
-        expect_host(pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
+        expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
         _expect_same_ids(ids, record.ids)
         rows = _own_rows(call, record, rows)
         expect_wait_stats(pool, "combine", call.wait_stats)

@@ -11,7 +11,7 @@ from typing import Any
 from tokenyard import errors
 
 from .. import _handles
-from .._arrays import Refusal
+from .._arrays import Refusal, invalid
 from .._gaps import Gaps
 from .._hooks import Hook
 from .._missing import missing
@@ -166,7 +166,7 @@ def read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any
         local = call.experts // ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
         # The package itself judges where the others lie.
-        expect_device(x, cumulative_local_expert_recv_stats=call.stats)
+        expect_device(pool, x=x, cumulative_local_expert_recv_stats=call.stats)
     expect_wait_stats(pool, "dispatch", call.wait_stats)
     if x.requires_grad:
         x = x.detach()
@@ -354,7 +354,7 @@ def _combine(
         sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
-            expect_device(rows, topk_idx=ids, topk_weights=weights)
+            expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights)
             weights = torch.where(ids >= 0, weights, torch.nan)
     except Exception as error:
         # Weights that are sent beside the rows come with them, others come before, by a replay.
@@ -402,9 +402,7 @@ def combine_buffer(handle: Any) -> Any:
     try:
         record = arrived(handle)
     except Refusal as refusal:
-        raise errors.InvalidInputError(
-            str(refusal), kind="invalid_input", operation="get_next_low_latency_combine_buffer"
-        ) from None
+        raise invalid("get_next_low_latency_combine_buffer", str(refusal)) from None
     if record.buffer is None:
         name_readers(record.opened, CallStream(gpu_of(record.ids), AT_ONCE))
         try:

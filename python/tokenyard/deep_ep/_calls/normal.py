@@ -3,11 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenyard import errors
 from tokenyard._native import _routing
 
 from .. import _handles
-from .._arrays import Refusal
+from .._arrays import Refusal, adopted, invalid
 from .._pool import Opened, Pool, mode_of
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
@@ -17,11 +16,9 @@ from .routing import check_experts, counts_of
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,
-    adopted,
     clear_behind,
     dummy,
     expect_device,
-    expect_host,
     fit,
     floats,
     gpu_of,
@@ -30,6 +27,7 @@ from .tensors import (
     reader,
     stays_in_arena,
     stream_of,
+    sync_in_capture,
     take,
     take_all,
     typed,
@@ -60,14 +58,12 @@ def layout(
     try:
         ids = read("topk_idx", adopted(topk_idx), (torch.int64,), (None, None))
         check_experts(experts, pool.ranks)
-        expect_host(pool, topk_idx=ids)
+        expect_device(pool, topk_idx=ids)
         if not pool.on_device:
             return (*_count_on_host(pool, ids, experts), CallStream(None, timing).finish((), ()))
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
-        raise errors.InvalidInputError(
-            str(refusal), kind="invalid_input", rank=pool.rank, operation="get_dispatch_layout"
-        ) from None
+        raise invalid("get_dispatch_layout", str(refusal), pool.rank) from None
     call = CallStream(gpu_of(ids), timing)
     with call.inside():
         of_kernel = _counted(pool, ids, experts, call.raw)
@@ -130,8 +126,9 @@ def _expect_one_routing(pool: Pool, call: DispatchCall, experts: int) -> None:
     is_in: Any = call.is_token_in_rank
     ids: Any = call.topk_idx
     per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (torch.int32,), (pool.ranks,))
-    expect_host(pool, x=call.reference, topk_idx=ids)
-    expect_host(pool, is_token_in_rank=is_in, num_tokens_per_rank=per_rank)
+    expect_device(
+        pool, x=call.reference, topk_idx=ids, is_token_in_rank=is_in, num_tokens_per_rank=per_rank
+    )
     sums = is_in.sum(0, dtype=torch.int32)
     if not torch.equal(per_rank, sums):
         raise Refusal(
@@ -184,10 +181,10 @@ def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
         ranks = torch.arange(pool.ranks, device=x.device)
         ids = torch.where(routing.is_in, ranks, -1)
         sizes = sizes_of(pool.ranks, pool.ranks, hidden, most, None, False, call.sms)
-        expect_device(x, scales=scales, is_token_in_rank=routing.is_in)
+        expect_device(pool, x=x, scales=scales, is_token_in_rank=routing.is_in)
         return sizes, replace(call, x=x, scales=scales, topk_idx=ids)
     ids, weights = routing.ids, routing.weights
-    expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
+    expect_device(pool, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
     sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, False, call.sms)
     return sizes, replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
 
@@ -212,11 +209,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         return checked, not no_sync, sent
 
     if not call.num_worst_tokens and stream.is_captured:
-        raise errors.InvalidInputError(
-            "capture graph: found a dispatch whose sizes the host must know; expected num_worst_tokens",
-            kind="invalid_input",
-            operation="capture graph",
-        )
+        raise sync_in_capture("num_worst_tokens")
     with stream.inside():
         opened, (checked, has_sync, (received, native)) = pool.dispatch_sent(
             lambda: _read_dispatch(pool, call),
@@ -252,12 +245,11 @@ def _expect_rows_fit(pool: Pool, given: int, received: Any) -> None:
     """Refuses a number of rows that is too small for those that arrived, where the host knows how many did."""
     if not pool.on_device and received.tokens > given:
         # Each rank's own tokens were below it, so ranks gave different numbers.
-        raise errors.InvalidInputError(
+        raise invalid(
+            "dispatch",
             f"num_worst_tokens: found {given} on this rank; expected at least the {received.tokens} tokens that "
             "arrived",
-            kind="invalid_input",
-            rank=pool.rank,
-            operation="dispatch",
+            pool.rank,
         )
 
 
@@ -414,8 +406,7 @@ def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple
                 if getattr(call, name) is not None:
                     raise Refusal(f"{name}: found some with a handle; expected None")
             x, scales = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
-            expect_host(pool, x=x)
-            expect_device(x, scales=scales)
+            expect_device(pool, x=x, scales=scales)
         except Exception as error:
             pool.refuse(opened, "replay", error)
         name_stream(opened, stream)
@@ -476,8 +467,7 @@ def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, Ev
                 weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
                 weights = fit(weights.contiguous(), native.rows)
             biases = read_bias(call.bias, rows.dtype, (native.tokens, sizes.hidden))
-            expect_device(call.x, topk_weights=weights)
-            expect_host(pool, x=rows)
+            expect_device(pool, x=rows, topk_weights=weights)
             out = rows.new_empty((native.tokens, sizes.hidden))
             if weights is not None:
                 out_weights = weights.new_empty((native.tokens, sizes.topk))

@@ -1,6 +1,5 @@
 """DeepEP's second interface: `ElasticBuffer`."""
 
-from collections.abc import Callable
 from typing import Any
 
 from .. import _C
@@ -8,25 +7,16 @@ from .._arrays import Tensor
 from .._calls import elastic, elastic_arguments, streams
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
-from .._missing import missing, refuse_missing
+from .._missing import absent, refuse_missing
 from .._pool import Pool
-from .._sizes import align
 from .._torch import torch
 from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap
+from ..utils.math import align
 from ._device import gpu_stream
 from .handle import EPHandle as EPHandle
 
 _SMS = 20
-
-
-def _absent(name: str) -> Callable[..., Any]:
-    def method(*arguments: Any, **keywords: Any) -> Any:
-        missing("ElasticBuffer", name)
-
-    method.__name__ = name
-    method.__doc__ = "Not there: raises NotImplementedError."
-    return method
 
 
 class ElasticBuffer:
@@ -277,21 +267,21 @@ class ElasticBuffer:
         results = elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
         return given_back(self._pool, x, results)
 
-    get_engram_storage_size_hint = _absent("get_engram_storage_size_hint")
-    get_pp_buffer_size_hint = _absent("get_pp_buffer_size_hint")
-    get_agrs_num_max_session_bytes = _absent("get_agrs_num_max_session_bytes")
-    get_agrs_buffer_size_hint = _absent("get_agrs_buffer_size_hint")
-    engram_write = _absent("engram_write")
-    engram_fetch = _absent("engram_fetch")
-    pp_set_config = _absent("pp_set_config")
-    pp_send = _absent("pp_send")
-    pp_recv = _absent("pp_recv")
-    create_agrs_session = _absent("create_agrs_session")
-    destroy_agrs_session = _absent("destroy_agrs_session")
-    agrs_new_session = _absent("agrs_new_session")
-    agrs_set_config = _absent("agrs_set_config")
-    agrs_get_inplace_tensor = _absent("agrs_get_inplace_tensor")
-    all_gather = _absent("all_gather")
+    get_engram_storage_size_hint = absent("get_engram_storage_size_hint")
+    get_pp_buffer_size_hint = absent("get_pp_buffer_size_hint")
+    get_agrs_num_max_session_bytes = absent("get_agrs_num_max_session_bytes")
+    get_agrs_buffer_size_hint = absent("get_agrs_buffer_size_hint")
+    engram_write = absent("engram_write")
+    engram_fetch = absent("engram_fetch")
+    pp_set_config = absent("pp_set_config")
+    pp_send = absent("pp_send")
+    pp_recv = absent("pp_recv")
+    create_agrs_session = absent("create_agrs_session")
+    destroy_agrs_session = absent("destroy_agrs_session")
+    agrs_new_session = absent("agrs_new_session")
+    agrs_set_config = absent("agrs_set_config")
+    agrs_get_inplace_tensor = absent("agrs_get_inplace_tensor")
+    all_gather = absent("all_gather")
 
 
 def _size_hint(

@@ -7,10 +7,10 @@ import tokenyard
 from tokenyard import errors
 
 from .. import _C
-from .._arrays import Tensor
+from .._arrays import Tensor, adopted, invalid
 from .._calls import halves, low_latency, low_latency_arguments, normal, streams
 from .._calls.arguments import DispatchCall
-from .._calls.tensors import adopted, given_back, is_array
+from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
 from .._hooks import Hook
 from .._missing import ignored_keywords, refuse_missing
@@ -364,24 +364,22 @@ class Buffer:
         self._expect_no_capture(operation)
         found = self._pool.decoding()
         if not found:
-            raise errors.InvalidInputError(
+            raise invalid(
+                operation,
                 "found no call of the buffer before; expected a low-latency dispatch, which masks are for",
-                kind="invalid_input",
-                rank=self._pool.rank,
-                operation=operation,
+                self._pool.rank,
             )
         return found
 
     def _expect_no_capture(self, operation: str) -> None:
         """The host reads and writes masks: a graph would do neither when it is replayed."""
         if self._pool.is_capturing():
-            raise errors.InvalidInputError(
+            raise invalid(
+                operation,
                 f"{operation}: found a graph being captured; expected this call before the capture, or between "
                 "replays, which follow the masks of their time",
-                kind="invalid_input",
-                rank=self._pool.rank,
-                operation=operation,
-                fix="call it outside of the capture",
+                self._pool.rank,
+                "call it outside of the capture",
             )
 
     def _left_out(self) -> list[int]:
