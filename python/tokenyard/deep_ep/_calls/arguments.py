@@ -29,8 +29,14 @@ class DispatchCall:
     num_worst_tokens: int = 0
     # Multiprocessors that the caller has asked for, on GPUs.
     sms: int | None = None
+    handle: Any = None
     # Of `x`, where the tensors were read and checked; before, they come with it.
     scales: Any = None
+    layout = "flat"
+
+    def expect_equal(self, record: object) -> None:
+        """Refuses what a cached call does not take."""
+        expect_none(topk_idx=self.topk_idx, topk_weights=self.topk_weights)
 
     @property
     def reference(self) -> Tensor:
@@ -60,6 +66,13 @@ def read_bias(bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Any]:
         raise Refusal(f"bias: found {len(listed)} tensors; expected at most 2")
     found = [read("bias", one, (dtype,), shape) for one in listed if one is not None]
     return [one.contiguous() for one in found]
+
+
+def expect_none(**tensors: Any) -> None:
+    """Refuses tensors that a handle stands for."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            raise Refusal(f"{name}: found some with a handle; expected None")
 
 
 def expect_integer(name: str, value: Any, least: int) -> None:

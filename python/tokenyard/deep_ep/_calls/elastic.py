@@ -10,16 +10,16 @@ from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
 from ..utils.math import align
-from .arguments import check_tokens, expect_integer, read_bias, read_rows
-from .elastic_arguments import CombineCall, DispatchCall, expect_equal
-from .ordered import Ordered
+from . import by_handle
+from .arguments import check_tokens, expect_integer, read_rows
+from .by_handle import CombineCall, DelayedReceive
+from .elastic_arguments import DispatchCall
 from .routing import check_experts, check_ids
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,
     clear_behind,
     expect_device,
-    floats,
     name_stream,
     read,
     reader,
@@ -33,21 +33,18 @@ from .tensors import (
 
 
 @dataclass
-class Record:
+class Record(by_handle.Record):
     """The dispatch that a handle stands for."""
 
-    opened: Opened
-    native: Any
-    experts: int
-    alignment: int
+    experts: int = 0
+    alignment: int = 1
     # M of the dispatch.
-    tokens: int
-    # Whether the host has waited for counts.
-    is_exact: bool
-    is_expanded: bool
-    # Tokens that arrived, or the most that can.
-    flat_rows: int
-    device: Any
+    tokens: int = 0
+    device: Any = None
+
+    @property
+    def rows(self) -> int:
+        return self.given
 
 
 Result = tuple[Any, Any, Any, EPHandle, EventOverlap]
@@ -65,29 +62,11 @@ class Given:
     weights: Any = None
 
 
-class DelayedReceive:
-    """A dispatch that was sent, of which the stream waits for an event before it receives."""
-
-    def __init__(self, pending: Any, event: Any, stream: CallStream) -> None:
-        self._pending, self._event, self._stream = pending, event, stream
-
-    def recv(self) -> Any:
-        wait_for(self._event, self._stream)
-        return self._pending.recv()
-
-
-def wait_for(event: Any, stream: CallStream) -> None:
-    """The next work on the stream of a call runs behind an event, if there is one."""
-    mark = getattr(event, "event", event)
-    if mark is not None and stream.stream is not None:
-        mark.wait_on(stream.stream)
-
-
 def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
     stream = stream_of(pool, call, timing)
     if call.handle is not None:
-        return _replay(pool, call, call.handle, stream, before_epilogue)
+        return _replay(pool, call, stream, before_epilogue)
     if call.has_cpu_sync and stream.is_captured:
         raise sync_in_capture("do_cpu_sync=False")
     kept: list[DispatchCall] = []
@@ -113,28 +92,28 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
         )
         return DelayedReceive(sent, before_epilogue, stream) if before_epilogue else sent
 
-    # Of a call in halves the pool receives the second, which may be refused, too.
-    run = pool.dispatch if before_epilogue else pool.dispatch_sent
     with stream.inside():
-        opened, (received, native) = run(
+        sending = pool.dispatch(
             lambda: _read_dispatch(pool, call), send, call.mode, lambda: _sizes(pool, call)
         )
+        # Of a call in halves the second may be refused, too.
+        opened, (received, native) = sending.recv() if before_epilogue else sending.sent()
         add_lost(pool, received)
         checked = kept[0]
         record = Record(
             opened,
             native,
+            native.rows,
+            call.has_cpu_sync,
+            call.is_expanded,
             experts=call.experts or 0,
             alignment=call.alignment or 1,
             tokens=call.tokens or 0,
-            is_exact=call.has_cpu_sync,
-            is_expanded=call.is_expanded,
-            flat_rows=received.tokens,
             device=checked.reference.device,
         )
         places = Places(pool, record, received)
         given = _give(checked, record, received, stream, places)
-        if not record.is_exact:
+        if not record.has_sync:
             _clear_rest(pool, given, received)
         handle = _make_handle(pool, call, record, received, places)
     return _finish(call, checked, given, handle, stream)
@@ -189,37 +168,13 @@ def _sizes(pool: Pool, call: DispatchCall) -> Sizes:
     return sizes_of(experts, ids.shape[1], call.reference.shape[1], most, tokens, sms=sms)
 
 
-def _replay(
-    pool: Pool, call: DispatchCall, handle: EPHandle, stream: CallStream, before_epilogue: Any
-) -> Result:
-    opened, layout = None, call.layout
+def _replay(pool: Pool, call: DispatchCall, stream: CallStream, before_epilogue: Any) -> Result:
     with stream.inside():
-        try:
-            record = record_of(pool, handle)
-            opened, layout = record.opened, record.native.layout
-            expect_equal(call, record)
-            tokens, topk = record.native.tokens, opened.sizes.topk
-            x, scales = read_rows(call.x, tokens, opened.sizes.hidden)
-            weights = call.topk_weights
-            if weights is not None:
-                weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
-                weights = weights.contiguous()
-            expect_device(pool, x=x, scales=scales, topk_weights=weights)
-        except Exception as error:
-            pool.refuse(opened, "replay", error, layout)
-        name_stream(opened, stream)
-        no_sync = opened.takes("without_sync") and (not record.is_exact or stream.is_captured)
-        comm = opened.communicator
-        act = comm.replay_send if before_epilogue else comm.replay
-        sent = act(
-            record.native, x, weights, scales=scales, stream=stream.raw, without_sync=no_sync
-        )
-        received = DelayedReceive(sent, before_epilogue, stream).recv() if before_epilogue else sent
-        add_lost(pool, received)
-        checked = replace(call, x=x, scales=scales, topk_weights=weights)
+        record, checked, received = by_handle.replay(pool, call, record_of, stream, before_epilogue)
         given = _give(checked, record, received, stream)
-        if not record.is_exact:
+        if not record.has_sync:
             _clear_rest(pool, given, received)
+    handle: Any = call.handle
     return _finish(call, checked, given, handle, stream)
 
 
@@ -342,7 +297,7 @@ class Places:
 
     def _arrived(self, of_tokens: Any) -> Any:
         """`[N, n]`, with -1 behind the tokens that arrived, where they are unspecified."""
-        if self._record.is_exact:
+        if self._record.has_sync:
             return of_tokens
         numbers = torch.arange(len(of_tokens), device=of_tokens.device)
         return torch.where((numbers < self._part(3)[-1])[:, None], of_tokens, -1)
@@ -387,11 +342,11 @@ def _make_handle(
         with torch.inference_mode():
             call.stats.add_(places.counts())
     per_expert: list[int] = []
-    if record.is_exact:
+    if record.has_sync:
         counts = record.opened.communicator.expert_counts(received)
         per_expert = [align(count, record.alignment) for count in counts]
     expanded = sum(per_expert)
-    if not record.is_exact:
+    if not record.has_sync:
         ranks, local = pool.ranks, record.experts // pool.ranks
         most = ranks * record.tokens * min(record.opened.sizes.topk, local)
         expanded = align(most + (record.alignment - 1) * local, record.alignment)
@@ -403,7 +358,7 @@ def _make_handle(
         num_max_tokens_per_rank=record.tokens,
         num_sms=call.num_sms,
         topk_idx=call.topk_idx if places.ids is None else places.ids,
-        num_recv_tokens=record.flat_rows,
+        num_recv_tokens=received.tokens,
         num_expanded_tokens=expanded,
         per_expert=per_expert,
         places=places,
@@ -413,72 +368,8 @@ def _make_handle(
 def combine(
     pool: Pool, call: CombineCall, timing: Timing, before_epilogue: Any
 ) -> tuple[Any, Any, EventOverlap]:
-    """The combine of a dispatch: rows, weights, and the event.
-
-    One kernel sends and sums, so all of it waits for what sums must wait for, copies of biases too.
-    """
-    stream = stream_of(pool, call, timing)
-    opened, out_weights = None, None
-    with stream.inside():
-        wait_for(before_epilogue, stream)
-        try:
-            record = record_of(pool, call.handle)
-            opened, native = record.opened, record.native
-            sizes = opened.sizes
-            rows, weights, biases = _read_combine(call, record)
-            expect_device(pool, x=rows)
-            out, ordered = rows.new_empty((native.tokens, sizes.hidden)), None
-            if record.is_expanded and not call.rounds_per_rank:
-                ordered = Ordered(rows, call.handle._places.slots(), biases, out)
-            if weights is not None:
-                out_weights = weights.new_empty((native.tokens, sizes.topk))
-        except Exception as error:
-            pool.refuse(opened, "combine", error)
-        name_stream(opened, stream)
-        without_sync = record.opened.takes("without_sync")
-        missing = None if pool.on_device else pool.gaps.room(native.tokens)
-
-        def bring(rows: Any, out: Any, biases: Any = None) -> None:
-            record.opened.communicator.combine(
-                native,
-                rows,
-                weights,
-                bias=biases,
-                out=out,
-                out_weights=out_weights,
-                stream=stream.raw,
-                without_sync=without_sync and (stream.is_captured or not record.is_exact),
-                missing=missing,
-            )
-
-        if ordered is None:
-            bring(rows, out, biases or None)
-        else:
-            out.copy_(ordered.sum(bring))
-        # Of several combines each says it of all k, and later ones of more ranks.
-        pool.gaps.add_experts(missing)
-    if not stream.is_async:
-        return out, out_weights, EventOverlap()
-    inputs = (call.x, call.topk_weights, rows, weights, *biases)
-    if ordered is not None:
-        inputs = (*inputs, call.handle._places.memory)
-    return out, out_weights, stream.finish(inputs, (out, out_weights))
-
-
-def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any]]:
-    given, hidden, topk = record.native.rows, record.opened.sizes.hidden, record.opened.sizes.topk
-    rows = read("x", call.x, floats(), (given, hidden)).contiguous()
-    biases = read_bias(call.bias, rows.dtype, (record.native.tokens, hidden))
-    weights = call.topk_weights
-    if weights is None:
-        return rows, None, biases
-    if record.is_expanded and not call.rounds_per_rank:
-        raise Refusal(
-            "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
-        )
-    shape = (given,) if record.is_expanded else (given, topk)
-    weights = read("topk_weights", weights, (torch.float32,), shape).contiguous()
-    return rows, weights, biases
+    """The combine of a dispatch: rows, weights, and the event."""
+    return by_handle.combine(pool, call, record_of, timing, before_epilogue)
 
 
 def barrier(pool: Pool, device: Any, timing: Timing) -> CallStream:

@@ -1,11 +1,12 @@
 """The arguments of V2's calls."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from .._arrays import Refusal, Tensor
 from .._pool import Mode, mode_of
 from ..buffers.handle import EPHandle
+from .arguments import expect_none
 
 
 @dataclass
@@ -45,41 +46,14 @@ class DispatchCall:
     def mode(self) -> Mode:
         return mode_of(self.layout, self.has_cpu_sync)
 
-
-class Shaped(Protocol):
-    """A record of a dispatch, with the arguments that a cached call may repeat."""
-
-    experts: int
-    alignment: int
-    tokens: int
-    is_expanded: bool
-
-
-def expect_equal(call: DispatchCall, record: Shaped) -> None:
-    """Arguments that a cached call may repeat must equal those of the handle."""
-    for name, found, expected in (
-        ("num_experts", call.experts, record.experts),
-        ("expert_alignment", call.alignment, record.alignment),
-        ("num_max_tokens_per_rank", call.tokens, record.tokens),
-        ("do_expand", call.is_expanded, record.is_expanded),
-    ):
-        if found is not None and found != expected:
-            raise Refusal(f"{name}: found {found}; expected {expected}, that of the handle")
-    for name, given in (
-        ("topk_idx", call.topk_idx),
-        ("cumulative_local_expert_recv_stats", call.stats),
-    ):
-        if given is not None:
-            raise Refusal(f"{name}: found some with a handle; expected None")
-
-
-@dataclass
-class CombineCall:
-    """The arguments of a combine, as they were given."""
-
-    x: Tensor
-    handle: EPHandle
-    topk_weights: Tensor | None
-    bias: Any
-    # Whether the copies on one rank are rounded before they are sent.
-    rounds_per_rank: bool
+    def expect_equal(self, record: Any) -> None:
+        """Arguments that a cached call may repeat must equal those of the handle."""
+        for name, found, expected in (
+            ("num_experts", self.experts, record.experts),
+            ("expert_alignment", self.alignment, record.alignment),
+            ("num_max_tokens_per_rank", self.tokens, record.tokens),
+            ("do_expand", self.is_expanded, record.is_expanded),
+        ):
+            if found is not None and found != expected:
+                raise Refusal(f"{name}: found {found}; expected {expected}, that of the handle")
+        expect_none(topk_idx=self.topk_idx, cumulative_local_expert_recv_stats=self.stats)

@@ -118,15 +118,15 @@ def dispatch(
         )
         return Sent(pending, waits)
 
-    finish = pool.dispatch_send(read_once, send, mode_of("packed"))
+    sending = pool.dispatch(read_once, send, mode_of("packed"))
     if not kept:
         # This rank's input is wrong. The others learn it now, and raise where they receive.
-        finish()
+        sending.recv()
     arrays = _blocks(call, pool.ranks)
     record = Record(None, kept[0], None, arrays[0].shape)
 
     def receive() -> None:
-        opened, (received, native) = finish()
+        opened, (received, native) = sending.recv()
         # Tensors that were made in this mode cannot be written outside of it, and others can.
         with torch.inference_mode():
             pool.gaps.add_sources(take(received.lost))

@@ -230,12 +230,12 @@ def _dispatch(
         )
         return arrays, sent
 
-    opened, ((x, ids), sent) = pool.dispatch_sent(
+    opened, ((x, ids), sent) = pool.dispatch(
         lambda: read_dispatch(pool, call),
         send,
         _MODE,
         lambda: _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens),
-    )
+    ).sent()
     received, native = (None, None) if has_hook else sent
     output = sent.output() if has_hook else received
     # The handle keeps the place in the arena in any case.

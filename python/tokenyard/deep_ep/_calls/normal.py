@@ -11,7 +11,9 @@ from .._pool import Opened, Pool, mode_of
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
-from .arguments import MOST, DispatchCall, first_tokens, read_bias, read_routing, read_rows
+from . import by_handle
+from .arguments import MOST, DispatchCall, first_tokens, read_routing, read_rows
+from .by_handle import CombineCall, Record
 from .routing import check_experts, counts_of
 from .streams import CallStream, Timing
 from .tensors import (
@@ -20,7 +22,6 @@ from .tensors import (
     dummy,
     expect_device,
     fit,
-    floats,
     gpu_of,
     name_stream,
     read,
@@ -37,18 +38,6 @@ from .tensors import (
 _ARRAYS = ("x", "scales", "weights")
 # The arrays that the handle's tensors are made of, in one list.
 _PARTS = ("source_tokens", "source_ends")
-
-
-@dataclass
-class Record:
-    """The dispatch that a handle stands for."""
-
-    opened: Opened
-    native: Any
-    # Rows that the caller was given: those that arrived, or `num_worst_tokens`.
-    given: int
-    # Whether the host has waited for counts.
-    has_sync: bool
 
 
 def layout(
@@ -211,12 +200,12 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
     if not call.num_worst_tokens and stream.is_captured:
         raise sync_in_capture("num_worst_tokens")
     with stream.inside():
-        opened, (checked, has_sync, (received, native)) = pool.dispatch_sent(
+        opened, (checked, has_sync, (received, native)) = pool.dispatch(
             lambda: _read_dispatch(pool, call),
             send,
             mode_of("flat", not call.num_worst_tokens),
             lambda: _looks(pool, call),
-        )
+        ).sent()
         add_lost(pool, received)
         given = call.num_worst_tokens or received.tokens
         _expect_rows_fit(pool, given, received)
@@ -394,103 +383,26 @@ def _own_record(pool: Pool, handle: Any) -> Record:
     return record
 
 
-def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
+def replay(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
     stream = stream_of(pool, call, timing)
-    opened = None
     with stream.inside():
-        try:
-            record = _own_record(pool, handle)
-            opened = record.opened
-            for name in ("topk_idx", "topk_weights"):
-                if getattr(call, name) is not None:
-                    raise Refusal(f"{name}: found some with a handle; expected None")
-            x, scales = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
-            expect_device(pool, x=x, scales=scales)
-        except Exception as error:
-            pool.refuse(opened, "replay", error)
-        name_stream(opened, stream)
-        no_sync = not record.has_sync or stream.is_captured
-        received = opened.communicator.replay(
-            record.native, x, scales=scales, stream=stream.raw, without_sync=no_sync
-        )
-        add_lost(pool, received)
-        checked = replace(call, x=x, scales=scales)
-        stays = stays_in_arena(opened, stream)
+        record, checked, received = by_handle.replay(pool, call, _own_record, stream)
         room = max(record.given, received.rows)
-        if stays:
-            arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)
+        if stays_in_arena(record.opened, stream):
+            arrived, its_scales = take_all(received, ("x", "scales"), checked.reference.dtype)
             given = _arrived_rows(arrived, its_scales, checked, room)
         else:
             given, wanted = _own_rows(checked, room)
-            opened.communicator.copy_out(received, stream=stream.raw, **wanted)
+            record.opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
         clear_behind(pool, given, received.rows)
     rows = _with_scales(given)
     if not stream.is_async:
         return rows, EventOverlap()
-    return rows, stream.finish((*_tensors(call), x, scales), given)
-
-
-@dataclass
-class CombineCall:
-    """The arguments of a combine, as they were given."""
-
-    x: Any
-    handle: Any
-    topk_weights: Any
-    bias: Any
-
-
-def _read_rows_back(x: Any, record: Record) -> Any:
-    """Rows for a combine: as many as were given, or as arrived. Those behind them are left out."""
-    rows = read("x", x, floats(), (None, record.opened.sizes.hidden))
-    if len(rows) not in (record.given, record.native.rows):
-        raise Refusal(
-            f"x: found {len(rows)} rows; expected {record.given}, the rows of the dispatch"
-        )
-    return fit(rows.contiguous(), record.native.rows)
+    return rows, stream.finish((*_tensors(call), checked.x, checked.scales), given)
 
 
 def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = stream_of(pool, call, timing)
-    opened, weights, out_weights = None, None, None
-    with stream.inside():
-        try:
-            record = _own_record(pool, call.handle)
-            opened, native = record.opened, record.native
-            sizes = opened.sizes
-            rows = _read_rows_back(call.x, record)
-            if call.topk_weights is not None:
-                shape = (len(call.x), sizes.topk)
-                weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
-                weights = fit(weights.contiguous(), native.rows)
-            biases = read_bias(call.bias, rows.dtype, (native.tokens, sizes.hidden))
-            expect_device(pool, x=rows, topk_weights=weights)
-            out = rows.new_empty((native.tokens, sizes.hidden))
-            if weights is not None:
-                out_weights = weights.new_empty((native.tokens, sizes.topk))
-        except Exception as error:
-            pool.refuse(opened, "combine", error)
-        name_stream(opened, stream)
-        missing = None if pool.on_device else pool.gaps.room(native.tokens)
-        opened.communicator.combine(
-            native,
-            rows,
-            weights,
-            bias=biases or None,
-            # Otherwise each weight is that of its expert's rank: the same where masked ones are 0, as dispatch
-            # gives them.
-            sum_weights=weights is not None and opened.takes("sum_weights"),
-            out=out,
-            out_weights=out_weights,
-            stream=stream.raw,
-            without_sync=stream.is_captured or not record.has_sync,
-            missing=missing,
-        )
-        pool.gaps.add_experts(missing)
-    if not stream.is_async:
-        return out, out_weights, EventOverlap()
-    inputs = (call.x, call.topk_weights, rows, weights, *biases)
-    return out, out_weights, stream.finish(inputs, (out, out_weights))
+    return by_handle.combine(pool, call, _own_record, timing)

@@ -5,6 +5,7 @@ from typing import Any
 from .. import _C
 from .._arrays import Tensor
 from .._calls import elastic, elastic_arguments, streams
+from .._calls.by_handle import CombineCall
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
 from .._missing import absent, refuse_missing
@@ -260,9 +261,7 @@ class ElasticBuffer:
         """
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
-        call = elastic_arguments.CombineCall(
-            x, handle, topk_weights, bias, self.allow_multiple_reduction
-        )
+        call = CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
         timing = streams.timing_of(previous_event, async_with_compute_stream)
         results = elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
         return given_back(self._pool, x, results)

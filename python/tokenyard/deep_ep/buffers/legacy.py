@@ -10,6 +10,7 @@ from .. import _C
 from .._arrays import Tensor, adopted, invalid
 from .._calls import halves, low_latency, low_latency_arguments, normal, streams
 from .._calls.arguments import DispatchCall
+from .._calls.by_handle import CombineCall
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
 from .._hooks import Hook
@@ -180,11 +181,12 @@ class Buffer:
             expert_alignment,
             num_worst_tokens,
             self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
+            handle,
         )
         timing = streams.timing_of(previous_event, async_finish)
         if handle is None:
             return given_back(self._pool, x, normal.dispatch(self._pool, call, timing))
-        recv_x, event = normal.replay(self._pool, call, handle, timing)
+        recv_x, event = normal.replay(self._pool, call, timing)
         return given_back(self._pool, x, (recv_x, None, None, None, None, event))
 
     def combine(
@@ -208,7 +210,7 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.combine", others, ())
-        call = normal.CombineCall(x, handle, topk_weights, bias)
+        call = CombineCall(x, handle, topk_weights, bias, sums_weights=True)
         timing = streams.timing_of(previous_event, async_finish)
         return given_back(self._pool, x, normal.combine(self._pool, call, timing))
 
