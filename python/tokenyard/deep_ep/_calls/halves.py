@@ -13,9 +13,16 @@ from .._sizes import Sizes
 from .._torch import torch
 from ..utils.event import EventOverlap, finished
 from ..utils.math import CHANNELS, ceil_div
-from .low_latency import Record, arrived, expect_wait_stats, read_combine, read_dispatch
-from .low_latency_arguments import CombineCall, DispatchCall
-from .routing import check_ids
+from .arguments import check_ids
+from .low_latency import (
+    CombineCall,
+    DispatchCall,
+    Record,
+    arrived,
+    expect_wait_stats,
+    read_combine,
+    read_dispatch,
+)
 from .tensors import adopt, anchored, expect_device, take, typed
 
 T = TypeVar("T")

@@ -6,12 +6,12 @@ On GPUs the host waits for nothing where the kernel set allows it. On the CPU a 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tokenyard import errors
 
 from .. import _handles
-from .._arrays import Refusal, invalid
+from .._arrays import Refusal, Tensor, invalid
 from .._gaps import Gaps
 from .._hooks import Hook
 from .._missing import missing
@@ -19,9 +19,7 @@ from .._pool import Opened, Pool, mode_of
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
-from .arguments import check_tokens
-from .low_latency_arguments import CombineCall, DispatchCall
-from .routing import check_experts
+from .arguments import check_experts, check_tokens
 from .streams import ASYNC, AT_ONCE, CallStream
 from .tensors import (
     anchored,
@@ -44,6 +42,52 @@ _RANGES = 1
 _MODE = mode_of("packed", False)
 # Above it, rows of the packed layout are not staged.
 _MOST_DECODE_TOKENS = 1024
+
+
+@dataclass
+class DispatchCall:
+    """The arguments of a dispatch, as they were given."""
+
+    x: Tensor
+    topk_idx: Tensor
+    tokens: int
+    experts: int
+    stats: Tensor | None
+    wait_stats: Tensor | None
+    use_fp8: bool
+    round_scale: bool
+    use_ue8m0: bool
+
+    @property
+    def cast(self) -> Literal["fp8", "fp8_round", "fp8_ue8m0"] | None:
+        if not self.use_fp8:
+            return None
+        return "fp8_ue8m0" if self.use_ue8m0 else "fp8_round" if self.round_scale else "fp8"
+
+
+@dataclass
+class CombineCall:
+    """The arguments of a combine, as they were given."""
+
+    x: Tensor
+    topk_idx: Tensor
+    topk_weights: Tensor
+    handle: Any
+    zero_copy: bool
+    out: Tensor | None
+    # Whether the caller may write `x` before the rows are summed.
+    has_hook: bool
+    wait_stats: Tensor | None = None
+    use_logfmt: bool = False
+
+    @property
+    def compress(self) -> Literal["logfmt10"] | None:
+        return "logfmt10" if self.use_logfmt else None
+
+    def check_format(self) -> None:
+        """Refuses what DeepEP does not take together."""
+        if self.use_logfmt and self.zero_copy:
+            raise Refusal("use_logfmt: found True with zero_copy; expected at most one of them")
 
 
 @dataclass
@@ -198,8 +242,6 @@ def dispatch(
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
     stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
-    if not is_async:
-        return _dispatch(pool, call, has_hook, stream)
     with stream.inside():
         return _dispatch(pool, call, has_hook, stream)
 
@@ -335,8 +377,6 @@ def combine(
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
     stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
-    if not is_async:
-        return _combine(pool, call, stream)
     with stream.inside():
         return _combine(pool, call, stream)
 

@@ -12,9 +12,16 @@ from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from . import by_handle
-from .arguments import MOST, DispatchCall, first_tokens, read_routing, read_rows
+from .arguments import (
+    MOST,
+    DispatchCall,
+    check_experts,
+    counts_of,
+    first_tokens,
+    read_routing,
+    read_rows,
+)
 from .by_handle import CombineCall, Record
-from .routing import check_experts, counts_of
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,

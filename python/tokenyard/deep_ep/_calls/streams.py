@@ -19,6 +19,11 @@ def communication_stream(device: Any) -> Any:
     return stream
 
 
+def gpu_stream(pool: Any) -> Any:
+    """The stream of a buffer's asynchronous calls; None on the CPU."""
+    return communication_stream(pool.device) if pool.on_device and pool.gpu is not None else None
+
+
 @dataclass(frozen=True)
 class Timing:
     """The event that a call waits for, and whether it gives one.

@@ -4,7 +4,7 @@ from typing import Any
 
 from .. import _C
 from .._arrays import Tensor
-from .._calls import elastic, elastic_arguments, streams
+from .._calls import elastic, streams
 from .._calls.by_handle import CombineCall
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
@@ -14,7 +14,6 @@ from .._torch import torch
 from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align
-from ._device import gpu_stream
 from .handle import EPHandle as EPHandle
 
 _SMS = 20
@@ -126,7 +125,7 @@ class ElasticBuffer:
 
     def get_comm_stream(self) -> Any:
         """The stream of asynchronous calls; None on the CPU, where there are no streams."""
-        return gpu_stream(self._pool)
+        return streams.gpu_stream(self._pool)
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Domains, and ranks in each."""
@@ -213,7 +212,7 @@ class ElasticBuffer:
         if not is_cached:
             num_max_tokens_per_rank = num_max_tokens_per_rank or self.num_max_tokens_per_rank
             expert_alignment = 1 if expert_alignment is None else expert_alignment
-        call = elastic_arguments.DispatchCall(
+        call = elastic.DispatchCall(
             x=x,
             topk_idx=topk_idx,
             topk_weights=topk_weights,

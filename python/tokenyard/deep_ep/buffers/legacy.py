@@ -8,7 +8,7 @@ from tokenyard import errors
 
 from .. import _C
 from .._arrays import Tensor, adopted, invalid
-from .._calls import halves, low_latency, low_latency_arguments, normal, streams
+from .._calls import halves, low_latency, normal, streams
 from .._calls.arguments import DispatchCall
 from .._calls.by_handle import CombineCall
 from .._calls.tensors import given_back, is_array
@@ -19,7 +19,6 @@ from .._pool import Pool
 from .._tables import chunk_config
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
-from ._device import gpu_stream
 
 
 class Runtime:
@@ -122,7 +121,7 @@ class Buffer:
 
     def get_comm_stream(self) -> Any:
         """The stream of asynchronous calls; None on the CPU, where there are no streams."""
-        return gpu_stream(self._pool)
+        return streams.gpu_stream(self._pool)
 
     def get_dispatch_layout(
         self,
@@ -256,7 +255,7 @@ class Buffer:
             refuse_missing("Buffer.low_latency_dispatch", others, ())
         assert not (async_finish and return_recv_hook)
         # Fields by their order, here and below: to make an object with keywords takes three times as long.
-        call = low_latency_arguments.DispatchCall(
+        call = low_latency.DispatchCall(
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
@@ -298,7 +297,7 @@ class Buffer:
         if others:
             refuse_missing("Buffer.low_latency_combine", others, ignored_keywords(others))
         assert not (async_finish and return_recv_hook)
-        call = low_latency_arguments.CombineCall(
+        call = low_latency.CombineCall(
             x,
             topk_idx,
             topk_weights,
