@@ -119,7 +119,7 @@ class Dispatch:
         self._enter()
 
     def sent(self) -> tuple[Opened, Any]:
-        """What `send` gave."""
+        """Returns what `send` gave, once all ranks make the call."""
         while self._pending is None:
             self._end()
             self._enter()

@@ -121,25 +121,12 @@ def counts_of(ids: Array, experts: int, ranks: int) -> tuple[Array, Array, Array
     return per_rank, per_expert, is_in.view(np.bool_)
 
 
-@dataclass
-class Routing:
-    """The tensors of a dispatch that say where its tokens go."""
-
-    is_in: Any
-    expert_counts: Any
-    experts: int
-    # Without ids, `is_in` routes.
-    ids: Any
-    weights: Any
-
-
-def read_routing(call: DispatchCall, tokens: int, ranks: int) -> Routing:
-    """The tensors of the routing, of the right types and shapes."""
+def read_routing(call: DispatchCall, tokens: int, ranks: int) -> tuple[int, Any, Any]:
+    """E, ids and weights of a dispatch. Without ids, the map of ranks says which a token has, as experts."""
     for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
         if getattr(call, name) is None:
             raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
-    shape = (tokens, ranks)
-    is_in = read("is_token_in_rank", call.is_token_in_rank, (torch.bool,), shape)
+    is_in = read("is_token_in_rank", call.is_token_in_rank, (torch.bool,), (tokens, ranks))
     counts = read("num_tokens_per_expert", call.num_tokens_per_expert, (torch.int32,), (None,))
     experts = counts.shape[0]
     if experts == 0 or experts % ranks:
@@ -162,13 +149,12 @@ def read_routing(call: DispatchCall, tokens: int, ranks: int) -> Routing:
             raise Refusal(
                 f"topk_idx: found None with {ranks} ranks; expected ids above {MOST_CHOICES} ranks"
             )
-        return Routing(is_in, counts, experts, None, None)
-    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None))
+        return ranks, torch.where(is_in, torch.arange(ranks, device=is_in.device), -1), None
+    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None)).contiguous()
     if call.topk_weights is None:
         raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
-    shape = (tokens, ids.shape[1])
-    weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
-    return Routing(is_in, counts, experts, ids.contiguous(), weights.contiguous())
+    weights = read("topk_weights", call.topk_weights, (torch.float32,), tuple(ids.shape))
+    return experts, ids, weights.contiguous()
 
 
 def first_tokens(tokens: int) -> int:

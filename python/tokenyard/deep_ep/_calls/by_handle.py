@@ -171,9 +171,7 @@ def combine(
         else:
             out.copy_(ordered.sum(bring))
         # Of several combines each says it of all k, and later ones of more ranks.
-        pool.gaps.add_experts(missing)
-    if not stream.is_async:
-        return out, out_weights, EventOverlap()
+        pool.gaps.add(missing)
     memory = None if ordered is None else call.handle._places.memory
     inputs = (call.x, call.topk_weights, rows, weights, *biases, memory)
     return out, out_weights, stream.finish(inputs, (out, out_weights))

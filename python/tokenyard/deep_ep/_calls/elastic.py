@@ -179,14 +179,11 @@ def _finish(
 ) -> Result:
     ids, weights = given.ids, given.weights
     x = given.x if given.scales is None else (given.x, given.scales)
-    if not stream.is_async:
-        return x, ids, weights, handle, EventOverlap()
-    rows = (given.x, given.scales)
-    sent = call.x if isinstance(call.x, tuple) else (call.x,)
-    inputs = (*sent, call.topk_idx, call.topk_weights, checked.x, checked.scales, checked.topk_idx)
-    inputs = (*inputs, checked.topk_weights, call.stats)
+    inputs = (call.x, call.topk_idx, call.topk_weights, call.stats)
+    as_read = (checked.x, checked.scales, checked.topk_idx, checked.topk_weights)
     # The ids of a handle may be a copy, made on the stream of the call.
-    event = stream.finish(inputs, (*rows, ids, weights, handle.topk_idx, handle._places.memory))
+    outputs = (x, ids, weights, handle.topk_idx, handle._places.memory)
+    event = stream.finish((*inputs, *as_read), outputs)
     return x, ids, weights, handle, event
 
 

@@ -136,7 +136,7 @@ def dispatch(
         opened, (received, native) = sending.recv()
         # Tensors that were made in this mode cannot be written outside of it, and others can.
         with torch.inference_mode():
-            pool.gaps.add_sources(take(received.lost))
+            pool.gaps.add(take(received.lost))
             record.counts = _fill(arrays, received, call.tokens)
             if call.stats is not None:
                 call.stats.add_(take(received.expert_counts))
@@ -207,7 +207,7 @@ def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOv
     def receive() -> None:
         waits.during(pending.recv)
         with torch.inference_mode():
-            pool.gaps.add_experts(missing)
+            pool.gaps.add(missing)
 
     hook = pool.hook(receive, opened, 2)
     if not call.has_hook:

@@ -20,7 +20,7 @@ from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .arguments import check_experts, check_tokens
-from .streams import ASYNC, AT_ONCE, CallStream
+from .streams import CallStream
 from .tensors import (
     anchored,
     expect,
@@ -164,7 +164,7 @@ class Filling:
         if self.call.stats is not None and not self.opened.takes("statistics"):
             self.call.stats.add_(counts)
         if self.gaps.is_counted:
-            self.gaps.add_sources(take(received.lost))
+            self.gaps.add(take(received.lost))
 
 
 def _filling(
@@ -241,7 +241,7 @@ def dispatch(
     pool: Pool, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
+    stream = stream_of(pool, call, (None, is_async))
     with stream.inside():
         return _dispatch(pool, call, has_hook, stream)
 
@@ -376,7 +376,7 @@ def combine(
     pool: Pool, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
+    stream = stream_of(pool, call, (None, is_async))
     with stream.inside():
         return _combine(pool, call, stream)
 
@@ -425,10 +425,10 @@ def _combine(
     def receive() -> None:
         pending.recv()
         with stream.resumed():
-            pool.gaps.add_experts(gaps)
+            pool.gaps.add(gaps)
 
     if not call.has_hook:
-        pool.gaps.add_experts(gaps)
+        pool.gaps.add(gaps)
     event = EventOverlap()
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
@@ -444,7 +444,7 @@ def combine_buffer(handle: Any) -> Any:
     except Refusal as refusal:
         raise invalid("get_next_low_latency_combine_buffer", str(refusal)) from None
     if record.buffer is None:
-        name_readers(record.opened, CallStream(gpu_of(record.ids), AT_ONCE))
+        name_readers(record.opened, CallStream(gpu_of(record.ids), (None, False)))
         try:
             memory = record.opened.communicator.combine_input(record.native, "bfloat16")
             record.opened.lends = True

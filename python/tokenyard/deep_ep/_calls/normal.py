@@ -170,18 +170,11 @@ def _room(pool: Pool, call: DispatchCall, tokens: int) -> tuple[int, int | None]
 
 def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
     x, scales = read_rows(call.x, None, None)
-    tokens, hidden = x.shape
-    routing = read_routing(call, tokens, pool.ranks)
-    most, named = _room(pool, call, tokens)
-    if routing.ids is None:
-        ranks = torch.arange(pool.ranks, device=x.device)
-        ids = torch.where(routing.is_in, ranks, -1)
-        sizes = sizes_of(pool.ranks, pool.ranks, hidden, most, None, False, call.sms)
-        expect_device(pool, x=x, scales=scales, is_token_in_rank=routing.is_in)
-        return sizes, replace(call, x=x, scales=scales, topk_idx=ids)
-    ids, weights = routing.ids, routing.weights
-    expect_device(pool, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, False, call.sms)
+    experts, ids, weights = read_routing(call, len(x), pool.ranks)
+    router = "is_token_in_rank" if call.topk_idx is None else "topk_idx"
+    expect_device(pool, x=x, scales=scales, **{router: ids}, topk_weights=weights)
+    most, named = _room(pool, call, len(x))
+    sizes = sizes_of(experts, ids.shape[1], x.shape[1], most, named, False, call.sms)
     return sizes, replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
 
 
@@ -222,13 +215,10 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         handle = _make_handle(pool, call, record, outputs)
         per_expert = _counts_list(pool, call, outputs, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
-    event = EventOverlap()
-    if stream.is_async:
-        event = stream.finish(
-            (*_tensors(call), checked.x, checked.scales, checked.topk_idx, checked.topk_weights),
-            # The allocator does not know the handle's tensors over `block`.
-            (*rows, ids, weights, outputs.block, *handle),
-        )
+    inputs = (call.x, call.topk_idx, call.topk_weights, call.is_token_in_rank)
+    as_read = (checked.x, checked.scales, checked.topk_idx, checked.topk_weights)
+    # The allocator does not know the handle's tensors over `block`.
+    event = stream.finish((*inputs, *as_read), (rows, ids, weights, outputs.block, handle))
     return _with_scales(rows), ids, weights, per_expert, handle, event
 
 
@@ -247,11 +237,6 @@ def _expect_rows_fit(pool: Pool, given: int, received: Any) -> None:
             "arrived",
             pool.rank,
         )
-
-
-def _tensors(call: DispatchCall) -> tuple[Any, ...]:
-    rows = call.x if isinstance(call.x, tuple) else (call.x,)
-    return (*rows, call.topk_idx, call.topk_weights, call.is_token_in_rank)
 
 
 @dataclass
@@ -404,10 +389,7 @@ def replay(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, Any]:
             record.opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
         clear_behind(pool, given, received.rows)
-    rows = _with_scales(given)
-    if not stream.is_async:
-        return rows, EventOverlap()
-    return rows, stream.finish((*_tensors(call), checked.x, checked.scales), given)
+    return _with_scales(given), stream.finish((call.x, checked.x, checked.scales), given)
 
 
 def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:

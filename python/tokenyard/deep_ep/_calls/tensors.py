@@ -118,7 +118,7 @@ def sync_in_capture(expected: str) -> errors.InvalidInputError:
 def add_lost(pool: Pool, received: Any) -> None:
     """Adds the ranks whose rows an output lacks to the gaps. On GPUs only low latency calls leave any out."""
     if pool.gaps.is_counted and not pool.on_device:
-        pool.gaps.add_sources(take(received.lost))
+        pool.gaps.add(take(received.lost))
 
 
 def clear_behind(pool: Pool, rows: tuple[Any, ...], count: int) -> None:

@@ -66,13 +66,13 @@ class ElasticBuffer:
         )
         self.num_allocated_qps = num_allocated_qps or (129 if self.num_scaleout_ranks > 1 else 17)
         if num_bytes is None:
-            num_bytes = _size_hint(
-                self.num_ranks,
+            num_bytes = self.get_buffer_size_hint(
+                pool.world,
                 num_max_tokens_per_rank,
                 hidden,
                 num_topk,
                 use_fp8_dispatch,
-                allow_multiple_reduction,
+                allow_multiple_reduction=allow_multiple_reduction,
             )
         self.num_bytes = num_bytes
         self.nccl_comm_handle = None
@@ -109,14 +109,12 @@ class ElasticBuffer:
     ) -> int:
         """Bytes that DeepEP would take where NVLink joins all ranks of `group`."""
         ranks = group.ranks if hasattr(group, "ranks") else group.size()
-        return _size_hint(
-            ranks,
-            num_max_tokens_per_rank,
-            hidden,
-            num_topk,
-            use_fp8_dispatch,
-            allow_multiple_reduction,
-        )
+        tokens, topk, row = num_max_tokens_per_rank, num_topk or 32, align(2 * hidden, 32)
+        sent = align(hidden, 32) + align(4 * -(-hidden // 32), 32) if use_fp8_dispatch else row
+        dispatch = ranks * tokens * (sent + align(4 * (3 * topk + 1), 32))
+        copies = min(ranks, topk) if allow_multiple_reduction else topk
+        combine = copies * tokens * (row + align(8 * topk, 32))
+        return align(max(dispatch, combine), _C.get_elastic_buffer_alignment())
 
     @staticmethod
     def capture() -> EventHandle:
@@ -161,7 +159,7 @@ class ElasticBuffer:
         waits = with_cpu_sync and device.type == "cuda"
         if waits:
             torch.cuda.synchronize(device)
-        stream = elastic.barrier(self._pool, device, streams.Timing(is_async=use_comm_stream))
+        stream = elastic.barrier(self._pool, device, (None, use_comm_stream))
         if stream.stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream.stream)
         if waits:
@@ -229,7 +227,7 @@ class ElasticBuffer:
             is_expanded=do_expand,
             is_column_major=use_tma_aligned_col_major_sf,
         )
-        timing = streams.timing_of(previous_event, async_with_compute_stream)
+        timing = (previous_event, async_with_compute_stream)
         results = elastic.dispatch(self._pool, call, timing, previous_event_before_epilogue)
         if handle is None and is_array(self._pool, x):
             results[3].give_arrays(None if do_handle_copy else topk_idx)
@@ -261,7 +259,7 @@ class ElasticBuffer:
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
         call = CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
-        timing = streams.timing_of(previous_event, async_with_compute_stream)
+        timing = (previous_event, async_with_compute_stream)
         results = elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
         return given_back(self._pool, x, results)
 
@@ -280,17 +278,6 @@ class ElasticBuffer:
     agrs_set_config = absent("agrs_set_config")
     agrs_get_inplace_tensor = absent("agrs_get_inplace_tensor")
     all_gather = absent("all_gather")
-
-
-def _size_hint(
-    ranks: int, tokens: int, hidden: int, topk: int, is_fp8: bool, rounds_per_rank: bool
-) -> int:
-    topk = topk or 32
-    row = align(hidden, 32) + align(4 * -(-hidden // 32), 32) if is_fp8 else align(2 * hidden, 32)
-    dispatch = ranks * tokens * (row + align(4 * (3 * topk + 1), 32))
-    copies = min(ranks, topk) if rounds_per_rank else topk
-    combine = copies * tokens * (align(2 * hidden, 32) + align(8 * topk, 32))
-    return align(max(dispatch, combine), _C.get_elastic_buffer_alignment())
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

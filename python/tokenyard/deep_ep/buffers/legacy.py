@@ -135,7 +135,7 @@ class Buffer:
 
         Local. Raises InvalidInputError.
         """
-        timing = streams.timing_of(previous_event, async_finish)
+        timing = (previous_event, async_finish)
         return given_back(
             self._pool, topk_idx, normal.layout(self._pool, topk_idx, num_experts, timing)
         )
@@ -182,7 +182,7 @@ class Buffer:
             self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
             handle,
         )
-        timing = streams.timing_of(previous_event, async_finish)
+        timing = (previous_event, async_finish)
         if handle is None:
             return given_back(self._pool, x, normal.dispatch(self._pool, call, timing))
         recv_x, event = normal.replay(self._pool, call, timing)
@@ -210,7 +210,7 @@ class Buffer:
         if others:
             refuse_missing("Buffer.combine", others, ())
         call = CombineCall(x, handle, topk_weights, bias, sums_weights=True)
-        timing = streams.timing_of(previous_event, async_finish)
+        timing = (previous_event, async_finish)
         return given_back(self._pool, x, normal.combine(self._pool, call, timing))
 
     internode_dispatch = dispatch
