@@ -207,10 +207,11 @@ class Pool:
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
         self.gaps = Gaps(self.config, self.device)
-        # By sizes; by M as well where calls that name M have communicators of their own.
+        # By sizes but M; by M as well where each M has a communicator, and behind one with a larger M.
         self._opened: dict[tuple[int, ...], Opened] = {}
         self._counts: Opened | None = None
-        # M of calls so far, which ranks have agreed on. A new one is agreed on before it is used.
+        # M of calls so far, which ranks have agreed on. On the CPU a new one is agreed on before it is used; on GPUs
+        # ranks compare M in each call.
         self._agreed_tokens: set[int | None] = set()
         self.current: Opened | None = None
         # The hook of the last low latency call on the CPU.
@@ -241,20 +242,30 @@ class Pool:
             return Dispatch(self, (by_looks(looks), reason(error)), None, mode)
         return Dispatch(self, (sizes, None), lambda opened: send(opened, call), mode)
 
+    @property
+    def opens_each_m(self) -> bool:
+        """Whether each M that calls name has a communicator: among domains, GPUs take no M of a call."""
+        return self.on_device and self.domains > 1
+
+    def _key(self, sizes: Sizes) -> tuple[int, ...]:
+        """Calls with this key have one communicator."""
+        if not self.on_device:
+            return sizes.key
+        is_apart = self.opens_each_m and sizes.max_tokens is not None
+        return (*sizes.named_key, sizes.tokens) if is_apart else sizes.named_key
+
     def fits(self, opened: Opened, sizes: Sizes | None) -> bool:
-        if sizes is None:
+        """Whether a communicator takes calls of these sizes, and no rank need be asked."""
+        if sizes is None or not (self.on_device or sizes.max_tokens in self._agreed_tokens):
             return False
-        if self.on_device and sizes.max_tokens is not None:
-            return opened.sizes is sizes or opened.sizes == sizes
-        if sizes.max_tokens not in self._agreed_tokens:
-            return False
-        return opened.sizes is sizes or opened.sizes.fits(sizes)
+        is_same = opened.sizes is sizes or self._key(opened.sizes) == self._key(sizes)
+        return is_same and sizes.tokens <= opened.sizes.tokens
 
     def called(self, sizes: Sizes | None) -> Opened | None:
-        """The communicator that all ranks call now, if there is one. On GPUs, that of calls with this M: all ranks
-        name the same, so all have it or none has."""
+        """The communicator that all ranks call now, if there is one. On GPUs, that of calls which name M: all ranks
+        name one, so all have it or none has."""
         if sizes is not None and sizes.max_tokens is not None and self.on_device:
-            found = self._opened.get(sizes.named_key)
+            found = self._opened.get(self._key(sizes))
             if found is not None and not found.communicator.closed:
                 return found
         return self._usable()
@@ -299,7 +310,7 @@ class Pool:
                 first.experts,
                 first.topk,
                 first.hidden,
-                named or tokens,
+                tokens,
                 named,
                 first.decodes and named is not None,
                 first.sms,
@@ -345,17 +356,19 @@ class Pool:
         )
 
     def _open(self, sizes: Sizes) -> Opened:
-        key = sizes.key if sizes.max_tokens is None else sizes.named_key
+        key = self._key(sizes)
         found = self._opened.get(key)
-        if found is None or found.communicator.closed or not found.sizes.fits(sizes):
-            # The old one lives on while handles of it do.
-            found = self._open_new(sizes)
-            self._mask_as_before(found)
-            self._opened[key] = found
+        if found is None or found.communicator.closed or found.sizes.tokens < sizes.tokens:
+            opened = self._open_new(sizes)
+            self._mask_as_before(opened)
+            # The old one lives on while handles of it do; where graphs may have captured it, as long as the buffer.
+            if found is not None and self.on_device and sizes.max_tokens is not None:
+                self._opened[(*key, found.sizes.tokens)] = found
+            found = self._opened[key] = opened
         return found
 
     def _mask_as_before(self, opened: Opened) -> None:
-        """Masks of low-latency calls hold for each M."""
+        """Masks of low-latency calls hold for each of their communicators."""
         if not opened.sizes.decodes or self.current is None:
             return
         try:

@@ -216,7 +216,7 @@ def _sizes(pool: Pool, call: DispatchCall) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors."""
     ids: Any = call.topk_idx
     experts, tokens, sms = call.experts or 0, call.tokens or 0, pool.sms_of(call.chosen_sms)
-    most = tokens if pool.on_device else max(tokens, call.most_tokens)
+    most = tokens if pool.opens_each_m else max(tokens, call.most_tokens)
     return sizes_of(experts, ids.shape[1], call.reference.shape[1], most, tokens, sms=sms)
 
 

@@ -263,6 +263,7 @@ def _dispatch(
             layout="packed",
             cast=call.cast,
             worst_case=no_sync,
+            max_tokens=call.tokens if "max_tokens" in forms else None,
             stream=stream.raw,
             without_sync=no_sync,
             expert_totals=call.stats if "statistics" in forms else None,

@@ -192,6 +192,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
             checked.topk_weights,
             scales=checked.scales,
             worst_case=no_sync,
+            max_tokens=_room(pool, checked, 0)[1] if opened.takes("max_tokens") else None,
             stream=stream.raw,
             without_sync=no_sync,
         )

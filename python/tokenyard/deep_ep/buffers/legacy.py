@@ -361,7 +361,7 @@ class Buffer:
             communicator.clear_masks()
 
     def _masking(self, operation: str) -> list[tokenyard.Communicator]:
-        """The communicators of low-latency calls, one for each M, so that a mask holds for all of them."""
+        """The communicators of low-latency calls, so that a mask holds for all of them."""
         self._expect_no_capture(operation)
         found = self._pool.decoding()
         if not found:
