@@ -17,6 +17,8 @@ pub struct Signature {
 const DISPATCH: u64 = 1;
 const REPLAY: u64 = 2;
 const COMBINE: u64 = 3;
+/// Of a dispatch: whether its word has M of the call.
+const HAS_EXTENT: u64 = 1 << 18;
 
 impl Signature {
     /// The signature of a dispatch or a replay.
@@ -50,6 +52,26 @@ impl Signature {
     /// The signature of a round without rows, in a dispatch or in a combine.
     pub(crate) fn round(is_combine: bool) -> Self {
         Self { word: if is_combine { COMBINE } else { DISPATCH }, extent: 0 }
+    }
+
+    /// The signature of a dispatch with an M of its own, as one word for records that have room for one: M takes bits
+    /// of the scale columns. None where M has more than 19 bits, or the columns more than 10.
+    pub fn in_one_word(self) -> Option<Self> {
+        let m = u64::from(self.extent);
+        let fits = self.is_fresh() && m < 1 << 19 && self.field(46, 18) == 0;
+        let word = self.word | HAS_EXTENT | (m & 1) << 19 | (m >> 1) << 46;
+        fits.then_some(Self { word, extent: 0 })
+    }
+
+    /// The signature that such a word has. The extent is 0 where M is the communicator's.
+    pub fn of_word(word: u64) -> Self {
+        let whole = Self { word, extent: 0 };
+        if !whole.is_fresh() || word & HAS_EXTENT == 0 {
+            return whole;
+        }
+        let m = whole.field(46, 18) << 1 | whole.field(19, 1);
+        let of_extent = HAS_EXTENT | 1 << 19 | 0x3_ffff << 46;
+        Self { word: word & !of_extent, extent: m as u32 }
     }
 
     /// Kind and layout of the operation. They decide its steps, so they must be equal even where a rank
@@ -107,6 +129,7 @@ impl Signature {
                 };
                 let sizes = if field(17, 1) == 1 { "worst-case sizes" } else { "exact sizes" };
                 let most = match (field(0, 4), self.extent) {
+                    (DISPATCH, 0) => "at most max_tokens of the communicator".to_owned(),
                     (DISPATCH, tokens) => format!("at most {tokens} tokens"),
                     (_, width) => format!("{width} wide"),
                 };
@@ -161,6 +184,33 @@ mod tests {
         for (layout, signature) in layouts.into_iter().zip(all) {
             let text = signature.describe();
             assert!(text.starts_with(layout.name()), "{text}");
+        }
+    }
+
+    /// A dispatch with weights, an alignment of 16 bits, and this many scale columns.
+    fn dispatch(extent: u32, scale_cols: u64) -> Signature {
+        Signature { word: DISPATCH | 1 << 4 | 1 << 16 | 0xffff << 20 | scale_cols << 36, extent }
+    }
+
+    #[test]
+    fn a_word_with_m_of_a_call_differs_by_m_and_by_all_else_and_can_be_read_again() {
+        let mut words = std::collections::BTreeSet::new();
+        for extent in [1, 2, 3, 127, 128, 65_536, (1 << 19) - 1] {
+            for scale_cols in [0, 1, 56, 1023] {
+                let signature = dispatch(extent, scale_cols);
+                let one = signature.in_one_word().unwrap();
+                assert_eq!((one.extent, one.sort()), (0, signature.sort()));
+                assert_ne!(one.word, signature.word);
+                assert_eq!(Signature::of_word(one.word), signature);
+                assert!(words.insert(one.word));
+            }
+        }
+        // Words without one are read as they are: a combine uses the same bits.
+        for word in [dispatch(0, 0xfff_ffff).word, COMBINE | HAS_EXTENT, REPLAY | HAS_EXTENT] {
+            assert_eq!(Signature::of_word(word), Signature { word, extent: 0 });
+        }
+        for signature in [dispatch(1 << 19, 0), dispatch(8, 1024), Signature::round(true)] {
+            assert_eq!(signature.in_one_word(), None);
         }
     }
 }

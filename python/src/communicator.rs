@@ -107,7 +107,7 @@ impl Communicator {
     /// - `cast`: None, or `"fp8"`, `"fp8_round"`, `"fp8_ue8m0"`: FP8 e4m3 with one scale per 128 channels.
     /// - `worst_case`: outputs have room for the worst case; the true sizes are in `Received.totals`.
     /// - `max_tokens`: M of this call, 1 to the communicator's: it bounds worst-case sizes and packed blocks, and
-    ///   `Received.source` counts by it. On the CPU backend.
+    ///   `Received.source` counts by it. On the CPU backend, and on GPUs within one domain.
     ///
     /// - `without_sync`: with a stream and `worst_case`, the host waits for nothing, and the call can be captured in a
     ///   CUDA graph. A failure is raised by a later call, and closes the communicator. It need not be equal on all

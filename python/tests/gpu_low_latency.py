@@ -277,33 +277,35 @@ def waits_of_a_combine_in_halves(world):
 
 
 def refused_by_the_communicator_of_the_call(world):
-    """As in V2: calls of each M have a communicator, and a rank refuses over that of its call. It raises at once; where
-    the host waits for nothing, the other rank has gone on, and learns it in a later call."""
+    """As in V2: rows of each width have a communicator, and a rank refuses over that of its call. It raises at once;
+    where the host waits for nothing, the other rank has gone on, and learns it in a later call."""
     buffer = v1(world, low_latency_mode=True)
     x, idx, weights = inputs(world, CASE)
 
-    def call(ids, most):
-        out = torch.empty_like(x[:most])
+    def call(ids, width):
+        rows_here = x[:, :width].contiguous()
+        out = torch.empty_like(rows_here)
         rows, _, handle, _, _ = buffer.low_latency_dispatch(
-            x[:most], ids[:most], most, CASE.experts, use_fp8=False
+            rows_here, ids, CASE.max_tokens, CASE.experts, use_fp8=False
         )
-        buffer.low_latency_combine(rows, ids[:most], weights[:most], handle, out=out)
+        buffer.low_latency_combine(rows, ids, weights, handle, out=out)
         return out
 
-    for most in (CASE.max_tokens, 8):
-        call(idx, most)
+    widths = (CASE.hidden, CASE.hidden // 2)
+    for width in widths:
+        call(idx, width)
     synchronize()
     start = time.monotonic()
-    for most in (CASE.max_tokens, 8):
+    for width in widths:
         if is_gpu() and world.rank == 0:
-            later_error(lambda most=most: call(idx, most))
+            later_error(lambda width=width: call(idx, width))
         else:
-            error = raised(lambda most=most: call(idx.float() if world.rank else idx, most))
+            error = raised(lambda width=width: call(idx.float() if world.rank else idx, width))
             assert "topk_idx: found" in str(error), error
     assert time.monotonic() - start < 60
     if not is_gpu():
         total = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
-        found = call(idx, CASE.max_tokens)
+        found = call(idx, CASE.hidden)
         torch.testing.assert_close(found.float(), x * total, rtol=0.05, atol=0.05)
         buffer.destroy()
         return

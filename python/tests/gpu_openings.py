@@ -1,7 +1,18 @@
-"""A GPU without memory for an arena: the opening is an exception on all ranks, and their buffers go on."""
+"""Errors that all ranks get, and behind which their buffers go on: a GPU without memory for an arena, and another M."""
 
 import torch
-from gpu_common import CASE, device_of, inputs, layout_of, raised, rows_of, same, synchronize, v1
+from gpu_common import (
+    CASE,
+    device_of,
+    inputs,
+    layout_of,
+    raised,
+    rows_of,
+    same,
+    synchronize,
+    v1,
+    v2,
+)
 from oracle import Case
 
 from tokenyard import errors
@@ -56,6 +67,27 @@ def an_arena_without_memory(world):
     return str(error).splitlines()[0][:200]
 
 
-CHECKS = [an_arena_without_memory]
+def ranks_that_name_different_m(world):
+    """Of two M that calls had before, each rank names one: all get an error that names both, and the buffer goes on."""
+    buffer = v2(world, CASE)
+    x, idx, _ = inputs(world, CASE)
+    me = world.rank
+
+    def call(most):
+        return buffer.dispatch(
+            x[:8], topk_idx=idx[:8], num_experts=CASE.experts, num_max_tokens_per_rank=most
+        )[0]
+
+    for most in (12, 13):
+        call(most)
+    for _ in range(2):
+        error = raised(lambda: call(12 + me))
+        assert "max_tokens = 13 on rank 1; expected 12" in str(error), error
+        expected = [one for one in CASE.sources(me) if one[1] < 8]
+        same(call(13), rows_of(world, CASE, expected))
+    buffer.destroy()
+
+
+CHECKS = [an_arena_without_memory, ranks_that_name_different_m]
 # Ranks that share a GPU share its memory.
-NEED_ONE_EACH = set(CHECKS)
+NEED_ONE_EACH = {an_arena_without_memory}

@@ -11,10 +11,13 @@ from gpu_common import (
     raised,
     rows_of,
     same,
+    synchronize,
     times,
+    v1,
     v2,
 )
 
+from tokenyard.deep_ep import _world
 from tokenyard.deep_ep.utils.math import align, per_token_cast_to_fp8
 
 ALIGNMENT = 16
@@ -199,26 +202,83 @@ def ids_behind_the_rows(world):
 
 
 def refused_by_the_communicator_of_the_call(world):
-    """Calls of two M have a communicator each. A rank refuses over that of its call, where the other rank waits, even
-    if another one was opened last."""
+    """Rows of two widths have a communicator each. A rank refuses over that of its call, where the other rank waits,
+    even if another one was opened last; and it refuses a call of another M."""
     buffer = v2(world, CASE)
     x, idx, _ = inputs(world, CASE)
 
-    def call(ids, most):
+    def call(ids, most, width=CASE.hidden):
         rows, *_ = buffer.dispatch(
-            x[:most],
+            x[:most, :width].contiguous(),
             topk_idx=ids[:most],
             num_experts=CASE.experts,
             num_max_tokens_per_rank=most,
         )
         return rows
 
-    for most in (CASE.max_tokens, 8):
-        call(idx, most)
-    for most in (CASE.max_tokens, 8):
-        error = raised(lambda most=most: call(idx.float() if world.rank else idx, most))
+    kinds = ((CASE.max_tokens,), (8,), (CASE.max_tokens, CASE.hidden // 2))
+    for kind in kinds:
+        call(idx, *kind)
+    for kind in kinds:
+        error = raised(lambda kind=kind: call(idx.float() if world.rank else idx, *kind))
         assert "topk_idx: found" in str(error), error
     same(call(idx, CASE.max_tokens), rows_of(world, CASE, CASE.sources(world.rank)))
+    assert len(buffer._pool._opened) == 2
+    buffer.destroy()
+
+
+def calls_of_every_m(world):
+    """M of a call is a number like any other: calls of M = 1 to 64 in turn, and graphs of an M that no call had, open
+    nothing, take no memory, and ask no other rank."""
+    low, buffer = v1(world, low_latency_mode=True), v2(world, CASE)
+    x, idx, weights = inputs(world, CASE)
+    total = torch.where(idx >= 0, weights, 0).sum(1, keepdim=True)
+    asked, gather = [], _world.gather_json
+
+    def step(most):
+        of_call = x[:most], idx[:most]
+        rows, _, handle, _, _ = low.low_latency_dispatch(
+            *of_call, most, CASE.experts, use_fp8=False
+        )
+        assert rows.shape[1] == 2 * most
+        sums, _, _ = low.low_latency_combine(rows, idx[:most], weights[:most], handle)
+        options = {"num_experts": CASE.experts, "num_max_tokens_per_rank": most}
+        flat, *_, handle, _ = buffer.dispatch(
+            x[:most], topk_idx=idx[:most], do_cpu_sync=False, **options
+        )
+        assert len(flat) == 2 * most
+        return sums, flat, buffer.combine(flat, handle)[0]
+
+    def check(most, results):
+        sums, flat, back = results
+        close = torch.testing.assert_close
+        close(sums.float(), x[:most] * total[:most], rtol=0.05, atol=0.05)
+        factors = torch.from_numpy(times(CASE, world.rank)[:most]).to(x.device)[:, None]
+        close(back, x[:most] * factors, rtol=0.02, atol=0.05)
+        sources = [one for one in CASE.sources(world.rank) if one[1] < most]
+        same(flat[: len(sources)], rows_of(world, CASE, sources))
+
+    check(CASE.max_tokens, step(CASE.max_tokens))
+    opened = [each for one in (low, buffer) for each in one._pool._opened.values()]
+    assert len(opened) == 2
+    _world.gather_json = lambda *arguments: (asked.append(arguments), gather(*arguments))[1]
+    try:
+        if is_gpu():
+            for most in (5, 33):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    results = step(most)
+                for _ in range(2):
+                    graph.replay()
+                    synchronize()
+                    check(most, results)
+        for most in range(1, CASE.max_tokens + 1):
+            check(most, step(most))
+    finally:
+        _world.gather_json = gather
+    assert asked == []
+    assert opened == [each for one in (low, buffer) for each in one._pool._opened.values()]
+    low.destroy()
     buffer.destroy()
 
 
@@ -252,6 +312,7 @@ CHECKS = [
     zero_padding,
     ids_behind_the_rows,
     refused_by_the_communicator_of_the_call,
+    calls_of_every_m,
     theoretical_multiprocessors,
 ]
 # The config by which ranks share a GPU decides for all calls of a buffer.

@@ -1,25 +1,16 @@
 """The names of DeepEP's native module that scripts use."""
 
-import importlib
 from typing import Any
 
-import numpy as np
-
+from ._torch import torch
 from .utils.event import EventHandle as EventHandle
-from .utils.math import CHANNELS
+from .utils.math import CHANNELS, align
 
-try:
-    topk_idx_t: Any = importlib.import_module("torch").int64
-except ImportError:
-    topk_idx_t = np.int64
+topk_idx_t: Any = torch.int64
 
 _ELASTIC_ALIGNMENT = 2 << 20
 _MOST_TOPK = 128
 _ID_BYTES = 8
-
-
-def _align(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 class Config:
@@ -34,7 +25,7 @@ class Config:
         num_max_rdma_chunked_recv_tokens: int = 256,
     ) -> None:
         rdma_send, rdma_recv = num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens
-        rdma_recv = _align(rdma_recv, rdma_send)
+        rdma_recv = align(rdma_recv, rdma_send)
         if not num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens:
             raise ValueError(
                 f"num_max_nvl_chunked_send_tokens: found {num_max_nvl_chunked_send_tokens}; expected below "
@@ -56,7 +47,7 @@ class Config:
         rdma_ranks = max(num_ranks // 8, 1)
         beside = 8 + _MOST_TOPK * (_ID_BYTES + 4 + 4)
         row = self.num_max_nvl_chunked_recv_tokens * (hidden_bytes + beside)
-        return _align(self.num_sms // 2 * min(num_ranks, 8) * ((2 * rdma_ranks + 3) * 4 + row), 128)
+        return align(self.num_sms // 2 * min(num_ranks, 8) * ((2 * rdma_ranks + 3) * 4 + row), 128)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes that DeepEP would take for rows between nodes: 0 for one node."""
@@ -64,7 +55,7 @@ class Config:
             return 0
         beside = _MOST_TOPK * (_ID_BYTES + 4 + 4) + 16
         row = 2 * self.num_max_rdma_chunked_recv_tokens * (hidden_bytes + beside)
-        return _align(self.num_sms // 2 * (num_ranks // 8) * ((8 * 2 + 2) * 2 * 4 + row), 128)
+        return align(self.num_sms // 2 * (num_ranks // 8) * ((8 * 2 + 2) * 2 * 4 + row), 128)
 
 
 def is_sm90_compiled() -> bool:
@@ -82,7 +73,7 @@ def get_low_latency_rdma_size_hint(
     combine = scales + 2 * hidden
     send = max(tokens * dispatch, num_experts * tokens * combine)
     recv = num_experts * tokens * max(dispatch, combine)
-    total = 2 * (send + recv + _align(4 * num_experts, 128))
+    total = 2 * (send + recv + align(4 * num_experts, 128))
     return (total + 128) // 128 * 128
 
 

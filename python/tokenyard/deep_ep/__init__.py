@@ -1,7 +1,7 @@
 """DeepEP's Python interface, on tokenyard. See docs/deep_ep.md of the repository.
 
 `import deep_ep` is this package where the distribution tokenyard-deep-ep is installed, or after
-`tokenyard.alias_deep_ep()`. To import it takes no GPU; it needs numpy and ml_dtypes, and its calls need torch.
+`tokenyard.alias_deep_ep()`. It needs torch, numpy and ml_dtypes; to import it takes no GPU.
 """
 
 import tokenyard

@@ -1,13 +1,20 @@
-"""Tensors of the caller as numpy arrays, and results as tensors of its library. Nothing of the host is copied."""
+"""Arrays of numpy and other libraries as tensors of torch, and back. Nothing of the host is copied."""
 
-import sys
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenyard import errors
+
+from ._torch import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 Array: TypeAlias = NDArray[Any]
 Tensor: TypeAlias = Any  # torch.Tensor or numpy.ndarray
 
@@ -25,28 +32,24 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
 
 
-def is_torch(tensor: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tensor, torch.Tensor)
-
-
-def library_of(tensor: Tensor) -> Any:
-    """The module whose functions take a tensor: torch or numpy."""
-    return sys.modules["torch"] if is_torch(tensor) else np
+def invalid(
+    operation: str, text: str, rank: int | None = None, fix: str | None = None
+) -> errors.InvalidInputError:
+    """The error of an argument that no other rank need learn."""
+    return errors.InvalidInputError(
+        text, kind="invalid_input", rank=rank, operation=operation, fix=fix
+    )
 
 
 def to_numpy(name: str, tensor: Tensor) -> Array:
     """The memory of a tensor as an array. Raises Refusal for what is no tensor of the host's memory."""
     if isinstance(tensor, np.ndarray):
         return tensor
-    if not is_torch(tensor):
+    if not isinstance(tensor, torch.Tensor):
         found = type(tensor).__name__
         raise Refusal(f"{name}: found {found}; expected a tensor of torch or an array of numpy")
-    torch = sys.modules["torch"]
     if tensor.device.type != "cpu":
-        raise Refusal(
-            f"{name}: found a tensor on {tensor.device}; expected one on cpu, where the drop-in runs"
-        )
+        raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on cpu")
     tensor = tensor.detach()
     # numpy has no types of its own for these: they cross as integers of the same width.
     if tensor.dtype == torch.bfloat16:
@@ -54,12 +57,6 @@ def to_numpy(name: str, tensor: Tensor) -> Array:
     if tensor.dtype == torch.float8_e4m3fn:
         return np.asarray(tensor.view(torch.uint8).numpy().view(FP8))
     return np.asarray(tensor.numpy())
-
-
-def to_host(name: str, tensor: Tensor) -> Array:
-    """As `to_numpy`; a tensor of a GPU is copied."""
-    is_on_gpu = is_torch(tensor) and tensor.device.type == "cuda"
-    return to_numpy(name, tensor.cpu() if is_on_gpu else tensor)
 
 
 def can_share(array: Array) -> bool:
@@ -72,7 +69,6 @@ def from_numpy(array: Array) -> Tensor:
 
     Raises TypeError or ValueError for a type that torch has not.
     """
-    torch = sys.modules["torch"]
     if not can_share(array):
         array = np.array(array, order="C")
     if array.dtype == BF16:
@@ -82,20 +78,47 @@ def from_numpy(array: Array) -> Tensor:
     return torch.from_numpy(array)
 
 
-def like(reference: Tensor, array: Array) -> Tensor:
-    """The array as a tensor of the library that `reference` is of, on its device."""
-    return from_numpy(array).to(reference.device) if is_torch(reference) else array
+def adopted(value: Any) -> Any:
+    """An array of another library as a tensor of torch, and the members of tuples and lists so; all else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(adopted, value))
+    with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
+        if isinstance(value, np.ndarray):
+            return from_numpy(value)
+        if hasattr(value, "__dlpack__"):
+            # torch lets its current stream wait for the array's.
+            return torch.from_dlpack(value)
+        if hasattr(value, "__cuda_array_interface__"):
+            return torch.as_tensor(value, device="cuda")
+    return value
 
 
-def integers(values: Iterable[int], beside: Tensor, dtype: str = "int64") -> Tensor:
-    """Integers as a tensor of the library and on the device of another one."""
-    library = library_of(beside)
-    made = library.asarray(list(values), dtype=getattr(library, dtype))
-    return made.to(beside.device) if is_torch(beside) else made
+def has_array(value: Any) -> bool:
+    """Whether it is an array of numpy, or a tuple or a list that begins with one."""
+    while isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    return isinstance(value, np.ndarray)
 
 
-def address(tensor: Tensor) -> int:
-    """Where the first element lies."""
-    if is_torch(tensor):
-        return int(tensor.data_ptr())
-    return int(tensor.__array_interface__["data"][0])
+def arrays_of(value: Any) -> Any:
+    """A tensor in the host's memory as an array of numpy over it, and the members of tuples and lists so; all else as
+    it is."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(arrays_of, value))
+    return to_numpy("result", value) if isinstance(value, torch.Tensor) else value
+
+
+def by_torch(compute: Callable[P, R]) -> Callable[P, R]:
+    """A function of tensors that takes arrays of numpy, too. Its results are then such arrays."""
+
+    @functools.wraps(compute)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        takes: Any = compute
+        results = takes(*map(adopted, given), **{name: adopted(it) for name, it in named.items()})
+        if any(map(has_array, (*given, *named.values()))):
+            results = arrays_of(results)
+        return results  # type: ignore[no-any-return]
+
+    return call

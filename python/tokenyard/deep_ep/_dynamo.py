@@ -1,26 +1,26 @@
 """torch.compile: Dynamo calls the drop-in as it is, between two graphs. It traces nothing inside of it."""
 
+import contextlib
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from ._torch import torch
 
 _opaque: set[type] = set()
 
 
 def make_opaque(buffer: Any, *kinds: type) -> None:
-    """Once torch is there, Dynamo breaks its graph where a buffer of this class is made, and at calls of it and of
-    these classes. A call then takes 0.5 us longer.
+    """Dynamo breaks its graph where a buffer of this class is made, and at calls of it and of these classes.
 
-    The first buffer does so: torch cannot be asked earlier, because to import this package does not import it.
+    A call then takes 0.5 us longer. The first buffer does so: to ask imports the compiler.
     """
     construct = buffer.__init__
 
     @functools.wraps(construct)
     def first(self: Any, *arguments: Any, **keywords: Any) -> None:
-        torch = sys.modules.get("torch")
         # A torch that is half imported has no compiler yet: a later buffer finds it.
         disable = getattr(getattr(torch, "compiler", None), "disable", None)
         if disable is None:
@@ -47,13 +47,10 @@ def _disable_calls(disable: Callable[[Any], Any], kinds: set[type]) -> None:
 
 
 def metaclass_of_opaque_types() -> Any:
-    """torch's metaclass of types that custom operators may take and give as they are, where torch was imported and has
-    one; else that of all types."""
-    if "torch" in sys.modules:
-        for module in ("torch._custom_class_base", "torch._opaque_base"):
-            try:
-                found = importlib.import_module(module)
-            except ImportError:
-                continue
+    """torch's metaclass of types that custom operators may take and give as they are, where it has one; else that of
+    all types."""
+    for module in ("torch._custom_class_base", "torch._opaque_base"):
+        with contextlib.suppress(ImportError):
+            found = importlib.import_module(module)
             return getattr(found, "CustomClassBaseMeta", None) or found.OpaqueBaseMeta
     return type

@@ -26,17 +26,10 @@ class Gaps:
             return None
         return torch.empty(tokens, dtype=torch.uint8, device=self.count.device)
 
-    def add_experts(self, missing: Any) -> None:
-        """Adds what a combine has written to its `room`, if there was some, in the order of the current stream."""
-        if missing is not None:
-            self._add(missing)
-
-    def add_sources(self, lost: Any) -> None:
-        """Adds the ranks whose rows an output lacks, as `add_experts`."""
-        if self.is_counted:
-            self._add(lost)
-
-    def _add(self, gaps: Any) -> None:
-        # Operations of two streams may add at the same time, so the additions are atomic.
-        places = torch.zeros_like(gaps, dtype=torch.int64)
-        self.count.scatter_add_(0, places, gaps.to(torch.int32))
+    def add(self, gaps: Any) -> None:
+        """Adds what a combine has written to its `room`, if there was some, or the lost sources of an output, in the
+        order of the current stream."""
+        if gaps is not None and self.is_counted:
+            # Operations of two streams may add at the same time, so the additions are atomic.
+            places = torch.zeros_like(gaps, dtype=torch.int64)
+            self.count.scatter_add_(0, places, gaps.to(torch.int32))

@@ -7,11 +7,10 @@ handle hangs on the memory of one of its tensors: it lives exactly as long as th
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tokenyard._native import _record_at
 
-from ._arrays import Refusal, address, is_torch
+from ._arrays import Refusal, adopted
+from ._torch import torch
 
 T = TypeVar("T")
 
@@ -20,14 +19,10 @@ def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:
     """The record of a handle: on its tensor at `place`, or else on another. Raises Refusal for what is none."""
     if not isinstance(handle, (tuple, list)):
         raise Refusal(f"handle: found {type(handle).__name__}; expected what a dispatch returned")
-    if place < len(handle) and is_torch(handle[place]):
-        # Where it is in nearly every call.
-        record = _record_at(handle[place].data_ptr())
-        if isinstance(record, kind):
-            return record
-    for tensor in handle:
-        if isinstance(tensor, np.ndarray) or is_torch(tensor):
-            record = _record_at(address(tensor))
+    # In nearly every call it is at its place.
+    for tensor in map(adopted, (*handle[place : place + 1], *handle)):
+        if isinstance(tensor, torch.Tensor):
+            record = _record_at(tensor.data_ptr())
             if isinstance(record, kind):
                 return record
     raise Refusal(

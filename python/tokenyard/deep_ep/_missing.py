@@ -1,43 +1,27 @@
 """Names that DeepEP or a fork of it has and this package has not. A test holds the list."""
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from tokenyard import errors
 
-# Names that callers can use, and why they are not there.
-MISSING = {
-    "use_nvfp4": "rows of NVFP4",
-    "x_global_scale": "rows of NVFP4",
-    "use_ue8m0_for_sf": "rows of NVFP4",
-    "overlap": "signals between a GEMM and a combine",
-    "packed_recv_count": "signals between a GEMM and a combine",
-    "comp_signal": "signals between a GEMM and a combine",
-    "block_m": "signals between a GEMM and a combine",
-    "threshold": "signals between a GEMM and a combine",
-    "src_signals": "signals between a GEMM and a combine",
-    "src_signal_expect_value": "signals between a GEMM and a combine",
-    "dispatch_wait_recv_cost_stats": "waiting times per source rank on this kernel set",
-    "combine_wait_recv_cost_stats": "waiting times per source rank on this kernel set",
-    "borrow_recv": "views of the memory that rows arrive in",
-    "defer_epilogue": "calls whose event gives their results",
-    "non_blocking": "calls that drop rows above a limit",
-    "lb_allocation_plan_or_num_bytes": "redundant experts",
-    "engram_write": "engram",
-    "engram_fetch": "engram",
-    "get_engram_storage_size_hint": "engram",
-    "pp_set_config": "pipeline-parallel send and receive",
-    "pp_send": "pipeline-parallel send and receive",
-    "pp_recv": "pipeline-parallel send and receive",
-    "get_pp_buffer_size_hint": "pipeline-parallel send and receive",
-    "agrs_set_config": "all-gather and reduce-scatter",
-    "agrs_get_inplace_tensor": "all-gather and reduce-scatter",
-    "agrs_new_session": "all-gather and reduce-scatter",
-    "create_agrs_session": "all-gather and reduce-scatter",
-    "destroy_agrs_session": "all-gather and reduce-scatter",
-    "get_agrs_buffer_size_hint": "all-gather and reduce-scatter",
-    "get_agrs_num_max_session_bytes": "all-gather and reduce-scatter",
-    "all_gather": "all-gather and reduce-scatter",
+# Reasons, and the names of what is not there for each of them.
+_REASONS = {
+    "rows of NVFP4": "use_nvfp4 x_global_scale use_ue8m0_for_sf",
+    "signals between a GEMM and a combine": "overlap packed_recv_count comp_signal block_m threshold src_signals "
+    "src_signal_expect_value",
+    "waiting times per source rank on this kernel set": "dispatch_wait_recv_cost_stats combine_wait_recv_cost_stats",
+    "views of the memory that rows arrive in": "borrow_recv",
+    "calls whose event gives their results": "defer_epilogue",
+    "calls that drop rows above a limit": "non_blocking",
+    "redundant experts": "lb_allocation_plan_or_num_bytes",
+    # Methods of V2's buffer.
+    "engram": "engram_write engram_fetch get_engram_storage_size_hint",
+    "pipeline-parallel send and receive": "pp_set_config pp_send pp_recv get_pp_buffer_size_hint",
+    "all-gather and reduce-scatter": "agrs_set_config agrs_get_inplace_tensor agrs_new_session create_agrs_session "
+    "destroy_agrs_session get_agrs_buffer_size_hint get_agrs_num_max_session_bytes all_gather",
 }
+MISSING = {name: it for it, names in _REASONS.items() for name in names.split()}
 
 
 class MissingError(errors.UnsupportedError, TypeError):
@@ -75,3 +59,14 @@ def ignored_keywords(keywords: dict[str, object]) -> tuple[str, ...]:
     that describe it."""
     is_off = "overlap" in keywords and not keywords["overlap"]
     return ("num_sms", *_OF_OVERLAP) if is_off else ("num_sms",)
+
+
+def absent(name: str) -> Callable[..., NoReturn]:
+    """A method of V2's buffer that is not there."""
+
+    def method(*arguments: Any, **keywords: Any) -> NoReturn:
+        missing("ElasticBuffer", name)
+
+    method.__name__ = name
+    method.__doc__ = "Not there: raises NotImplementedError."
+    return method

@@ -2,7 +2,7 @@
 
 A communicator has fixed sizes; DeepEP's buffers learn theirs from their calls. So the first dispatch opens one, and a
 dispatch of other sizes, or of more tokens, opens another. Ranks agree on it through the one that is open: a rank whose
-call does not fit, or is wrong, refuses there, so every rank learns it and gives its own view (`_agree`). A good call
+call does not fit, or is wrong, refuses there, so every rank learns it and gives its own view (`agree`). A good call
 costs no message.
 """
 
@@ -18,11 +18,12 @@ import tokenyard
 from tokenyard import errors
 
 from . import _world
-from ._arrays import Refusal, reason
+from ._arrays import Refusal, invalid, reason
 from ._gaps import Gaps
 from ._hooks import Hook
-from ._sizes import Sizes, align, by_looks, sizes_of
+from ._sizes import Sizes, by_looks, sizes_of
 from ._torch import torch
+from .utils.math import align
 
 T = TypeVar("T")
 
@@ -105,20 +106,74 @@ Send: TypeAlias = Callable[[Opened, T], Any]
 Looks: TypeAlias = Callable[[], Sizes] | None
 
 
-@dataclass
-class Attempt:
-    """A dispatch between its halves, or why it cannot be."""
+class Dispatch:
+    """A dispatch until all ranks make it: where one cannot, all raise, or open what fits and try again."""
 
-    opened: Opened
-    refused: str | None
-    is_full: bool = False
-    pending: Any = None
+    def __init__(
+        self, pool: "Pool", call: tuple[Sizes | None, str | None], send: Any, mode: Mode
+    ) -> None:
+        """`call`: sizes, by the looks of a call that is refused, and why. `send` takes what was opened."""
+        self._pool, self._send, self._mode = pool, send, mode
+        self._sizes, self._refused = call
+        self._pending: Any = None
+        self._enter()
 
-    def take(self, error: errors.Error) -> None:
+    def sent(self) -> tuple[Opened, Any]:
+        """Returns what `send` gave, once all ranks make the call."""
+        while self._pending is None:
+            self._end()
+            self._enter()
+        return self._opened, self._pending
+
+    def recv(self) -> tuple[Opened, Any]:
+        """The second half of what `send` gave: its `recv`."""
+        while True:
+            opened, pending = self.sent()
+            try:
+                return opened, pending.recv()
+            except REFUSALS as error:
+                self._pending = None
+                self._take(error)
+
+    def _enter(self) -> None:
+        """Sends, or refuses: then it says why."""
+        pool = self._pool
+        opened = pool.called(self._sizes)
+        if opened is None:
+            # No rank has one, so no rank can refuse.
+            opened = pool.agree(self._sizes, self._refused, False)
+        self._opened, self._why, self._is_full = opened, self._refused, False
+        fits = self._refused is None and pool.fits(opened, self._sizes)
+        try:
+            if fits:
+                self._pending = self._send(opened)
+            elif pool.is_capturing():
+                # No other rank waits in a capture, and none could learn a refusal.
+                pool.raise_in_capture(self._sizes, self._refused, False)
+            else:
+                why = self._refused or f"sizes to agree on: {self._sizes}"
+                opened.make_room()
+                opened.communicator.refuse("dispatch", why, layout=self._mode.layout)
+        except REFUSALS as error:
+            # It has the number of an operation.
+            opened.hooks.append(None)
+            if fits:
+                self._take(error)
+
+    def _take(self, error: errors.Error) -> None:
         """The reason why this rank refused an operation; none where another rank refused it."""
-        self.is_full = isinstance(error, errors.FullError)
-        if self.is_full or isinstance(error, errors.InvalidInputError):
-            self.refused = str(error)
+        self._is_full = isinstance(error, errors.FullError)
+        if self._is_full or isinstance(error, errors.InvalidInputError):
+            self._why = str(error)
+
+    def _end(self) -> None:
+        """Raises what this rank alone has found, where the others have gone on; else agrees with them."""
+        pool, opened = self._pool, self._opened
+        is_left = not self._mode.waits and opened.takes("without_sync")
+        # Of sizes that do not fit, no rank has sent.
+        if self._why is not None and is_left and pool.fits(opened, self._sizes):
+            pool.raise_refused(pool.rank, self._why, self._is_full)
+        pool.agree(self._sizes, self._why, self._is_full)
 
 
 class Pool:
@@ -152,10 +207,11 @@ class Pool:
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
         self.gaps = Gaps(self.config, self.device)
-        # By sizes; by M as well where calls that name M have communicators of their own.
+        # By sizes but M; by M as well where each M has a communicator, and behind one with a larger M.
         self._opened: dict[tuple[int, ...], Opened] = {}
         self._counts: Opened | None = None
-        # M of calls so far, which ranks have agreed on. A new one is agreed on before it is used.
+        # M of calls so far, which ranks have agreed on. On the CPU a new one is agreed on before it is used; on GPUs
+        # ranks compare M in each call.
         self._agreed_tokens: set[int | None] = set()
         self.current: Opened | None = None
         # The hook of the last low latency call on the CPU.
@@ -174,152 +230,49 @@ class Pool:
         """The multiprocessors of a call for which the caller has chosen a number, where such a choice counts."""
         return chosen if self._can_choose_sms else None
 
-    def dispatch(
-        self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None
-    ) -> tuple[Opened, Any]:
-        """Sends what `read` gives, and receives. Where a rank cannot, all raise, or open what fits and try again."""
-        return self.dispatch_send(read, send, mode, looks)()
+    def dispatch(self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None) -> Dispatch:
+        """The first half of a dispatch: sends what `read` gives. The second, `recv`, raises what is wrong.
 
-    def dispatch_send(
-        self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None
-    ) -> Callable[[], tuple[Opened, Any]]:
-        """The first half of `dispatch`; calling what it returns is the second, which raises what is wrong.
-
-        The tensors of the call must not be written until then.
-        """
-        sizes, refused, send_it = self._prepared(read, send, looks)
-
-        def enter() -> Attempt:
-            return self._enter(sizes, refused, send_it, mode)
-
-        first = enter()
-
-        def finish() -> tuple[Opened, Any]:
-            attempt = first
-            while True:
-                if attempt.pending is not None:
-                    try:
-                        return attempt.opened, attempt.pending.recv()
-                    except REFUSALS as error:
-                        attempt.take(error)
-                self._end_attempt(sizes, attempt, mode)
-                attempt = enter()
-
-        return finish
-
-    def dispatch_sent(
-        self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None
-    ) -> tuple[Opened, Any]:
-        """Sends, and returns what `send` gave: ranks agree on sizes before it returns.
-
-        `send` makes a whole call, or its first half; then the caller makes the second.
+        The tensors of the call must not be written until then. `looks`: the sizes of a call that `read` refuses.
         """
         self._expect_usable()
         try:
             sizes, call = read()
         except Exception as error:
-            return self._sent(by_looks(looks), reason(error), None, mode)
-        opened = self._named(sizes) or self._usable()
-        if opened is not None and self._fits(opened, sizes):
-            # As nearly every call: nothing is to be agreed on.
-            try:
-                return opened, send(opened, call)
-            except REFUSALS as error:
-                attempt = Attempt(opened, None)
-                attempt.take(error)
-                self._end_attempt(sizes, attempt, mode)
-        return self._sent(sizes, None, lambda opened: send(opened, call), mode)
+            return Dispatch(self, (by_looks(looks), reason(error)), None, mode)
+        return Dispatch(self, (sizes, None), lambda opened: send(opened, call), mode)
 
-    def _prepared(
-        self, read: Read[T], send: Send[T], looks: Looks
-    ) -> tuple[Sizes | None, str | None, Callable[[Opened], Any] | None]:
-        """The sizes that `read` gives, and `send` with its call; or those by the looks of it, and why it refuses."""
-        self._expect_usable()
-        try:
-            sizes, call = read()
-        except Exception as error:
-            return by_looks(looks), reason(error), None
-        return sizes, None, lambda opened: send(opened, call)
+    @property
+    def opens_each_m(self) -> bool:
+        """Whether each M that calls name has a communicator: among domains, GPUs take no M of a call."""
+        return self.on_device and self.domains > 1
 
-    def _sent(
-        self,
-        sizes: Sizes | None,
-        refused: str | None,
-        send: Callable[[Opened], Any] | None,
-        mode: Mode,
-    ) -> tuple[Opened, Any]:
-        """Sends; or refuses, agrees on what fits, and tries again."""
-        while True:
-            attempt = self._enter(sizes, refused, send, mode)
-            if attempt.pending is not None:
-                return attempt.opened, attempt.pending
-            self._end_attempt(sizes, attempt, mode)
+    def _key(self, sizes: Sizes) -> tuple[int, ...]:
+        """Calls with this key have one communicator."""
+        if not self.on_device:
+            return sizes.key
+        is_apart = self.opens_each_m and sizes.max_tokens is not None
+        return (*sizes.named_key, sizes.tokens) if is_apart else sizes.named_key
 
-    def _enter(
-        self,
-        sizes: Sizes | None,
-        refused: str | None,
-        send: Callable[[Opened], Any] | None,
-        mode: Mode,
-    ) -> Attempt:
-        """Sends, or refuses: then the attempt says why."""
-        opened = self._named(sizes) or self._usable()
-        if opened is None:
-            # No rank has one, so no rank can refuse.
-            self._agree(sizes, refused, False)
-            opened = self._expect_opened()
-        attempt = Attempt(opened, refused)
-        fits = send is not None and self._fits(opened, sizes)
-        try:
-            if send is not None and fits:
-                attempt.pending = send(opened)
-            elif self.is_capturing():
-                # No other rank waits in a capture, and none could learn a refusal.
-                self._raise_in_capture(sizes, refused, False)
-            else:
-                why = refused or f"sizes to agree on: {sizes}"
-                opened.make_room()
-                opened.communicator.refuse("dispatch", why, layout=mode.layout)
-        except REFUSALS as error:
-            # It has the number of an operation.
-            opened.hooks.append(None)
-            if fits:
-                attempt.take(error)
-        return attempt
-
-    def _end_attempt(self, sizes: Sizes | None, attempt: Attempt, mode: Mode) -> None:
-        """Raises what this rank alone has found, where the others have gone on; else agrees with them."""
-        opened, refused = attempt.opened, attempt.refused
-        is_left = not mode.waits and opened.takes("without_sync")
-        # Of sizes that do not fit, no rank has sent.
-        if refused is not None and is_left and self._fits(opened, sizes):
-            self._raise_refused(self.rank, refused, attempt.is_full)
-        self._agree(sizes, refused, attempt.is_full)
-
-    def _fits(self, opened: Opened, sizes: Sizes | None) -> bool:
-        if sizes is None:
+    def fits(self, opened: Opened, sizes: Sizes | None) -> bool:
+        """Whether a communicator takes calls of these sizes, and no rank need be asked."""
+        if sizes is None or not (self.on_device or sizes.max_tokens in self._agreed_tokens):
             return False
-        if self.on_device and sizes.max_tokens is not None:
-            return opened.sizes is sizes or opened.sizes == sizes
-        if sizes.max_tokens not in self._agreed_tokens:
-            return False
-        return opened.sizes is sizes or opened.sizes.fits(sizes)
+        is_same = opened.sizes is sizes or self._key(opened.sizes) == self._key(sizes)
+        return is_same and sizes.tokens <= opened.sizes.tokens
 
-    def _named(self, sizes: Sizes | None) -> Opened | None:
-        """On GPUs: the communicator of calls with this M. All ranks name the same, so all have it or none has."""
-        if sizes is None or sizes.max_tokens is None or not self.on_device:
-            return None
-        found = self._opened.get(sizes.named_key)
-        return found if found is not None and not found.communicator.closed else None
-
-    def _expect_opened(self) -> Opened:
-        if self.current is None:
-            raise AssertionError("ranks that agree have a communicator")
-        return self.current
+    def called(self, sizes: Sizes | None) -> Opened | None:
+        """The communicator that all ranks call now, if there is one. On GPUs, that of calls which name M: all ranks
+        name one, so all have it or none has."""
+        if sizes is not None and sizes.max_tokens is not None and self.on_device:
+            found = self._opened.get(self._key(sizes))
+            if found is not None and not found.communicator.closed:
+                return found
+        return self._usable()
 
     def _expect_usable(self) -> None:
         if self.is_destroyed:
-            raise errors.InvalidInputError("use buffer: it was destroyed; expected a new one")
+            raise invalid("use buffer", "use buffer: it was destroyed; expected a new one")
 
     def _usable(self) -> Opened | None:
         """The communicator that all ranks would call now, if an error has not closed it."""
@@ -328,28 +281,27 @@ class Pool:
             self.current = None
         return self.current
 
-    def _agree(self, sizes: Sizes | None, refused: str | None, is_full: bool) -> None:
+    def agree(self, sizes: Sizes | None, refused: str | None, is_full: bool) -> Opened:
         """Gathers what every rank wants. Opens it, or raises on all ranks. Collective."""
         if self.is_capturing():
-            self._raise_in_capture(sizes, refused, is_full)
+            self.raise_in_capture(sizes, refused, is_full)
         wanted_here = asdict(sizes) if sizes is not None and refused is None else None
         mine = {"sizes": wanted_here, "refused": refused, "full": is_full}
         views = _world.gather_json(self.world, "agree on sizes", mine)
         for full in (True, False):
             for rank, view in views.items():
                 if view["refused"] is not None and view["full"] == full:
-                    self._raise_refused(rank, view["refused"], full)
+                    self.raise_refused(rank, view["refused"], full)
         wanted = {rank: Sizes(**view["sizes"]) for rank, view in views.items()}
         first_rank, first = next(iter(wanted.items()))
         for rank, other in wanted.items():
             for name in ("experts", "topk", "hidden", "max_tokens", "decodes", "sms"):
                 if getattr(other, name) != getattr(first, name):
-                    raise errors.InvalidInputError(
+                    raise invalid(
+                        "dispatch",
                         f"dispatch: found {name} = {getattr(other, name)} on rank {rank}; expected "
                         f"{getattr(first, name)}, as on rank {first_rank}",
-                        kind="invalid_input",
-                        rank=rank,
-                        operation="dispatch",
+                        rank,
                     )
         tokens = max(sizes.tokens for sizes in wanted.values())
         named = first.max_tokens if self.on_device else None
@@ -358,7 +310,7 @@ class Pool:
                 first.experts,
                 first.topk,
                 first.hidden,
-                named or tokens,
+                tokens,
                 named,
                 first.decodes and named is not None,
                 first.sms,
@@ -366,6 +318,7 @@ class Pool:
         )
         # Not of a communicator that cannot be opened: the next call agrees again.
         self._agreed_tokens.add(first.max_tokens)
+        return self.current
 
     def decoding(self) -> list[tokenyard.Communicator]:
         """The communicators of low-latency calls, in the order in which all ranks have opened them; where there are
@@ -380,26 +333,21 @@ class Pool:
         """Whether the current stream captures a graph: nothing can be agreed on then."""
         return self.on_device and _world.is_capturing()
 
-    def _raise_in_capture(
-        self, sizes: Sizes | None, refused: str | None, is_full: bool
-    ) -> NoReturn:
+    def raise_in_capture(self, sizes: Sizes | None, refused: str | None, is_full: bool) -> NoReturn:
         if refused is not None:
-            self._raise_refused(self.rank, refused, is_full)
-        raise errors.InvalidInputError(
+            self.raise_refused(self.rank, refused, is_full)
+        raise invalid(
+            "capture graph",
             f"capture graph: found sizes that no call had before, {sizes}; expected a call of each kind before "
             "the capture",
-            kind="invalid_input",
-            operation="capture graph",
             fix="warm up: make the same calls once without a capture",
         )
 
-    def _raise_refused(self, rank: int, text: str, is_full: bool) -> NoReturn:
+    def raise_refused(self, rank: int, text: str, is_full: bool) -> NoReturn:
         if is_full:
             raise errors.FullError(text, kind="full", rank=rank, operation="dispatch")
         if rank == self.rank:
-            raise errors.InvalidInputError(
-                text, kind="invalid_input", rank=rank, operation="dispatch"
-            )
+            raise invalid("dispatch", text, rank)
         raise errors.RefusedError(
             f"rank {rank} refused its input: {text}",
             kind="refused",
@@ -408,17 +356,19 @@ class Pool:
         )
 
     def _open(self, sizes: Sizes) -> Opened:
-        key = sizes.key if sizes.max_tokens is None else sizes.named_key
+        key = self._key(sizes)
         found = self._opened.get(key)
-        if found is None or found.communicator.closed or not found.sizes.fits(sizes):
-            # The old one lives on while handles of it do.
-            found = self._open_new(sizes)
-            self._mask_as_before(found)
-            self._opened[key] = found
+        if found is None or found.communicator.closed or found.sizes.tokens < sizes.tokens:
+            opened = self._open_new(sizes)
+            self._mask_as_before(opened)
+            # The old one lives on while handles of it do; where graphs may have captured it, as long as the buffer.
+            if found is not None and self.on_device and sizes.max_tokens is not None:
+                self._opened[(*key, found.sizes.tokens)] = found
+            found = self._opened[key] = opened
         return found
 
     def _mask_as_before(self, opened: Opened) -> None:
-        """Masks of low-latency calls hold for each M."""
+        """Masks of low-latency calls hold for each of their communicators."""
         if not opened.sizes.decodes or self.current is None:
             return
         try:
@@ -482,7 +432,7 @@ class Pool:
         self._expect_usable()
         opened, why = opened or self._usable(), reason(error)
         if opened is None or self.is_capturing():
-            raise errors.InvalidInputError(why, kind="invalid_input", operation=operation)
+            raise invalid(operation, why)
         opened.make_room()
         opened.hooks.append(None)
         opened.communicator.refuse(operation, why, layout=layout)
@@ -495,7 +445,7 @@ class Pool:
         if opened is None or opened.communicator.closed or opened.sizes.hidden < width:
             sizes = Sizes(self.ranks, 1, width, self.ranks)
             if self.is_capturing():
-                self._raise_in_capture(sizes, None, False)
+                self.raise_in_capture(sizes, None, False)
             opened = self._open_new(sizes, handles=4)
             self._counts = opened
         return opened

@@ -29,10 +29,8 @@ class Sizes:
 
     @functools.cached_property
     def named_key(self) -> tuple[int, ...]:
-        return (*self.key, self.max_tokens or 0, int(self.decodes))
-
-    def fits(self, other: "Sizes") -> bool:
-        return self.key == other.key and other.tokens <= self.tokens
+        """As `key`, where calls that name M have communicators of their own. Graphs may have captured them."""
+        return (*self.key, int(self.max_tokens is not None), int(self.decodes))
 
 
 _same_sizes = functools.lru_cache(maxsize=256)(Sizes)
@@ -56,7 +54,3 @@ def by_looks(looks: Callable[[], Sizes] | None) -> Sizes | None:
     with contextlib.suppress(AttributeError, IndexError, TypeError, ValueError):
         return looks and looks()
     return None
-
-
-def align(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,9 @@ from typing import Any
 
 import tokenyard
 from tokenyard import errors
+
+from ._arrays import invalid
+from ._torch import torch
 
 CONFIG_VARIABLE = "TOKENYARD_CONFIG"
 OUTPUT_VARIABLE = "TOKENYARD_OUTPUT"
@@ -86,8 +88,7 @@ def has_own_config() -> bool:
 def chosen_gpu() -> int | None:
     """torch's current GPU, which a config without `device` means. None without one, and where torch uses none yet and
     the config may not either."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return None
     if has_own_config() and not torch.cuda.is_initialized():
         return None
@@ -96,23 +97,17 @@ def chosen_gpu() -> int | None:
 
 def is_capturing() -> bool:
     """Whether the current stream of torch captures a graph. Without a context of CUDA, none does."""
-    torch = sys.modules.get("torch")
-    return bool(
-        torch is not None
-        and torch.cuda.is_initialized()
-        and torch.cuda.is_current_stream_capturing()
-    )
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def expect_no_capture() -> None:
     """Refuses to make a buffer while a graph is captured: ranks meet then, and memory and kernels are loaded, which
     would end the capture with an error of the driver."""
     if is_capturing():
-        raise errors.InvalidInputError(
+        raise invalid(
+            "make buffer",
             "make buffer: found a capture of a graph on the current stream; expected a buffer that was made before "
             "the capture",
-            kind="invalid_input",
-            operation="make buffer",
             fix="warm up: make the buffer, and the calls of the capture once, without a capture",
         )
 
@@ -123,7 +118,6 @@ def on_gpu(gpu: int | None) -> Iterator[None]:
     if gpu is None:
         yield
         return
-    torch = sys.modules["torch"]
     with torch.cuda.device(gpu):
         # torch passes its choice on to the driver where it has to: a thread's first call may not have been one.
         torch.cuda.mem_get_info(gpu)
@@ -139,8 +133,7 @@ def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> 
     path = os.environ.get(CONFIG_VARIABLE)
     if path:
         return tokenyard.Config.load(path)
-    torch = sys.modules.get("torch")
-    has_gpu = torch is not None and torch.cuda.is_available()
+    has_gpu = torch.cuda.is_available()
     return _built_in(
         "nvlink" if has_gpu else "cpu",
         waits,
@@ -181,10 +174,9 @@ def settings(waits: Waits) -> tuple[tokenyard.Config, str, errors.Error | None]:
     except errors.Error as error:
         wrong = wrong or error
     except TypeError:
-        wrong = wrong or errors.InvalidInputError(
+        wrong = wrong or invalid(
+            "make buffer",
             f"timeouts: found {waits.deadline!r} and {waits.late!r} seconds; expected integers",
-            kind="invalid_input",
-            operation="make buffer",
         )
     return _built_in("cpu", DEFAULT_WAITS), mode, wrong
 

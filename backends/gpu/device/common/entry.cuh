@@ -227,6 +227,12 @@ __device__ inline u64 signature_of(const u32* head) {
   return head[kHeadSignature] | (u64)head[kHeadSignatureHigh] << 32;
 }
 
+// Whether two signatures of dispatches differ in M of the call alone: core's `Signature::in_one_word` has its bits.
+__device__ inline bool differ_in_m(u64 theirs, u64 ours) {
+  constexpr u64 kBitsOfM = 3ull << 18 | 0x3ffffull << 46;
+  return (ours & 0xf) == 1 && ((theirs ^ ours) & ~kBitsOfM) == 0;
+}
+
 struct Decision {
   u32 code;
   u32 rank;

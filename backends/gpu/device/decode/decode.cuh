@@ -385,8 +385,10 @@ template <bool AnyFormat = false, class Up>
 __device__ void end_refused(const Common& c, const DecodeArgs& s, const Up& up, const u32* heard, const Decision& d,
                             const Part& part, Guard& guard) {
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
-  // The rows of ranks that are out of step are unknown; those ranks do not continue.
-  if (d.code == kRefused) guard = drain<AnyFormat>(c, s, up, heard, part.receiving, guard);
+  // The rows of ranks that are out of step are unknown; those ranks do not continue. Ranks that name another M do.
+  bool continues = d.code == kRefused ||
+                   (d.code == kMismatch && differ_in_m(signature_of(&heard[d.rank * kHead]), c.signature));
+  if (continues) guard = drain<AnyFormat>(c, s, up, heard, part.receiving, guard);
   empty_inbox_if_ended(c, s, up, guard);
 }
 

@@ -122,10 +122,14 @@ impl Refusal {
                 ),
             }),
             MISMATCH => {
-                let call = |signature: Signature| format!("called a {}", signature.describe());
-                let calls = [outcome.signature, outcome.own_signature]
-                    .map(|word| call(Signature { word, extent: 0 }));
-                broken(ErrorKind::Mismatch, mismatch(ours, rank, calls))
+                let signatures = [outcome.signature, outcome.own_signature].map(Signature::of_word);
+                let calls = signatures.map(|of| format!("called a {}", of.describe()));
+                // Ranks that differ in M alone do the same steps, so each finds it here and may go on.
+                let kind = match signatures.map(|of| of.word) {
+                    [theirs, mine] if theirs == mine => ErrorKind::Refused,
+                    _ => ErrorKind::Mismatch,
+                };
+                broken(kind, mismatch(ours, rank, calls))
             }
             ORIGIN => {
                 let handle = |epoch: u32| format!("used {}", ours.dispatch(epoch));
@@ -248,6 +252,27 @@ pub(crate) mod tests {
         let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
         let text = judge(&other).unwrap().to_string();
         assert!(text.contains("rank 1 used the handle of dispatch 5; rank 0 used"), "{text}");
+    }
+
+    #[test]
+    fn ranks_that_name_different_m_refuse_the_call_and_go_on() {
+        let word = 1 | 1 << 4 | 1 << 8;
+        let of = |m| Signature { word, extent: m }.in_one_word().unwrap().word;
+        let differs = |signature, own_signature| {
+            judge(&Outcome { code: MISMATCH, signature, own_signature, ..OUTCOME }).unwrap()
+        };
+        for (theirs, mine, found, expected) in [
+            (of(13), of(12), "at most 13 tokens", "at most 12 tokens"),
+            (of(13), word, "at most 13 tokens", "at most max_tokens of the communicator"),
+        ] {
+            let error = differs(theirs, mine);
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)));
+            let text = error.to_string();
+            let at = [found, expected].map(|words| text.find(words));
+            assert!(at[0].is_some() && at[0] < at[1], "{text}");
+        }
+        // Another type beside another M ends the communicator.
+        assert_eq!(differs(of(13) ^ 3 << 8, of(12)).kind(), ErrorKind::Mismatch);
     }
 
     #[test]

@@ -129,6 +129,8 @@ impl Path {
         let sums = if paths.len() == 1 { abi::TY_KERNELS_CAP_SUM_WEIGHTS } else { 0 };
         abi::TY_KERNELS_CAP_STREAMS
             | sums
+            // Forwarders have places for M of the communicator.
+            | if paths.len() == 1 { abi::TY_KERNELS_CAP_CALL_TOKENS } else { 0 }
             | if no_sync { abi::TY_KERNELS_CAP_NO_SYNC } else { 0 }
             | if decodes {
                 abi::TY_KERNELS_CAP_PACKED_SUMS
@@ -247,13 +249,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn returned_weights_are_summed_over_one_level_alone() {
-        let sums = |paths: &[Path]| {
-            Path::capabilities(paths, false) & abi::TY_KERNELS_CAP_SUM_WEIGHTS != 0
-        };
+    fn returned_weights_are_summed_and_calls_have_an_m_of_their_own_over_one_level_alone() {
         let ring = ring(1 << 20);
-        assert!(sums(&[Path::STORE]) && sums(&[ring]));
-        assert!(!sums(&[Path::STORE, ring]) && !sums(&[Path::STORE, Path::STORE]));
+        for bit in [abi::TY_KERNELS_CAP_SUM_WEIGHTS, abi::TY_KERNELS_CAP_CALL_TOKENS] {
+            let takes = |paths: &[Path]| Path::capabilities(paths, false) & bit != 0;
+            assert!(takes(&[Path::STORE]) && takes(&[ring]));
+            assert!(!takes(&[Path::STORE, ring]) && !takes(&[Path::STORE, Path::STORE]));
+        }
     }
 
     #[test]

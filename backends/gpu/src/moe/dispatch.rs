@@ -5,6 +5,7 @@ use tokenyard_core::call::DispatchCall;
 use tokenyard_core::moe::{
     Cast, Holder, Layout, Region, RegionLayout, RegionRows, RowFormat, Shape,
 };
+use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::decode::steps::DecodeSteps;
@@ -16,6 +17,7 @@ use crate::engine::outcome::{Called, Refusal, ticket};
 use crate::engine::step::Step;
 use crate::moe::args::{DispatchArgs, GroupArgs, Routing};
 use crate::moe::deferred::Grouped;
+use crate::moe::exchange::{Exchange, Scope};
 use crate::moe::handle::Output;
 use crate::moe::operation::{DispatchOp, Operation};
 use crate::moe::received::describe;
@@ -144,7 +146,7 @@ impl Dispatch<'_> {
         let why = match self.engine.abort_on_fatal(self.engine.order.cannot_capture(&mode))? {
             Some(why) => why.to_owned(),
             None => match self.wanted(call, mode) {
-                Ok(wanted) => match self.cannot_send(&wanted) {
+                Ok(wanted) => match self.cannot_send(call, &wanted) {
                     Some(why) => why,
                     // SAFETY: by this function's contract.
                     None => return unsafe { self.send_rows(call, place, &wanted) },
@@ -168,7 +170,24 @@ impl Dispatch<'_> {
         Wanted::of(call, &Shape { max_tokens, ..self.moe.exchange.regions }, mode)
     }
 
-    fn cannot_send(&self, wanted: &Wanted) -> Option<String> {
+    /// The signature that ranks compare: one word. M of a call is in it where it is not the communicator's.
+    fn signature(&self, call: &DispatchCall<'_>) -> Option<Signature> {
+        let Exchange { scope, regions, .. } = &self.moe.exchange;
+        let is_own = *scope != Scope::Flat || call.max_tokens == regions.max_tokens;
+        match call.is_replay || is_own {
+            true => Some(call.signature),
+            false => call.signature.in_one_word(),
+        }
+    }
+
+    fn cannot_send(&self, call: &DispatchCall<'_>, wanted: &Wanted) -> Option<String> {
+        if self.signature(call).is_none() {
+            let (m, most) = (call.max_tokens, self.moe.exchange.regions.max_tokens);
+            return Some(format!(
+                "max_tokens: found {m} in a call of a communicator with {most}; expected {most}, or below 524288 with \
+                 fewer than 1024 scale columns"
+            ));
+        }
         if self.engine.waits.masks.is_some() && !self.moe.decodes(wanted.spec.layout) {
             let why = "layout: found one that is not packed; expected packed, because on_failure = \"mask\" on GPUs \
                        covers low-latency operations alone";
@@ -382,7 +401,8 @@ impl Dispatch<'_> {
             true => RegionRows { tokens: state.received, ..state.exact },
             false => wanted.most,
         };
-        let called = self.engine.sign(call.operation, &mut common, call.signature);
+        let signature = self.signature(call).unwrap_or(call.signature);
+        let called = self.engine.sign(call.operation, &mut common, signature);
         if let Some(grouped) = place.grouped.filter(|_| !wanted.replay) {
             self.group(self.engine.slot(call.operation), &routing, grouped.counts)?;
         }

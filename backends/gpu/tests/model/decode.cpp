@@ -503,6 +503,21 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
   for (bool late : {false, true}) refused_combine(ranks, random, late);
 }
 
+// Ranks name another M than one of them: each finds it, and no row of it is left.
+void another_m(const Ranks& ranks, std::mt19937& random) {
+  for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
+  std::vector<DecodeDispatchArgs> args;
+  for (Rank* r : ranks) args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
+  args[1].dispatch.c.signature ^= 1ull << 46;
+  on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
+  for (u32 i = 0; i < ranks.size(); i++) {
+    no_ended_wait(*ranks[i]);
+    same("another M", ranks[i]->outcome->code, kMismatch);
+    same("at rank", ranks[i]->outcome->rank, i == 1 ? 0u : 1u);
+    check_clean(*ranks[i], "behind ranks that named another M");
+  }
+}
+
 // Other operations take their turns between them.
 void flat_between(const Ranks& ranks, std::mt19937& random) {
   std::vector<DispatchArgs> args;
@@ -567,6 +582,7 @@ void run_briefly(const Shape& shape, std::vector<u32> tokens, bool all) {
   two_at_once(ranks, random);
   flat_between(ranks, random);
   refusals(ranks, random);
+  another_m(ranks, random);
   ended_waits(ranks, random);
 }
 
@@ -584,6 +600,7 @@ void run(const Shape& shape, std::vector<u32> tokens, bool all) {
   rounds(ranks, random, tokens, Way::kAtOnce, true, only(1));
   if (ranks.size() == 1) return;
   refusals(ranks, random);
+  another_m(ranks, random);
   rounds(ranks, random, tokens, Way::kHalves, true, only(0));
   ended_waits(ranks, random);
 }

@@ -213,6 +213,14 @@ void refusals(std::vector<Rank*>& ranks) {
     same("for its routing", o.verdict, kRefuseInput);
   }
   ranks[0]->topk[1] = good;
+  args.clear();
+  for (Rank* r : ranks) args.push_back(dispatch_args(*r, Layout::kFlat, false));
+  // In the bits of M of a call: each rank finds it, and the next operation finds nothing of this one.
+  args[1].c.signature ^= 1ull << 46;
+  for (u32 d = 0; const Outcome& o : dispatch(ranks, args)) {
+    same("another M", o.code, kMismatch);
+    same("at rank", o.rank, d++ == 1 ? 0u : 1u);
+  }
 }
 
 #include "copies.h"

@@ -1,10 +1,15 @@
-"""Arguments of the normal calls of V1. Values are looked at elsewhere: the host reads none of a GPU."""
+"""Arguments of the calls, and the checks of several of them. On GPUs the host reads no values."""
 
 import numbers
 from dataclasses import dataclass
 from typing import Any
 
-from .._arrays import Refusal, Tensor
+import numpy as np
+
+import tokenyard
+from tokenyard import errors
+
+from .._arrays import Array, Refusal, Tensor
 from .._torch import torch
 from .tensors import floats, read
 
@@ -29,8 +34,14 @@ class DispatchCall:
     num_worst_tokens: int = 0
     # Multiprocessors that the caller has asked for, on GPUs.
     sms: int | None = None
+    handle: Any = None
     # Of `x`, where the tensors were read and checked; before, they come with it.
     scales: Any = None
+    layout = "flat"
+
+    def expect_equal(self, record: object) -> None:
+        """Refuses what a cached call does not take."""
+        expect_none(topk_idx=self.topk_idx, topk_weights=self.topk_weights)
 
     @property
     def reference(self) -> Tensor:
@@ -62,6 +73,13 @@ def read_bias(bias: Any, dtype: Any, shape: tuple[int, int]) -> list[Any]:
     return [one.contiguous() for one in found]
 
 
+def expect_none(**tensors: Any) -> None:
+    """Refuses tensors that a handle stands for."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            raise Refusal(f"{name}: found some with a handle; expected None")
+
+
 def expect_integer(name: str, value: Any, least: int) -> None:
     """Refuses what is no integer of 32 bits, or too small."""
     if not isinstance(value, numbers.Integral) or not least <= int(value) <= MOST:
@@ -76,25 +94,39 @@ def check_tokens(tokens: int, name: str, most: int | None) -> int:
     return most
 
 
-@dataclass
-class Routing:
-    """The tensors of a dispatch that say where its tokens go."""
-
-    is_in: Any
-    expert_counts: Any
-    experts: int
-    # Without ids, `is_in` routes.
-    ids: Any
-    weights: Any
+def check_experts(experts: int, ranks: int) -> None:
+    """Refuses a number of experts that ranks cannot share."""
+    expect_integer("num_experts", experts, 1)
+    if experts % ranks:
+        raise Refusal(f"num_experts: found {experts}; expected a multiple of the {ranks} ranks")
 
 
-def read_routing(call: DispatchCall, tokens: int, ranks: int) -> Routing:
-    """The tensors of the routing, of the right types and shapes."""
+def check_ids(ids: Array, experts: int) -> None:
+    """Refuses ids that no rank could route."""
+    if ids.size and int(ids.max()) >= experts:
+        token, k = np.argwhere(ids >= experts)[0]
+        raise Refusal(
+            f"topk_idx: found expert {int(ids[token, k])} at [{token}, {k}]; expected below num_experts = {experts}"
+        )
+
+
+def counts_of(ids: Array, experts: int, ranks: int) -> tuple[Array, Array, Array]:
+    """Tokens per rank `[R]` and per expert `[E]`, int32, and the map of ranks `[T, R]`, bool. Refuses bad ids."""
+    check_ids(ids, experts)
+    try:
+        counts = tokenyard.routing_counts(np.ascontiguousarray(ids), experts, ranks)
+    except errors.InvalidInputError as error:
+        raise Refusal(str(error)) from None
+    per_rank, per_expert, is_in = (np.asarray(array) for array in counts)
+    return per_rank, per_expert, is_in.view(np.bool_)
+
+
+def read_routing(call: DispatchCall, tokens: int, ranks: int) -> tuple[int, Any, Any]:
+    """E, ids and weights of a dispatch. Without ids, the map of ranks says which a token has, as experts."""
     for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
         if getattr(call, name) is None:
             raise Refusal(f"{name}: found None without a handle; expected get_dispatch_layout's")
-    shape = (tokens, ranks)
-    is_in = read("is_token_in_rank", call.is_token_in_rank, (torch.bool,), shape)
+    is_in = read("is_token_in_rank", call.is_token_in_rank, (torch.bool,), (tokens, ranks))
     counts = read("num_tokens_per_expert", call.num_tokens_per_expert, (torch.int32,), (None,))
     experts = counts.shape[0]
     if experts == 0 or experts % ranks:
@@ -117,13 +149,12 @@ def read_routing(call: DispatchCall, tokens: int, ranks: int) -> Routing:
             raise Refusal(
                 f"topk_idx: found None with {ranks} ranks; expected ids above {MOST_CHOICES} ranks"
             )
-        return Routing(is_in, counts, experts, None, None)
-    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None))
+        return ranks, torch.where(is_in, torch.arange(ranks, device=is_in.device), -1), None
+    ids = read("topk_idx", call.topk_idx, (torch.int64,), (tokens, None)).contiguous()
     if call.topk_weights is None:
         raise Refusal("topk_weights: found None with topk_idx; expected both or neither")
-    shape = (tokens, ids.shape[1])
-    weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
-    return Routing(is_in, counts, experts, ids.contiguous(), weights.contiguous())
+    weights = read("topk_weights", call.topk_weights, (torch.float32,), tuple(ids.shape))
+    return experts, ids, weights.contiguous()
 
 
 def first_tokens(tokens: int) -> int:

@@ -1,32 +1,36 @@
 """Dispatch and combine of V2: flat rows, or expanded ones, a row per (token, local expert)."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from tokenyard import errors
-
-from .._arrays import Refusal
-from .._pool import Opened, Pool
-from .._sizes import Sizes, align, sizes_of
+from .._arrays import Refusal, Tensor
+from .._pool import Mode, Opened, Pool, mode_of
+from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
-from .arguments import check_tokens, expect_integer, read_bias, read_rows
-from .elastic_arguments import CombineCall, DispatchCall, expect_equal
-from .ordered import Ordered
-from .routing import check_experts, check_ids
+from ..utils.math import align
+from . import by_handle
+from .arguments import (
+    check_experts,
+    check_ids,
+    check_tokens,
+    expect_integer,
+    expect_none,
+    read_rows,
+)
+from .by_handle import CombineCall, DelayedReceive
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,
     clear_behind,
     expect_device,
-    expect_host,
-    floats,
     name_stream,
     read,
     reader,
     stays_in_arena,
     stream_of,
+    sync_in_capture,
     take,
     take_all,
     typed,
@@ -34,21 +38,68 @@ from .tensors import (
 
 
 @dataclass
-class Record:
+class DispatchCall:
+    """The arguments of a dispatch: as they were given, with defaults filled in, and as they were read."""
+
+    x: Tensor | tuple[Tensor, Tensor]
+    topk_idx: Tensor | None
+    topk_weights: Tensor | None
+    stats: Tensor | None
+    experts: int | None
+    # M of the call, and that of the buffer, which communicators are opened with.
+    tokens: int | None
+    most_tokens: int
+    alignment: int | None
+    handle: EPHandle | None
+    # The number that a handle reports, and the one that the caller has chosen.
+    num_sms: int
+    chosen_sms: int | None
+    copies_handle: bool
+    has_cpu_sync: bool
+    is_expanded: bool
+    is_column_major: bool
+    # Of `x`, where the tensors were read and checked; before, they come with it.
+    scales: Any = None
+
+    @property
+    def reference(self) -> Tensor:
+        """The rows, without their scales."""
+        return self.x[0] if isinstance(self.x, tuple) else self.x
+
+    @property
+    def layout(self) -> Literal["flat", "expert_major", "packed"]:
+        return "expert_major" if self.is_expanded else "flat"
+
+    @property
+    def mode(self) -> Mode:
+        return mode_of(self.layout, self.has_cpu_sync)
+
+    def expect_equal(self, record: Any) -> None:
+        """Arguments that a cached call may repeat must equal those of the handle."""
+        for name, found, expected in (
+            ("num_experts", self.experts, record.experts),
+            ("expert_alignment", self.alignment, record.alignment),
+            ("num_max_tokens_per_rank", self.tokens, record.tokens),
+            ("do_expand", self.is_expanded, record.is_expanded),
+        ):
+            if found is not None and found != expected:
+                raise Refusal(f"{name}: found {found}; expected {expected}, that of the handle")
+        expect_none(topk_idx=self.topk_idx, cumulative_local_expert_recv_stats=self.stats)
+
+
+@dataclass
+class Record(by_handle.Record):
     """The dispatch that a handle stands for."""
 
-    opened: Opened
-    native: Any
-    experts: int
-    alignment: int
+    experts: int = 0
+    alignment: int = 1
     # M of the dispatch.
-    tokens: int
-    # Whether the host has waited for counts.
-    is_exact: bool
-    is_expanded: bool
-    # Tokens that arrived, or the most that can.
-    flat_rows: int
-    device: Any
+    tokens: int = 0
+    device: Any = None
+
+    @property
+    def rows(self) -> int:
+        return self.given
 
 
 Result = tuple[Any, Any, Any, EPHandle, EventOverlap]
@@ -66,35 +117,13 @@ class Given:
     weights: Any = None
 
 
-class DelayedReceive:
-    """A dispatch that was sent, of which the stream waits for an event before it receives."""
-
-    def __init__(self, pending: Any, event: Any, stream: CallStream) -> None:
-        self._pending, self._event, self._stream = pending, event, stream
-
-    def recv(self) -> Any:
-        wait_for(self._event, self._stream)
-        return self._pending.recv()
-
-
-def wait_for(event: Any, stream: CallStream) -> None:
-    """The next work on the stream of a call runs behind an event, if there is one."""
-    mark = getattr(event, "event", event)
-    if mark is not None and stream.stream is not None:
-        mark.wait_on(stream.stream)
-
-
 def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: Any) -> Result:
     """A dispatch, or one by the routing of a handle."""
     stream = stream_of(pool, call, timing)
     if call.handle is not None:
-        return _replay(pool, call, call.handle, stream, before_epilogue)
+        return _replay(pool, call, stream, before_epilogue)
     if call.has_cpu_sync and stream.is_captured:
-        raise errors.InvalidInputError(
-            "capture graph: found a dispatch whose sizes the host must know; expected do_cpu_sync=False",
-            kind="invalid_input",
-            operation="capture graph",
-        )
+        raise sync_in_capture("do_cpu_sync=False")
     kept: list[DispatchCall] = []
 
     def send(opened: Opened, checked: DispatchCall) -> Any:
@@ -118,28 +147,28 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
         )
         return DelayedReceive(sent, before_epilogue, stream) if before_epilogue else sent
 
-    # Of a call in halves the pool receives the second, which may be refused, too.
-    run = pool.dispatch if before_epilogue else pool.dispatch_sent
     with stream.inside():
-        opened, (received, native) = run(
+        sending = pool.dispatch(
             lambda: _read_dispatch(pool, call), send, call.mode, lambda: _sizes(pool, call)
         )
+        # Of a call in halves the second may be refused, too.
+        opened, (received, native) = sending.recv() if before_epilogue else sending.sent()
         add_lost(pool, received)
         checked = kept[0]
         record = Record(
             opened,
             native,
+            native.rows,
+            call.has_cpu_sync,
+            call.is_expanded,
             experts=call.experts or 0,
             alignment=call.alignment or 1,
             tokens=call.tokens or 0,
-            is_exact=call.has_cpu_sync,
-            is_expanded=call.is_expanded,
-            flat_rows=received.tokens,
             device=checked.reference.device,
         )
         places = Places(pool, record, received)
         given = _give(checked, record, received, stream, places)
-        if not record.is_exact:
+        if not record.has_sync:
             _clear_rest(pool, given, received)
         handle = _make_handle(pool, call, record, received, places)
     return _finish(call, checked, given, handle, stream)
@@ -150,14 +179,11 @@ def _finish(
 ) -> Result:
     ids, weights = given.ids, given.weights
     x = given.x if given.scales is None else (given.x, given.scales)
-    if not stream.is_async:
-        return x, ids, weights, handle, EventOverlap()
-    rows = (given.x, given.scales)
-    sent = call.x if isinstance(call.x, tuple) else (call.x,)
-    inputs = (*sent, call.topk_idx, call.topk_weights, checked.x, checked.scales, checked.topk_idx)
-    inputs = (*inputs, checked.topk_weights, call.stats)
+    inputs = (call.x, call.topk_idx, call.topk_weights, call.stats)
+    as_read = (checked.x, checked.scales, checked.topk_idx, checked.topk_weights)
     # The ids of a handle may be a copy, made on the stream of the call.
-    event = stream.finish(inputs, (*rows, ids, weights, handle.topk_idx, handle._places.memory))
+    outputs = (x, ids, weights, handle.topk_idx, handle._places.memory)
+    event = stream.finish((*inputs, *as_read), outputs)
     return x, ids, weights, handle, event
 
 
@@ -179,10 +205,9 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
         local = call.experts // pool.ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
     stats = {"cumulative_local_expert_recv_stats": call.stats}
-    expect_host(pool, x=x, topk_idx=ids, topk_weights=weights, **stats)
+    expect_device(pool, x=x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
     if not pool.on_device:
         check_ids(ids.numpy(), call.experts)
-    expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights, **stats)
     checked = replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
     return _sizes(pool, call), checked
 
@@ -191,42 +216,17 @@ def _sizes(pool: Pool, call: DispatchCall) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors."""
     ids: Any = call.topk_idx
     experts, tokens, sms = call.experts or 0, call.tokens or 0, pool.sms_of(call.chosen_sms)
-    most = tokens if pool.on_device else max(tokens, call.most_tokens)
+    most = tokens if pool.opens_each_m else max(tokens, call.most_tokens)
     return sizes_of(experts, ids.shape[1], call.reference.shape[1], most, tokens, sms=sms)
 
 
-def _replay(
-    pool: Pool, call: DispatchCall, handle: EPHandle, stream: CallStream, before_epilogue: Any
-) -> Result:
-    opened, layout = None, call.layout
+def _replay(pool: Pool, call: DispatchCall, stream: CallStream, before_epilogue: Any) -> Result:
     with stream.inside():
-        try:
-            record = record_of(pool, handle)
-            opened, layout = record.opened, record.native.layout
-            expect_equal(call, record)
-            tokens, topk = record.native.tokens, opened.sizes.topk
-            x, scales = read_rows(call.x, tokens, opened.sizes.hidden)
-            weights = call.topk_weights
-            if weights is not None:
-                weights = read("topk_weights", weights, (torch.float32,), (tokens, topk))
-                weights = weights.contiguous()
-            expect_host(pool, x=x)
-            expect_device(x, scales=scales, topk_weights=weights)
-        except Exception as error:
-            pool.refuse(opened, "replay", error, layout)
-        name_stream(opened, stream)
-        no_sync = opened.takes("without_sync") and (not record.is_exact or stream.is_captured)
-        comm = opened.communicator
-        act = comm.replay_send if before_epilogue else comm.replay
-        sent = act(
-            record.native, x, weights, scales=scales, stream=stream.raw, without_sync=no_sync
-        )
-        received = DelayedReceive(sent, before_epilogue, stream).recv() if before_epilogue else sent
-        add_lost(pool, received)
-        checked = replace(call, x=x, scales=scales, topk_weights=weights)
+        record, checked, received = by_handle.replay(pool, call, record_of, stream, before_epilogue)
         given = _give(checked, record, received, stream)
-        if not record.is_exact:
+        if not record.has_sync:
             _clear_rest(pool, given, received)
+    handle: Any = call.handle
     return _finish(call, checked, given, handle, stream)
 
 
@@ -349,7 +349,7 @@ class Places:
 
     def _arrived(self, of_tokens: Any) -> Any:
         """`[N, n]`, with -1 behind the tokens that arrived, where they are unspecified."""
-        if self._record.is_exact:
+        if self._record.has_sync:
             return of_tokens
         numbers = torch.arange(len(of_tokens), device=of_tokens.device)
         return torch.where((numbers < self._part(3)[-1])[:, None], of_tokens, -1)
@@ -394,11 +394,11 @@ def _make_handle(
         with torch.inference_mode():
             call.stats.add_(places.counts())
     per_expert: list[int] = []
-    if record.is_exact:
+    if record.has_sync:
         counts = record.opened.communicator.expert_counts(received)
         per_expert = [align(count, record.alignment) for count in counts]
     expanded = sum(per_expert)
-    if not record.is_exact:
+    if not record.has_sync:
         ranks, local = pool.ranks, record.experts // pool.ranks
         most = ranks * record.tokens * min(record.opened.sizes.topk, local)
         expanded = align(most + (record.alignment - 1) * local, record.alignment)
@@ -410,7 +410,7 @@ def _make_handle(
         num_max_tokens_per_rank=record.tokens,
         num_sms=call.num_sms,
         topk_idx=call.topk_idx if places.ids is None else places.ids,
-        num_recv_tokens=record.flat_rows,
+        num_recv_tokens=received.tokens,
         num_expanded_tokens=expanded,
         per_expert=per_expert,
         places=places,
@@ -420,72 +420,8 @@ def _make_handle(
 def combine(
     pool: Pool, call: CombineCall, timing: Timing, before_epilogue: Any
 ) -> tuple[Any, Any, EventOverlap]:
-    """The combine of a dispatch: rows, weights, and the event.
-
-    One kernel sends and sums, so all of it waits for what sums must wait for, copies of biases too.
-    """
-    stream = stream_of(pool, call, timing)
-    opened, out_weights = None, None
-    with stream.inside():
-        wait_for(before_epilogue, stream)
-        try:
-            record = record_of(pool, call.handle)
-            opened, native = record.opened, record.native
-            sizes = opened.sizes
-            rows, weights, biases = _read_combine(call, record)
-            expect_host(pool, x=rows)
-            out, ordered = rows.new_empty((native.tokens, sizes.hidden)), None
-            if record.is_expanded and not call.rounds_per_rank:
-                ordered = Ordered(rows, call.handle._places.slots(), biases, out)
-            if weights is not None:
-                out_weights = weights.new_empty((native.tokens, sizes.topk))
-        except Exception as error:
-            pool.refuse(opened, "combine", error)
-        name_stream(opened, stream)
-        without_sync = record.opened.takes("without_sync")
-        missing = None if pool.on_device else pool.gaps.room(native.tokens)
-
-        def bring(rows: Any, out: Any, biases: Any = None) -> None:
-            record.opened.communicator.combine(
-                native,
-                rows,
-                weights,
-                bias=biases,
-                out=out,
-                out_weights=out_weights,
-                stream=stream.raw,
-                without_sync=without_sync and (stream.is_captured or not record.is_exact),
-                missing=missing,
-            )
-
-        if ordered is None:
-            bring(rows, out, biases or None)
-        else:
-            out.copy_(ordered.sum(bring))
-        # Of several combines each says it of all k, and later ones of more ranks.
-        pool.gaps.add_experts(missing)
-    if not stream.is_async:
-        return out, out_weights, EventOverlap()
-    inputs = (call.x, call.topk_weights, rows, weights, *biases)
-    if ordered is not None:
-        inputs = (*inputs, call.handle._places.memory)
-    return out, out_weights, stream.finish(inputs, (out, out_weights))
-
-
-def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, list[Any]]:
-    given, hidden, topk = record.native.rows, record.opened.sizes.hidden, record.opened.sizes.topk
-    rows = read("x", call.x, floats(), (given, hidden)).contiguous()
-    biases = read_bias(call.bias, rows.dtype, (record.native.tokens, hidden))
-    weights = call.topk_weights
-    if weights is None:
-        return rows, None, biases
-    if record.is_expanded and not call.rounds_per_rank:
-        raise Refusal(
-            "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
-        )
-    shape = (given,) if record.is_expanded else (given, topk)
-    weights = read("topk_weights", weights, (torch.float32,), shape).contiguous()
-    return rows, weights, biases
+    """The combine of a dispatch: rows, weights, and the event."""
+    return by_handle.combine(pool, call, record_of, timing, before_epilogue)
 
 
 def barrier(pool: Pool, device: Any, timing: Timing) -> CallStream:

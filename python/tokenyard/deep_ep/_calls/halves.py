@@ -13,10 +13,17 @@ from .._sizes import Sizes
 from .._torch import torch
 from ..utils.event import EventOverlap, finished
 from ..utils.math import CHANNELS, ceil_div
-from .low_latency import Record, arrived, expect_wait_stats, read_combine, read_dispatch
-from .low_latency_arguments import CombineCall, DispatchCall
-from .routing import check_ids
-from .tensors import adopt, anchored, expect_host, take, typed
+from .arguments import check_ids
+from .low_latency import (
+    CombineCall,
+    DispatchCall,
+    Record,
+    arrived,
+    expect_wait_stats,
+    read_combine,
+    read_dispatch,
+)
+from .tensors import adopt, anchored, expect_device, take, typed
 
 T = TypeVar("T")
 
@@ -90,8 +97,7 @@ def _fill(arrays: tuple[Any, ...], received: Any, tokens: int) -> list[int]:
 
 def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
     sizes, (x, ids) = read_dispatch(pool, call)
-    expect_host(pool, x=x, topk_idx=ids)
-    expect_host(pool, cumulative_local_expert_recv_stats=call.stats)
+    expect_device(pool, x=x, topk_idx=ids)
     check_ids(ids.numpy(), call.experts)
     if pool.current is not None:
         pool.current.expect_room(1)
@@ -119,18 +125,18 @@ def dispatch(
         )
         return Sent(pending, waits)
 
-    finish = pool.dispatch_send(read_once, send, mode_of("packed"))
+    sending = pool.dispatch(read_once, send, mode_of("packed"))
     if not kept:
         # This rank's input is wrong. The others learn it now, and raise where they receive.
-        finish()
+        sending.recv()
     arrays = _blocks(call, pool.ranks)
     record = Record(None, kept[0], None, arrays[0].shape)
 
     def receive() -> None:
-        opened, (received, native) = finish()
+        opened, (received, native) = sending.recv()
         # Tensors that were made in this mode cannot be written outside of it, and others can.
         with torch.inference_mode():
-            pool.gaps.add_sources(take(received.lost))
+            pool.gaps.add(take(received.lost))
             record.counts = _fill(arrays, received, call.tokens)
             if call.stats is not None:
                 call.stats.add_(take(received.expert_counts))
@@ -176,7 +182,7 @@ def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOv
         opened = record.opened
         opened.expect_room(2)
         rows, ids, weights, out = read_combine(call, record)
-        expect_host(pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
+        expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
         _expect_same_ids(ids, record.ids)
         rows = _own_rows(call, record, rows)
         expect_wait_stats(pool, "combine", call.wait_stats)
@@ -201,7 +207,7 @@ def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOv
     def receive() -> None:
         waits.during(pending.recv)
         with torch.inference_mode():
-            pool.gaps.add_experts(missing)
+            pool.gaps.add(missing)
 
     hook = pool.hook(receive, opened, 2)
     if not call.has_hook:

@@ -6,12 +6,12 @@ On GPUs the host waits for nothing where the kernel set allows it. On the CPU a 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tokenyard import errors
 
 from .. import _handles
-from .._arrays import Refusal
+from .._arrays import Refusal, Tensor, invalid
 from .._gaps import Gaps
 from .._hooks import Hook
 from .._missing import missing
@@ -19,10 +19,8 @@ from .._pool import Opened, Pool, mode_of
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
-from .arguments import check_tokens
-from .low_latency_arguments import CombineCall, DispatchCall
-from .routing import check_experts
-from .streams import ASYNC, AT_ONCE, CallStream
+from .arguments import check_experts, check_tokens
+from .streams import CallStream
 from .tensors import (
     anchored,
     expect,
@@ -44,6 +42,52 @@ _RANGES = 1
 _MODE = mode_of("packed", False)
 # Above it, rows of the packed layout are not staged.
 _MOST_DECODE_TOKENS = 1024
+
+
+@dataclass
+class DispatchCall:
+    """The arguments of a dispatch, as they were given."""
+
+    x: Tensor
+    topk_idx: Tensor
+    tokens: int
+    experts: int
+    stats: Tensor | None
+    wait_stats: Tensor | None
+    use_fp8: bool
+    round_scale: bool
+    use_ue8m0: bool
+
+    @property
+    def cast(self) -> Literal["fp8", "fp8_round", "fp8_ue8m0"] | None:
+        if not self.use_fp8:
+            return None
+        return "fp8_ue8m0" if self.use_ue8m0 else "fp8_round" if self.round_scale else "fp8"
+
+
+@dataclass
+class CombineCall:
+    """The arguments of a combine, as they were given."""
+
+    x: Tensor
+    topk_idx: Tensor
+    topk_weights: Tensor
+    handle: Any
+    zero_copy: bool
+    out: Tensor | None
+    # Whether the caller may write `x` before the rows are summed.
+    has_hook: bool
+    wait_stats: Tensor | None = None
+    use_logfmt: bool = False
+
+    @property
+    def compress(self) -> Literal["logfmt10"] | None:
+        return "logfmt10" if self.use_logfmt else None
+
+    def check_format(self) -> None:
+        """Refuses what DeepEP does not take together."""
+        if self.use_logfmt and self.zero_copy:
+            raise Refusal("use_logfmt: found True with zero_copy; expected at most one of them")
 
 
 @dataclass
@@ -120,7 +164,7 @@ class Filling:
         if self.call.stats is not None and not self.opened.takes("statistics"):
             self.call.stats.add_(counts)
         if self.gaps.is_counted:
-            self.gaps.add_sources(take(received.lost))
+            self.gaps.add(take(received.lost))
 
 
 def _filling(
@@ -166,7 +210,7 @@ def read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any
         local = call.experts // ranks
         read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
         # The package itself judges where the others lie.
-        expect_device(x, cumulative_local_expert_recv_stats=call.stats)
+        expect_device(pool, x=x, cumulative_local_expert_recv_stats=call.stats)
     expect_wait_stats(pool, "dispatch", call.wait_stats)
     if x.requires_grad:
         x = x.detach()
@@ -197,9 +241,7 @@ def dispatch(
     pool: Pool, call: DispatchCall, has_hook: bool, is_async: bool
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
-    if not is_async:
-        return _dispatch(pool, call, has_hook, stream)
+    stream = stream_of(pool, call, (None, is_async))
     with stream.inside():
         return _dispatch(pool, call, has_hook, stream)
 
@@ -221,6 +263,7 @@ def _dispatch(
             layout="packed",
             cast=call.cast,
             worst_case=no_sync,
+            max_tokens=call.tokens if "max_tokens" in forms else None,
             stream=stream.raw,
             without_sync=no_sync,
             expert_totals=call.stats if "statistics" in forms else None,
@@ -230,12 +273,12 @@ def _dispatch(
         )
         return arrays, sent
 
-    opened, ((x, ids), sent) = pool.dispatch_sent(
+    opened, ((x, ids), sent) = pool.dispatch(
         lambda: read_dispatch(pool, call),
         send,
         _MODE,
         lambda: _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens),
-    )
+    ).sent()
     received, native = (None, None) if has_hook else sent
     output = sent.output() if has_hook else received
     # The handle keeps the place in the arena in any case.
@@ -334,9 +377,7 @@ def combine(
     pool: Pool, call: CombineCall, is_async: bool
 ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, ASYNC if is_async else AT_ONCE)
-    if not is_async:
-        return _combine(pool, call, stream)
+    stream = stream_of(pool, call, (None, is_async))
     with stream.inside():
         return _combine(pool, call, stream)
 
@@ -354,7 +395,7 @@ def _combine(
         sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
-            expect_device(rows, topk_idx=ids, topk_weights=weights)
+            expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights)
             weights = torch.where(ids >= 0, weights, torch.nan)
     except Exception as error:
         # Weights that are sent beside the rows come with them, others come before, by a replay.
@@ -385,10 +426,10 @@ def _combine(
     def receive() -> None:
         pending.recv()
         with stream.resumed():
-            pool.gaps.add_experts(gaps)
+            pool.gaps.add(gaps)
 
     if not call.has_hook:
-        pool.gaps.add_experts(gaps)
+        pool.gaps.add(gaps)
     event = EventOverlap()
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
@@ -402,11 +443,9 @@ def combine_buffer(handle: Any) -> Any:
     try:
         record = arrived(handle)
     except Refusal as refusal:
-        raise errors.InvalidInputError(
-            str(refusal), kind="invalid_input", operation="get_next_low_latency_combine_buffer"
-        ) from None
+        raise invalid("get_next_low_latency_combine_buffer", str(refusal)) from None
     if record.buffer is None:
-        name_readers(record.opened, CallStream(gpu_of(record.ids), AT_ONCE))
+        name_readers(record.opened, CallStream(gpu_of(record.ids), (None, False)))
         try:
             memory = record.opened.communicator.combine_input(record.native, "bfloat16")
             record.opened.lends = True

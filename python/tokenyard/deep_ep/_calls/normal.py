@@ -3,33 +3,39 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenyard import errors
 from tokenyard._native import _routing
 
 from .. import _handles
-from .._arrays import Refusal
+from .._arrays import Refusal, adopted, invalid
 from .._pool import Opened, Pool, mode_of
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
-from .arguments import MOST, DispatchCall, first_tokens, read_bias, read_routing, read_rows
-from .routing import check_experts, counts_of
+from . import by_handle
+from .arguments import (
+    MOST,
+    DispatchCall,
+    check_experts,
+    counts_of,
+    first_tokens,
+    read_routing,
+    read_rows,
+)
+from .by_handle import CombineCall, Record
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,
-    adopted,
     clear_behind,
     dummy,
     expect_device,
-    expect_host,
     fit,
-    floats,
     gpu_of,
     name_stream,
     read,
     reader,
     stays_in_arena,
     stream_of,
+    sync_in_capture,
     take,
     take_all,
     typed,
@@ -41,18 +47,6 @@ _ARRAYS = ("x", "scales", "weights")
 _PARTS = ("source_tokens", "source_ends")
 
 
-@dataclass
-class Record:
-    """The dispatch that a handle stands for."""
-
-    opened: Opened
-    native: Any
-    # Rows that the caller was given: those that arrived, or `num_worst_tokens`.
-    given: int
-    # Whether the host has waited for counts.
-    has_sync: bool
-
-
 def layout(
     pool: Pool, topk_idx: Any, experts: int, timing: Timing
 ) -> tuple[Any, Any, Any, Any, EventOverlap]:
@@ -60,14 +54,12 @@ def layout(
     try:
         ids = read("topk_idx", adopted(topk_idx), (torch.int64,), (None, None))
         check_experts(experts, pool.ranks)
-        expect_host(pool, topk_idx=ids)
+        expect_device(pool, topk_idx=ids)
         if not pool.on_device:
             return (*_count_on_host(pool, ids, experts), CallStream(None, timing).finish((), ()))
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
-        raise errors.InvalidInputError(
-            str(refusal), kind="invalid_input", rank=pool.rank, operation="get_dispatch_layout"
-        ) from None
+        raise invalid("get_dispatch_layout", str(refusal), pool.rank) from None
     call = CallStream(gpu_of(ids), timing)
     with call.inside():
         of_kernel = _counted(pool, ids, experts, call.raw)
@@ -130,8 +122,9 @@ def _expect_one_routing(pool: Pool, call: DispatchCall, experts: int) -> None:
     is_in: Any = call.is_token_in_rank
     ids: Any = call.topk_idx
     per_rank = read("num_tokens_per_rank", call.num_tokens_per_rank, (torch.int32,), (pool.ranks,))
-    expect_host(pool, x=call.reference, topk_idx=ids)
-    expect_host(pool, is_token_in_rank=is_in, num_tokens_per_rank=per_rank)
+    expect_device(
+        pool, x=call.reference, topk_idx=ids, is_token_in_rank=is_in, num_tokens_per_rank=per_rank
+    )
     sums = is_in.sum(0, dtype=torch.int32)
     if not torch.equal(per_rank, sums):
         raise Refusal(
@@ -177,18 +170,11 @@ def _room(pool: Pool, call: DispatchCall, tokens: int) -> tuple[int, int | None]
 
 def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
     x, scales = read_rows(call.x, None, None)
-    tokens, hidden = x.shape
-    routing = read_routing(call, tokens, pool.ranks)
-    most, named = _room(pool, call, tokens)
-    if routing.ids is None:
-        ranks = torch.arange(pool.ranks, device=x.device)
-        ids = torch.where(routing.is_in, ranks, -1)
-        sizes = sizes_of(pool.ranks, pool.ranks, hidden, most, None, False, call.sms)
-        expect_device(x, scales=scales, is_token_in_rank=routing.is_in)
-        return sizes, replace(call, x=x, scales=scales, topk_idx=ids)
-    ids, weights = routing.ids, routing.weights
-    expect_device(x, scales=scales, topk_idx=ids, topk_weights=weights)
-    sizes = sizes_of(routing.experts, ids.shape[1], hidden, most, named, False, call.sms)
+    experts, ids, weights = read_routing(call, len(x), pool.ranks)
+    router = "is_token_in_rank" if call.topk_idx is None else "topk_idx"
+    expect_device(pool, x=x, scales=scales, **{router: ids}, topk_weights=weights)
+    most, named = _room(pool, call, len(x))
+    sizes = sizes_of(experts, ids.shape[1], x.shape[1], most, named, False, call.sms)
     return sizes, replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
 
 
@@ -206,24 +192,21 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
             checked.topk_weights,
             scales=checked.scales,
             worst_case=no_sync,
+            max_tokens=_room(pool, checked, 0)[1] if opened.takes("max_tokens") else None,
             stream=stream.raw,
             without_sync=no_sync,
         )
         return checked, not no_sync, sent
 
     if not call.num_worst_tokens and stream.is_captured:
-        raise errors.InvalidInputError(
-            "capture graph: found a dispatch whose sizes the host must know; expected num_worst_tokens",
-            kind="invalid_input",
-            operation="capture graph",
-        )
+        raise sync_in_capture("num_worst_tokens")
     with stream.inside():
-        opened, (checked, has_sync, (received, native)) = pool.dispatch_sent(
+        opened, (checked, has_sync, (received, native)) = pool.dispatch(
             lambda: _read_dispatch(pool, call),
             send,
             mode_of("flat", not call.num_worst_tokens),
             lambda: _looks(pool, call),
-        )
+        ).sent()
         add_lost(pool, received)
         given = call.num_worst_tokens or received.tokens
         _expect_rows_fit(pool, given, received)
@@ -233,13 +216,10 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         handle = _make_handle(pool, call, record, outputs)
         per_expert = _counts_list(pool, call, outputs, stream)
     rows, ids, weights = outputs.rows, outputs.ids, outputs.weights
-    event = EventOverlap()
-    if stream.is_async:
-        event = stream.finish(
-            (*_tensors(call), checked.x, checked.scales, checked.topk_idx, checked.topk_weights),
-            # The allocator does not know the handle's tensors over `block`.
-            (*rows, ids, weights, outputs.block, *handle),
-        )
+    inputs = (call.x, call.topk_idx, call.topk_weights, call.is_token_in_rank)
+    as_read = (checked.x, checked.scales, checked.topk_idx, checked.topk_weights)
+    # The allocator does not know the handle's tensors over `block`.
+    event = stream.finish((*inputs, *as_read), (rows, ids, weights, outputs.block, handle))
     return _with_scales(rows), ids, weights, per_expert, handle, event
 
 
@@ -252,18 +232,12 @@ def _expect_rows_fit(pool: Pool, given: int, received: Any) -> None:
     """Refuses a number of rows that is too small for those that arrived, where the host knows how many did."""
     if not pool.on_device and received.tokens > given:
         # Each rank's own tokens were below it, so ranks gave different numbers.
-        raise errors.InvalidInputError(
+        raise invalid(
+            "dispatch",
             f"num_worst_tokens: found {given} on this rank; expected at least the {received.tokens} tokens that "
             "arrived",
-            kind="invalid_input",
-            rank=pool.rank,
-            operation="dispatch",
+            pool.rank,
         )
-
-
-def _tensors(call: DispatchCall) -> tuple[Any, ...]:
-    rows = call.x if isinstance(call.x, tuple) else (call.x,)
-    return (*rows, call.topk_idx, call.topk_weights, call.is_token_in_rank)
 
 
 @dataclass
@@ -402,105 +376,23 @@ def _own_record(pool: Pool, handle: Any) -> Record:
     return record
 
 
-def replay(pool: Pool, call: DispatchCall, handle: Any, timing: Timing) -> tuple[Any, Any]:
+def replay(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, Any]:
     """A dispatch by the routing of a handle, and its event."""
     stream = stream_of(pool, call, timing)
-    opened = None
     with stream.inside():
-        try:
-            record = _own_record(pool, handle)
-            opened = record.opened
-            for name in ("topk_idx", "topk_weights"):
-                if getattr(call, name) is not None:
-                    raise Refusal(f"{name}: found some with a handle; expected None")
-            x, scales = read_rows(call.x, record.native.tokens, opened.sizes.hidden)
-            expect_host(pool, x=x)
-            expect_device(x, scales=scales)
-        except Exception as error:
-            pool.refuse(opened, "replay", error)
-        name_stream(opened, stream)
-        no_sync = not record.has_sync or stream.is_captured
-        received = opened.communicator.replay(
-            record.native, x, scales=scales, stream=stream.raw, without_sync=no_sync
-        )
-        add_lost(pool, received)
-        checked = replace(call, x=x, scales=scales)
-        stays = stays_in_arena(opened, stream)
+        record, checked, received = by_handle.replay(pool, call, _own_record, stream)
         room = max(record.given, received.rows)
-        if stays:
-            arrived, its_scales = take_all(received, ("x", "scales"), x.dtype)
+        if stays_in_arena(record.opened, stream):
+            arrived, its_scales = take_all(received, ("x", "scales"), checked.reference.dtype)
             given = _arrived_rows(arrived, its_scales, checked, room)
         else:
             given, wanted = _own_rows(checked, room)
-            opened.communicator.copy_out(received, stream=stream.raw, **wanted)
+            record.opened.communicator.copy_out(received, stream=stream.raw, **wanted)
         given = tuple(fit(one, record.given) for one in given)
         clear_behind(pool, given, received.rows)
-    rows = _with_scales(given)
-    if not stream.is_async:
-        return rows, EventOverlap()
-    return rows, stream.finish((*_tensors(call), x, scales), given)
-
-
-@dataclass
-class CombineCall:
-    """The arguments of a combine, as they were given."""
-
-    x: Any
-    handle: Any
-    topk_weights: Any
-    bias: Any
-
-
-def _read_rows_back(x: Any, record: Record) -> Any:
-    """Rows for a combine: as many as were given, or as arrived. Those behind them are left out."""
-    rows = read("x", x, floats(), (None, record.opened.sizes.hidden))
-    if len(rows) not in (record.given, record.native.rows):
-        raise Refusal(
-            f"x: found {len(rows)} rows; expected {record.given}, the rows of the dispatch"
-        )
-    return fit(rows.contiguous(), record.native.rows)
+    return _with_scales(given), stream.finish((call.x, checked.x, checked.scales), given)
 
 
 def combine(pool: Pool, call: CombineCall, timing: Timing) -> tuple[Any, Any, EventOverlap]:
     """The combine of a dispatch: rows, weights, and the event."""
-    stream = stream_of(pool, call, timing)
-    opened, weights, out_weights = None, None, None
-    with stream.inside():
-        try:
-            record = _own_record(pool, call.handle)
-            opened, native = record.opened, record.native
-            sizes = opened.sizes
-            rows = _read_rows_back(call.x, record)
-            if call.topk_weights is not None:
-                shape = (len(call.x), sizes.topk)
-                weights = read("topk_weights", call.topk_weights, (torch.float32,), shape)
-                weights = fit(weights.contiguous(), native.rows)
-            biases = read_bias(call.bias, rows.dtype, (native.tokens, sizes.hidden))
-            expect_device(call.x, topk_weights=weights)
-            expect_host(pool, x=rows)
-            out = rows.new_empty((native.tokens, sizes.hidden))
-            if weights is not None:
-                out_weights = weights.new_empty((native.tokens, sizes.topk))
-        except Exception as error:
-            pool.refuse(opened, "combine", error)
-        name_stream(opened, stream)
-        missing = None if pool.on_device else pool.gaps.room(native.tokens)
-        opened.communicator.combine(
-            native,
-            rows,
-            weights,
-            bias=biases or None,
-            # Otherwise each weight is that of its expert's rank: the same where masked ones are 0, as dispatch
-            # gives them.
-            sum_weights=weights is not None and opened.takes("sum_weights"),
-            out=out,
-            out_weights=out_weights,
-            stream=stream.raw,
-            without_sync=stream.is_captured or not record.has_sync,
-            missing=missing,
-        )
-        pool.gaps.add_experts(missing)
-    if not stream.is_async:
-        return out, out_weights, EventOverlap()
-    inputs = (call.x, call.topk_weights, rows, weights, *biases)
-    return out, out_weights, stream.finish(inputs, (out, out_weights))
+    return by_handle.combine(pool, call, _own_record, timing)

@@ -2,8 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
@@ -19,27 +18,14 @@ def communication_stream(device: Any) -> Any:
     return stream
 
 
-@dataclass(frozen=True)
-class Timing:
-    """The event that a call waits for, and whether it gives one.
-
-    Whether outputs are allocated on the communication stream follows from the call being asynchronous: the allocator
-    knows both streams in any case.
-    """
-
-    previous_event: Any = None
-    is_async: bool = False
+def gpu_stream(pool: Any) -> Any:
+    """The stream of a buffer's asynchronous calls; None on the CPU."""
+    return communication_stream(pool.device) if pool.on_device and pool.gpu is not None else None
 
 
-AT_ONCE = Timing()
-ASYNC = Timing(is_async=True)
-
-
-def timing_of(previous_event: Any, is_async: bool) -> Timing:
-    """The timing of a call. Most calls share theirs."""
-    if previous_event is not None:
-        return Timing(previous_event, is_async)
-    return ASYNC if is_async else AT_ONCE
+# The event that a call waits for, or None, and whether it gives one. Whether outputs are allocated on the communication
+# stream follows from the latter: the allocator knows both streams in any case.
+Timing: TypeAlias = tuple[Any, bool]
 
 
 # It has no state.
@@ -57,13 +43,12 @@ class CallStream:
 
     def __init__(self, device: Any, timing: Timing) -> None:
         """`device` is a GPU, or None for the host's memory."""
-        self.is_async = timing.is_async
+        given, self.is_async = timing
         if device is None:
             return
         self._device = device
-        given = timing.previous_event
         event = None if given is None else getattr(given, "event", given)
-        if timing.is_async:
+        if self.is_async:
             self._current = torch.cuda.current_stream(device)
             self._stream = communication_stream(device)
             self.raw, self.current_raw = self._stream.cuda_stream, self._current.cuda_stream
@@ -74,7 +59,7 @@ class CallStream:
             self.raw = self.current_raw = torch._C._cuda_getCurrentRawStream(device.index)
         if event is not None:
             event.wait_on(self.stream)
-        elif timing.is_async:
+        elif self.is_async:
             self._stream.wait_stream(self._current)
 
     @property
@@ -118,14 +103,15 @@ class CallStream:
         return _HERE if self._stream is None else torch.cuda.stream(self._stream)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
-        """The event behind the call. The allocator learns that both streams use its tensors."""
+        """The event behind the call. The allocator learns that both streams use its tensors, and those in tuples."""
         if not self.is_async:
             return EventOverlap()
         if self._device is None:
             return EventOverlap(EventHandle())
         for tensors, stream in ((inputs, self.stream), (outputs, self._current)):
+            flat = (each for one in tensors for each in (one if isinstance(one, tuple) else (one,)))
             # The caller's tensors are often those that were sent.
-            for tensor in {id(one): one for one in tensors}.values():
+            for tensor in {id(one): one for one in flat}.values():
                 if isinstance(tensor, torch.Tensor):
                     tensor.record_stream(stream)
         return EventOverlap(EventHandle(self.stream))

@@ -1,15 +1,15 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
-import contextlib
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
 
 import tokenyard
+from tokenyard import errors
 from tokenyard._native import _fits, _Reader
 
-from .._arrays import Refusal, can_share, from_numpy, to_numpy
+from .._arrays import Refusal, adopted, arrays_of, can_share, has_array, invalid
 from .._pool import Opened, Pool
 from .._torch import torch
 from .streams import CallStream, Timing
@@ -98,63 +98,27 @@ def _first(x: Any) -> Any:
     return x[0] if isinstance(x, tuple) and x else x
 
 
-def adopted(value: Any) -> Any:
-    """An array of another library as a tensor of torch, and the members of a tuple so; all else as it is."""
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, tuple):
-        return tuple(adopted(one) for one in value)
-    if isinstance(value, list) and any(_is_array(one) for one in value):
-        return [adopted(one) for one in value]
-    with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
-        if isinstance(value, np.ndarray):
-            return from_numpy(value)
-        if hasattr(value, "__dlpack__"):
-            # torch lets its current stream wait for the array's.
-            return torch.from_dlpack(value)
-        if hasattr(value, "__cuda_array_interface__"):
-            return torch.as_tensor(value, device="cuda")
-    return value
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
-
-
 def given_back(pool: Pool, x: Any, results: R) -> R:
     """The results of a call: on the CPU, for rows in an array of numpy, as such arrays over the same memory."""
-    if pool.on_device or not is_array(pool, x):
-        return results
-    arrays: R = _arrays_of(results)
+    arrays: R = arrays_of(results) if is_array(pool, x) else results
     return arrays
 
 
 def is_array(pool: Pool, x: Any) -> bool:
     """Whether the rows of a call are an array of numpy, and the caller wants such back."""
-    return not pool.on_device and isinstance(_first(x), np.ndarray)
+    return not pool.on_device and has_array(x)
 
 
-def _arrays_of(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_arrays_of(one) for one in value)
-    return to_numpy("result", value) if isinstance(value, torch.Tensor) else value
+def sync_in_capture(expected: str) -> errors.InvalidInputError:
+    """The error of a dispatch in a capture that needs the host."""
+    text = f"found a dispatch whose sizes the host must know; expected {expected}"
+    return invalid("capture graph", f"capture graph: {text}")
 
 
 def add_lost(pool: Pool, received: Any) -> None:
     """Adds the ranks whose rows an output lacks to the gaps. On GPUs only low latency calls leave any out."""
     if pool.gaps.is_counted and not pool.on_device:
-        pool.gaps.add_sources(take(received.lost))
-
-
-def expect_host(pool: Pool, **tensors: Any) -> None:
-    """Refuses tensors that lie where kernels of the CPU do not read them."""
-    if pool.on_device:
-        return
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device.type != "cpu":
-            raise Refusal(
-                f"{name}: found a tensor on {tensor.device}; expected one on cpu, where the drop-in runs"
-            )
+        pool.gaps.add(take(received.lost))
 
 
 def clear_behind(pool: Pool, rows: tuple[Any, ...], count: int) -> None:
@@ -165,12 +129,14 @@ def clear_behind(pool: Pool, rows: tuple[Any, ...], count: int) -> None:
                 one[count:] = 0
 
 
-def expect_device(reference: Any, **tensors: Any) -> None:
-    """Refuses tensors that lie elsewhere: kernels fault on them."""
-    device = reference.device
+def expect_device(pool: Pool, **tensors: Any) -> None:
+    """Refuses tensors that lie elsewhere than the first, or on the CPU elsewhere than in the host's memory: kernels
+    fault on them."""
+    device = next(iter(tensors.values())).device if pool.on_device else torch.device("cpu")
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != device:
-            raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {device}")
+            place = f"{device}" if pool.on_device else "cpu, where the drop-in runs"
+            raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {place}")
 
 
 _readers: dict[Any, _Reader] = {}

@@ -1,32 +1,22 @@
 """DeepEP's second interface: `ElasticBuffer`."""
 
-from collections.abc import Callable
 from typing import Any
 
 from .. import _C
 from .._arrays import Tensor
-from .._calls import elastic, elastic_arguments, streams
+from .._calls import elastic, streams
+from .._calls.by_handle import CombineCall
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
-from .._missing import missing, refuse_missing
+from .._missing import absent, refuse_missing
 from .._pool import Pool
-from .._sizes import align
 from .._torch import torch
 from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap
-from ._device import gpu_stream
+from ..utils.math import align
 from .handle import EPHandle as EPHandle
 
 _SMS = 20
-
-
-def _absent(name: str) -> Callable[..., Any]:
-    def method(*arguments: Any, **keywords: Any) -> Any:
-        missing("ElasticBuffer", name)
-
-    method.__name__ = name
-    method.__doc__ = "Not there: raises NotImplementedError."
-    return method
 
 
 class ElasticBuffer:
@@ -76,13 +66,13 @@ class ElasticBuffer:
         )
         self.num_allocated_qps = num_allocated_qps or (129 if self.num_scaleout_ranks > 1 else 17)
         if num_bytes is None:
-            num_bytes = _size_hint(
-                self.num_ranks,
+            num_bytes = self.get_buffer_size_hint(
+                pool.world,
                 num_max_tokens_per_rank,
                 hidden,
                 num_topk,
                 use_fp8_dispatch,
-                allow_multiple_reduction,
+                allow_multiple_reduction=allow_multiple_reduction,
             )
         self.num_bytes = num_bytes
         self.nccl_comm_handle = None
@@ -119,14 +109,12 @@ class ElasticBuffer:
     ) -> int:
         """Bytes that DeepEP would take where NVLink joins all ranks of `group`."""
         ranks = group.ranks if hasattr(group, "ranks") else group.size()
-        return _size_hint(
-            ranks,
-            num_max_tokens_per_rank,
-            hidden,
-            num_topk,
-            use_fp8_dispatch,
-            allow_multiple_reduction,
-        )
+        tokens, topk, row = num_max_tokens_per_rank, num_topk or 32, align(2 * hidden, 32)
+        sent = align(hidden, 32) + align(4 * -(-hidden // 32), 32) if use_fp8_dispatch else row
+        dispatch = ranks * tokens * (sent + align(4 * (3 * topk + 1), 32))
+        copies = min(ranks, topk) if allow_multiple_reduction else topk
+        combine = copies * tokens * (row + align(8 * topk, 32))
+        return align(max(dispatch, combine), _C.get_elastic_buffer_alignment())
 
     @staticmethod
     def capture() -> EventHandle:
@@ -135,7 +123,7 @@ class ElasticBuffer:
 
     def get_comm_stream(self) -> Any:
         """The stream of asynchronous calls; None on the CPU, where there are no streams."""
-        return gpu_stream(self._pool)
+        return streams.gpu_stream(self._pool)
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Domains, and ranks in each."""
@@ -171,7 +159,7 @@ class ElasticBuffer:
         waits = with_cpu_sync and device.type == "cuda"
         if waits:
             torch.cuda.synchronize(device)
-        stream = elastic.barrier(self._pool, device, streams.Timing(is_async=use_comm_stream))
+        stream = elastic.barrier(self._pool, device, (None, use_comm_stream))
         if stream.stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream.stream)
         if waits:
@@ -222,7 +210,7 @@ class ElasticBuffer:
         if not is_cached:
             num_max_tokens_per_rank = num_max_tokens_per_rank or self.num_max_tokens_per_rank
             expert_alignment = 1 if expert_alignment is None else expert_alignment
-        call = elastic_arguments.DispatchCall(
+        call = elastic.DispatchCall(
             x=x,
             topk_idx=topk_idx,
             topk_weights=topk_weights,
@@ -239,7 +227,7 @@ class ElasticBuffer:
             is_expanded=do_expand,
             is_column_major=use_tma_aligned_col_major_sf,
         )
-        timing = streams.timing_of(previous_event, async_with_compute_stream)
+        timing = (previous_event, async_with_compute_stream)
         results = elastic.dispatch(self._pool, call, timing, previous_event_before_epilogue)
         if handle is None and is_array(self._pool, x):
             results[3].give_arrays(None if do_handle_copy else topk_idx)
@@ -270,39 +258,26 @@ class ElasticBuffer:
         """
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
-        call = elastic_arguments.CombineCall(
-            x, handle, topk_weights, bias, self.allow_multiple_reduction
-        )
-        timing = streams.timing_of(previous_event, async_with_compute_stream)
+        call = CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
+        timing = (previous_event, async_with_compute_stream)
         results = elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
         return given_back(self._pool, x, results)
 
-    get_engram_storage_size_hint = _absent("get_engram_storage_size_hint")
-    get_pp_buffer_size_hint = _absent("get_pp_buffer_size_hint")
-    get_agrs_num_max_session_bytes = _absent("get_agrs_num_max_session_bytes")
-    get_agrs_buffer_size_hint = _absent("get_agrs_buffer_size_hint")
-    engram_write = _absent("engram_write")
-    engram_fetch = _absent("engram_fetch")
-    pp_set_config = _absent("pp_set_config")
-    pp_send = _absent("pp_send")
-    pp_recv = _absent("pp_recv")
-    create_agrs_session = _absent("create_agrs_session")
-    destroy_agrs_session = _absent("destroy_agrs_session")
-    agrs_new_session = _absent("agrs_new_session")
-    agrs_set_config = _absent("agrs_set_config")
-    agrs_get_inplace_tensor = _absent("agrs_get_inplace_tensor")
-    all_gather = _absent("all_gather")
-
-
-def _size_hint(
-    ranks: int, tokens: int, hidden: int, topk: int, is_fp8: bool, rounds_per_rank: bool
-) -> int:
-    topk = topk or 32
-    row = align(hidden, 32) + align(4 * -(-hidden // 32), 32) if is_fp8 else align(2 * hidden, 32)
-    dispatch = ranks * tokens * (row + align(4 * (3 * topk + 1), 32))
-    copies = min(ranks, topk) if rounds_per_rank else topk
-    combine = copies * tokens * (align(2 * hidden, 32) + align(8 * topk, 32))
-    return align(max(dispatch, combine), _C.get_elastic_buffer_alignment())
+    get_engram_storage_size_hint = absent("get_engram_storage_size_hint")
+    get_pp_buffer_size_hint = absent("get_pp_buffer_size_hint")
+    get_agrs_num_max_session_bytes = absent("get_agrs_num_max_session_bytes")
+    get_agrs_buffer_size_hint = absent("get_agrs_buffer_size_hint")
+    engram_write = absent("engram_write")
+    engram_fetch = absent("engram_fetch")
+    pp_set_config = absent("pp_set_config")
+    pp_send = absent("pp_send")
+    pp_recv = absent("pp_recv")
+    create_agrs_session = absent("create_agrs_session")
+    destroy_agrs_session = absent("destroy_agrs_session")
+    agrs_new_session = absent("agrs_new_session")
+    agrs_set_config = absent("agrs_set_config")
+    agrs_get_inplace_tensor = absent("agrs_get_inplace_tensor")
+    all_gather = absent("all_gather")
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

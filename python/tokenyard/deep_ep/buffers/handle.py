@@ -19,8 +19,7 @@ _COMPUTED = {
 }
 
 
-# TorchTitan registers the type, so that its operators take handles in a graph. torch may be missing; where it is
-# installed, `_C` has imported it.
+# TorchTitan registers the type, so that its operators take handles in a graph.
 class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass]
     """The routing of a dispatch. Its tensors may be taken out and put back, as autograd wants it.
 

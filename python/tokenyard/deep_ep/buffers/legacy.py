@@ -7,10 +7,11 @@ import tokenyard
 from tokenyard import errors
 
 from .. import _C
-from .._arrays import Tensor
-from .._calls import halves, low_latency, low_latency_arguments, normal, streams
+from .._arrays import Tensor, adopted, invalid
+from .._calls import halves, low_latency, normal, streams
 from .._calls.arguments import DispatchCall
-from .._calls.tensors import adopted, given_back, is_array
+from .._calls.by_handle import CombineCall
+from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
 from .._hooks import Hook
 from .._missing import ignored_keywords, refuse_missing
@@ -18,7 +19,6 @@ from .._pool import Pool
 from .._tables import chunk_config
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
-from ._device import gpu_stream
 
 
 class Runtime:
@@ -121,7 +121,7 @@ class Buffer:
 
     def get_comm_stream(self) -> Any:
         """The stream of asynchronous calls; None on the CPU, where there are no streams."""
-        return gpu_stream(self._pool)
+        return streams.gpu_stream(self._pool)
 
     def get_dispatch_layout(
         self,
@@ -135,7 +135,7 @@ class Buffer:
 
         Local. Raises InvalidInputError.
         """
-        timing = streams.timing_of(previous_event, async_finish)
+        timing = (previous_event, async_finish)
         return given_back(
             self._pool, topk_idx, normal.layout(self._pool, topk_idx, num_experts, timing)
         )
@@ -180,11 +180,12 @@ class Buffer:
             expert_alignment,
             num_worst_tokens,
             self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
+            handle,
         )
-        timing = streams.timing_of(previous_event, async_finish)
+        timing = (previous_event, async_finish)
         if handle is None:
             return given_back(self._pool, x, normal.dispatch(self._pool, call, timing))
-        recv_x, event = normal.replay(self._pool, call, handle, timing)
+        recv_x, event = normal.replay(self._pool, call, timing)
         return given_back(self._pool, x, (recv_x, None, None, None, None, event))
 
     def combine(
@@ -208,8 +209,8 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.combine", others, ())
-        call = normal.CombineCall(x, handle, topk_weights, bias)
-        timing = streams.timing_of(previous_event, async_finish)
+        call = CombineCall(x, handle, topk_weights, bias, sums_weights=True)
+        timing = (previous_event, async_finish)
         return given_back(self._pool, x, normal.combine(self._pool, call, timing))
 
     internode_dispatch = dispatch
@@ -254,7 +255,7 @@ class Buffer:
             refuse_missing("Buffer.low_latency_dispatch", others, ())
         assert not (async_finish and return_recv_hook)
         # Fields by their order, here and below: to make an object with keywords takes three times as long.
-        call = low_latency_arguments.DispatchCall(
+        call = low_latency.DispatchCall(
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
@@ -296,7 +297,7 @@ class Buffer:
         if others:
             refuse_missing("Buffer.low_latency_combine", others, ignored_keywords(others))
         assert not (async_finish and return_recv_hook)
-        call = low_latency_arguments.CombineCall(
+        call = low_latency.CombineCall(
             x,
             topk_idx,
             topk_weights,
@@ -360,28 +361,26 @@ class Buffer:
             communicator.clear_masks()
 
     def _masking(self, operation: str) -> list[tokenyard.Communicator]:
-        """The communicators of low-latency calls, one for each M, so that a mask holds for all of them."""
+        """The communicators of low-latency calls, so that a mask holds for all of them."""
         self._expect_no_capture(operation)
         found = self._pool.decoding()
         if not found:
-            raise errors.InvalidInputError(
+            raise invalid(
+                operation,
                 "found no call of the buffer before; expected a low-latency dispatch, which masks are for",
-                kind="invalid_input",
-                rank=self._pool.rank,
-                operation=operation,
+                self._pool.rank,
             )
         return found
 
     def _expect_no_capture(self, operation: str) -> None:
         """The host reads and writes masks: a graph would do neither when it is replayed."""
         if self._pool.is_capturing():
-            raise errors.InvalidInputError(
+            raise invalid(
+                operation,
                 f"{operation}: found a graph being captured; expected this call before the capture, or between "
                 "replays, which follow the masks of their time",
-                kind="invalid_input",
-                rank=self._pool.rank,
-                operation=operation,
-                fix="call it outside of the capture",
+                self._pool.rank,
+                "call it outside of the capture",
             )
 
     def _left_out(self) -> list[int]:

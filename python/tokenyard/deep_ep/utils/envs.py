@@ -1,16 +1,16 @@
 """The start of DeepEP's scripts: processes of torch in one group."""
 
-import contextlib
 import importlib
 import os
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .._torch import torch
 
 # The kernel describes its devices there.
 _SYSTEM = Path("/sys/class")
@@ -20,21 +20,15 @@ _local_seed = 0
 
 
 def init_seed(global_seed: int) -> None:
-    """Seeds Python, numpy and, where it is there, torch: by the seed plus the rank in torch's default group, if any."""
+    """Seeds Python, numpy and torch: by the seed plus the rank in torch's default group, if any."""
     global _global_seed, _local_seed
-    torch = sys.modules.get("torch")
     rank = 0
-    if (
-        torch is not None
-        and torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-    ):
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank = torch.distributed.get_rank()
     _global_seed, _local_seed = global_seed, global_seed + rank
     random.seed(_local_seed)
     np.random.seed(_local_seed % (1 << 32))
-    with contextlib.suppress(ImportError):
-        importlib.import_module("torch").manual_seed(_local_seed)
+    torch.manual_seed(_local_seed)
 
 
 def get_global_seed() -> int:
@@ -54,8 +48,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
     of DeepEP expect what it sets there: the GPU of the local rank is the current one, torch makes tensors of bfloat16
     on it by default, and NCCL joins the ranks' GPUs. Without GPUs, torch's defaults stay.
     """
-    torch = importlib.import_module("torch")
-    distributed = importlib.import_module("torch.distributed")
+    distributed = torch.distributed
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
@@ -80,7 +73,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
 
 def dist_print(text: str = "", once_in_node: bool = False) -> None:
     """Prints on all ranks, or on the first of this node, in the order of the ranks."""
-    distributed = importlib.import_module("torch.distributed")
+    distributed = torch.distributed
     local = int(os.environ.get("LOCAL_RANK", distributed.get_rank()))
     for rank in range(distributed.get_world_size()):
         if rank == distributed.get_rank() and (not once_in_node or local == 0):

@@ -1,9 +1,10 @@
 """Events. On the CPU a call has ended when it returns, so there is nothing to wait for."""
 
-import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+
+from .._torch import torch
 
 
 class EventHandle:
@@ -12,8 +13,7 @@ class EventHandle:
     def __init__(self, stream: Any = None) -> None:
         self.tensors_to_record: tuple[Any, ...] | None = None
         self._event: Any = None
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             self._event = torch.cuda.Event()
             self._event.record(stream)
 

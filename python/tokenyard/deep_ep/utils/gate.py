@@ -1,11 +1,9 @@
 """Scores of routers for scripts that measure: how much more goes to rank 0 than to the others is chosen."""
 
-import importlib
 from typing import Any
 
-import numpy as np
-
-from .._arrays import Tensor, integers, library_of
+from .._arrays import Tensor
+from .._torch import torch
 from .math import ceil_div
 
 _STEPS = 24
@@ -23,25 +21,17 @@ def get_unbalanced_scores(
 
     A token counts once for each rank. With `precise` the numbers are as near as whole tokens allow, and others get
     equal ones; otherwise scores are random, and those of rank 0's experts raised until the mean of the others fits.
-    Where every token goes to rank 0 before the ratio is reached, there is no more. A tensor on torch's default device,
-    of torch's random numbers, where torch is installed; else numpy's array of numpy's.
+    Where every token goes to rank 0 before the ratio is reached, there is no more. On torch's default device, of its
+    random numbers.
     """
-    scores = _random((num_tokens, num_experts))
+    scores = torch.rand((num_tokens, num_experts), dtype=torch.float32)
     make = _precise if precise else _raised
     return make(scores, num_ranks, num_topk, ratio)
 
 
-def _random(shape: tuple[int, ...]) -> Any:
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError:
-        return np.random.random(shape).astype(np.float32)
-    return torch.rand(shape, dtype=torch.float32)
-
-
 def _best(scores: Any, topk: int) -> Any:
     """`[T, K]`: the experts with the highest scores."""
-    return library_of(scores).argsort(-scores, 1)[:, :topk]
+    return torch.argsort(-scores, 1)[:, :topk]
 
 
 def _raised(base: Any, ranks: int, topk: int, ratio: float) -> Any:
@@ -62,30 +52,29 @@ def _raised(base: Any, ranks: int, topk: int, ratio: float) -> Any:
 
 def _with(base: Any, local: int, more: float) -> Any:
     """Scores, with more for the experts of rank 0."""
-    scores = library_of(base).zeros_like(base) + base
+    scores = base.clone()
     scores[:, :local] += more
     return scores
 
 
 def _precise(scores: Any, ranks: int, topk: int, ratio: float) -> Any:
     tokens, experts = scores.shape
-    local, library = experts // ranks, library_of(scores)
+    local = experts // ranks
     # Ranks of each token: as many as leave room for the ratio, and have experts enough.
     least = max(1, ceil_div(topk, local))
     spread = max(least, min(ranks, topk, int((ratio + ranks - 1) / ratio)))
     # To rank 0, and to all others together, which take turns.
     first = min(tokens, round(ratio * tokens * spread / (ratio + ranks - 1)))
-    has_first = integers([0] * tokens, scores)
-    has_first[library.argsort(_random((tokens,)))[:first]] = 1
+    device = scores.device
+    has_first = torch.zeros(tokens, dtype=torch.int64, device=device)
+    has_first[torch.rand(tokens, device=device).argsort()[:first]] = 1
     wanted = spread - has_first
     turn = wanted.cumsum(0) - wanted
-    others = integers(range(ranks - 1), scores)
+    others = torch.arange(ranks - 1, device=device)
     has_other = (others - turn[:, None]) % max(1, ranks - 1) < wanted[:, None]
-    chosen = library.concatenate([has_first[:, None] > 0, has_other], 1)[:, :, None]
+    chosen = torch.cat([has_first[:, None] > 0, has_other], 1)[:, :, None]
     # One expert of each rank, then any others of these.
-    groups = _random((tokens, ranks, local))
-    is_own = groups.argmax(2)[:, :, None] == integers(range(local), scores)
+    groups = torch.rand((tokens, ranks, local), dtype=torch.float32, device=device)
+    is_own = groups.argmax(2)[:, :, None] == torch.arange(local, device=device)
     order = groups + chosen * 1 + (chosen & is_own) * 1
-    selected = _best(order.reshape(tokens, experts), topk)
-    scores[integers(range(tokens), scores)[:, None], selected] += 1
-    return scores
+    return scores.scatter_add_(1, _best(order.view(tokens, experts), topk), torch.ones_like(scores))

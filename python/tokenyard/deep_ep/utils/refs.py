@@ -1,13 +1,11 @@
-"""The results of dispatch and combine of V2, for scripts that compare: of torch's tensors by torch, on their device; of
-numpy's arrays by numpy. Slow, and no code of the product."""
+"""The results of dispatch and combine of V2, for scripts that compare: by torch, on the tensors' device, as those of
+`math`. Slow, and no code of the product."""
 
-import importlib
-import sys
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from .._arrays import BF16, Tensor, integers, is_torch, library_of, like
+from .._arrays import BF16 as BF16
+from .._arrays import Tensor, by_torch
+from .._torch import torch
 
 Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
@@ -15,6 +13,7 @@ Rows: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _VALUES = 2039
 
 
+@by_torch
 def dispatch(
     x: Rows,
     topk_idx: Tensor,
@@ -27,24 +26,18 @@ def dispatch(
     Returns rows (and scales, where `x` is a pair), `[N, K]` local ids or -1, `[N, K]` weights as sent, `[N]` source
     rank * `num_max_tokens_per_rank` + source token, and `[R]` rows from each rank. Collective.
     """
-    distributed = importlib.import_module("torch.distributed")
     mine = [*(x if isinstance(x, tuple) else (x,)), topk_idx, topk_weights]
-    by_array = [_gather(distributed, array) for array in mine]
+    by_array = [_gather(array) for array in mine]
     inputs = [list(arrays) for arrays in zip(*by_array, strict=True)]
     *rows, ids, weights, sources, counts = arrivals(
-        inputs, distributed.get_rank(), num_max_tokens_per_rank, num_experts
+        inputs, torch.distributed.get_rank(), num_max_tokens_per_rank, num_experts
     )
     return tuple(rows) if isinstance(x, tuple) else rows[0], ids, weights, sources, counts
 
 
-def _gather(distributed: Any, mine: Tensor) -> list[Tensor]:
+def _gather(mine: Any) -> list[Any]:
     """The tensors of all ranks, whose numbers of rows differ."""
-    ranks = distributed.get_world_size()
-    if not is_torch(mine):
-        arrays: list[Tensor] = [None] * ranks
-        distributed.all_gather_object(arrays, mine)
-        return arrays
-    torch = sys.modules["torch"]
+    distributed, ranks = torch.distributed, torch.distributed.get_world_size()
     lengths = mine.new_zeros(ranks, dtype=torch.int64)
     distributed.all_gather(list(lengths.split(1)), lengths.new_tensor([len(mine)]))
     # Equal numbers of bytes: backends gather neither other lengths nor all types.
@@ -59,30 +52,22 @@ def _gather(distributed: Any, mine: Tensor) -> list[Tensor]:
     ]
 
 
+@by_torch
 def arrivals(inputs: list[list[Tensor]], me: int, tokens: int, experts: int) -> list[Tensor]:
     """The arrays of all ranks (rows, ..., ids, weights) that arrive at `me`; then sources, and rows per rank."""
     local = experts // len(inputs)
-    library = library_of(inputs[0][0])
     chosen: list[list[Tensor]] = []
     for rank, (*rows, ids, weights) in enumerate(inputs):
         is_here = (ids >= 0) & (ids // local == me)
-        token = library.argwhere(is_here.any(1))[:, 0]
-        here = library.where(is_here, ids - me * local, -1)
+        token = is_here.any(1).nonzero()[:, 0]
+        here = torch.where(is_here, ids - me * local, -1)
         chosen.append([a[token] for a in (*rows, here, weights)] + [rank * tokens + token])
-    joined = [library.concatenate(arrays) for arrays in zip(*chosen, strict=True)]
-    counts = integers([len(arrays[-1]) for arrays in chosen], joined[-1], "int32")
-    return [*joined, counts]
+    joined = [torch.cat(arrays) for arrays in zip(*chosen, strict=True)]
+    counts = [len(arrays[-1]) for arrays in chosen]
+    return [*joined, joined[-1].new_tensor(counts, dtype=torch.int32)]
 
 
-def _floats(tensor: Tensor) -> Tensor:
-    return tensor.float() if is_torch(tensor) else tensor.astype(np.float32)
-
-
-def _like(tensor: Tensor, of: Tensor) -> Tensor:
-    """A tensor as the type of another one."""
-    return tensor.to(of.dtype) if is_torch(of) else tensor.astype(of.dtype)
-
-
+@by_torch
 def generate_pre_combine_data(
     src_token_global_idx: Tensor, num_max_tokens_per_rank: int, num_topk: int, hidden: int
 ) -> Tensor:
@@ -92,22 +77,26 @@ def generate_pre_combine_data(
     are made by integers.
     """
     token = src_token_global_idx
-    row = token[:, None] * num_topk + integers(range(num_topk), token)
+
+    def count(most: int) -> Any:
+        return torch.arange(most, device=token.device)
+
+    row = token[:, None] * num_topk + count(num_topk)
     first = (row * 7919 + (row >> 3) * 31) % _VALUES
-    column = integers(range(hidden), token) * 104_729 % _VALUES
+    column = count(hidden) * 104_729 % _VALUES
     # Twice, so that a sum of two remainders is an index.
-    values = np.arange(2 * _VALUES) % _VALUES / 1019.0 - 1
-    table = like(token, values.astype(BF16))
+    table = ((count(2 * _VALUES) % _VALUES).double() / 1019.0 - 1).bfloat16()
     # By k, because indices take four times the memory of the values.
-    parts = [table[first[:, k, None] + column] for k in range(num_topk)]
-    return library_of(token).stack(parts, 1)
+    return torch.stack([table[first[:, k, None] + column] for k in range(num_topk)], 1)
 
 
+@by_torch
 def ordered_accumulate(data: Tensor, initial_value: Tensor | None = None) -> Tensor:
     """`[n, H]` of `[n, K, H]`: the sum over k, in order, in float32, rounded once."""
     return _sum(data, [] if initial_value is None else [initial_value])
 
 
+@by_torch
 def combine(
     y: Tensor,
     topk_idx: Tensor,
@@ -134,27 +123,24 @@ def combine(
     return _sum(y, [one for one in biases if one is not None])
 
 
-def _sum(terms: Tensor, first: list[Tensor]) -> Tensor:
+def _sum(terms: Any, first: list[Any]) -> Any:
     """The sum of biases `[T, H]`, then of the terms `[T, K, H]` in k order."""
-    total = _floats(library_of(terms).zeros_like(terms[:, :1])).sum(1)
-    for one in first:
-        total = total + _floats(one)
-    for k in range(terms.shape[1]):
-        total = total + _floats(terms[:, k])
-    return _like(total, terms)
+    total = torch.zeros_like(terms[:, 0], dtype=torch.float32)
+    for one in (*first, *terms.unbind(1)):
+        total = total + one.float()
+    return total.to(terms.dtype)
 
 
-def _group(y: Tensor, group: Tensor) -> Tensor:
+def _group(y: Any, group: Any) -> Any:
     """Sums the entries of each token that are of one group, rounds, and leaves the sum at the last of them."""
-    library = library_of(y)
-    places = integers(range(group.shape[1]), group)
+    places = torch.arange(group.shape[1], device=group.device)
     is_same = group[:, :, None] == group[:, None, :]
-    last = library.amax(library.where(is_same, places, 0), 2)
+    last = torch.where(is_same, places, 0).amax(2)
     # The zero that changes no number, not even a negative zero.
-    sums = -_floats(library.zeros_like(y))
+    sums = -torch.zeros_like(y, dtype=torch.float32)
     for k in range(group.shape[1]):
-        token = library.argwhere(group[:, k] >= 0)[:, 0]
+        token = (group[:, k] >= 0).nonzero()[:, 0]
         slot = last[token, k]
-        sums[token, slot] = sums[token, slot] + _floats(y[token, k])
+        sums[token, slot] += y[token, k].float()
     is_sum = (group >= 0) & (last == places)
-    return library.where(is_sum[:, :, None], _like(sums, y), library.zeros_like(y))
+    return torch.where(is_sum[:, :, None], sums.to(y.dtype), torch.zeros_like(y))

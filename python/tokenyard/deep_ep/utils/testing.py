@@ -1,11 +1,12 @@
 """Time that calls and kernels take. On the CPU a call has ended when it returns, so the host's clock says it."""
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from .._torch import torch
 
 
 def bench(
@@ -20,8 +21,7 @@ def bench(
     """
     for _ in range(num_warmups):
         fn()
-    torch: Any = sys.modules.get("torch")
-    has_gpu = torch is not None and torch.cuda.is_initialized()
+    has_gpu = torch.cuda.is_initialized()
     cache = (
         torch.empty(64 << 20, dtype=torch.int32, device="cuda") if has_gpu and flush_l2 else None
     )
@@ -29,7 +29,7 @@ def bench(
     for _ in range(num_tests):
         if cache is not None:
             cache.zero_()
-        times.append(_on_device(torch, fn) if has_gpu else _on_host(fn))
+        times.append(_on_device(fn) if has_gpu else _on_host(fn))
         if post_fn is not None:
             post_fn()
     return sum(times) / len(times), min(times), max(times)
@@ -41,7 +41,7 @@ def _on_host(fn: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _on_device(torch: Any, fn: Callable[[], Any]) -> float:
+def _on_device(fn: Callable[[], Any]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     fn()
@@ -99,8 +99,7 @@ def bench_kineto(
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
     fn()
-    torch: Any = sys.modules.get("torch")
-    has_gpu = torch is not None and torch.cuda.is_initialized()
+    has_gpu = torch.cuda.is_initialized()
     kernels: list[Kernel] = []
     if has_gpu:
 
@@ -115,7 +114,7 @@ def bench_kineto(
                 barrier()
             fn()
 
-        kernels = _profiled(torch, step, num_tests + 1, trace_path)
+        kernels = _profiled(step, num_tests + 1, trace_path)
     figures = [_figure(kernels, name, num_tests, num_kernels_per_period) for name in names]
     for name, figure in zip(names, figures, strict=True):
         if not suppress_kineto_output and math.inf in (
@@ -125,9 +124,7 @@ def bench_kineto(
     return figures[0] if isinstance(kernel_names, str) else figures
 
 
-def _profiled(
-    torch: Any, step: Callable[[], Any], calls: int, trace_path: str | None
-) -> list[Kernel]:
+def _profiled(step: Callable[[], Any], calls: int, trace_path: str | None) -> list[Kernel]:
     profiler = torch.profiler
     schedule = profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     activities = [profiler.ProfilerActivity.CUDA]
