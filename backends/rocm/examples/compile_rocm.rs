@@ -19,6 +19,7 @@ use tokenyard_gpu::compile::{
     Architecture, Compiled, Compiler as _, Role, Rows, Source, SourceFile, Target,
 };
 use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
+use tokenyard_plugin_paced::compile_engine;
 use tokenyard_rocm::Clang;
 
 #[path = "compile_rocm/table.rs"]
@@ -232,6 +233,7 @@ fn main() -> Result<()> {
         }
         all.push(("probe".to_owned(), compile_probe(about)?, PROBE));
         all.push(("ring probe".to_owned(), compile_ring_probe(about)?, RING_PROBE));
+        all.push(("paced".to_owned(), compile_engine(about)?, 1));
         Ok(all)
     };
     // In parallel, because each takes seconds of one core.

@@ -25,7 +25,7 @@ pub enum Poster {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// That of the wire.
+    /// As the wire carries them.
     #[default]
     In,
     /// Any: `spread_us` decides how far they part.

@@ -32,7 +32,7 @@ struct Line {
   u64* taken;  // requests that earlier launches have taken
 };
 
-// What launches leave to the next; `Pace` of engine.rs reads the sums.
+// State that a launch leaves to the next one; engine.rs reads the sums.
 struct Wire {
   u64 begun;  // the device's time of the first launch, in ns; all times count from it
   u64 free;   // when the wire is free, in 1/1024 ns
@@ -114,7 +114,7 @@ class Engine {
   }
 
   // A warp that copies.
-  __device__ void copy(u32 warp, u8* room, u32 barrier) {
+  __device__ void copy(u32 warp, u8* room, u64* barrier) {
     u32 parity = 0;
     for (u32 number = 0;; number++) {
       while (s.made <= number)
@@ -294,7 +294,7 @@ class Engine {
     sync_wave();
   }
 
-  __device__ void copy_chunk(Job& job, u32 chunk, u8* room, u32 barrier, u32& parity) {
+  __device__ void copy_chunk(Job& job, u32 chunk, u8* room, u64* barrier, u32& parity) {
     u64 at = (u64)chunk * kChunk, rest = job.bytes - at;
     u32 bytes = rest < kChunk ? (u32)rest : kChunk;
     u64 turn = job.begin + (at * a.byte_cost >> 20);
@@ -316,11 +316,11 @@ class Engine {
   }
 
 #if TY_ROWS_TMA
-  __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8* room, u32 barrier, u32& parity) {
+  __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8* room, u64* barrier, u32& parity) {
     if (lane_id() == 0) {
       publish_places();
-      bulk_load(shared_address(room), src, bytes, barrier);
-      wait_barrier(barrier, parity);
+      bulk_load(shared_address(room), src, bytes, shared_address(barrier));
+      wait_barrier(shared_address(barrier), parity);
       bulk_store(dst, shared_address(room), bytes);
       close_stores();
       stores_done();
@@ -329,7 +329,7 @@ class Engine {
     sync_wave();
   }
 #else
-  __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8*, u32, u32&) {
+  __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8*, u64*, u32&) {
     copy_16(Warp(), dst, src, bytes);
   }
 #endif
@@ -370,7 +370,8 @@ class Engine {
     }
   }
 
-  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs; whether one was counted.
+  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs. Whether one was
+  // counted.
   __device__ bool count_done() {
     bool any = false;
     for (u32 i = lane_id(); i < kJobs; i += kWave) {
@@ -406,13 +407,17 @@ ty_paced(TY_ARGUMENT ty::EngineArgs a, TY_ARGUMENT ty::Up::Params p) {
   u32 thread = threadIdx.x, warp = wave_id();
   if (thread == 0) {
     atomic_cas(&a.wire->begun, 0ull, now_ns());
-    shared.made = shared.quit = 0;
+    shared.made = 0;
+    shared.quit = 0;
 #if TY_ROWS_TMA
     for (u32 i = 0; i < kCopyWarps; i++) init_barrier(shared_address(&barriers[i]), 1);
     publish_barriers();
 #endif
   }
-  if (thread < kJobs) shared.jobs[thread].state = shared.jobs[thread].is_counted = 0;
+  if (thread < kJobs) {
+    shared.jobs[thread].state = kFree;
+    shared.jobs[thread].is_counted = 0;
+  }
   if (thread < kCopyWarps) shared.at[thread] = 0;
   u32 queue = blockIdx.x + thread * gridDim.x;
   if (thread < kWave && queue < a.queues) shared.done[thread] = load_relaxed(a.lines[queue].taken);
@@ -421,5 +426,5 @@ ty_paced(TY_ARGUMENT ty::EngineArgs a, TY_ARGUMENT ty::Up::Params p) {
   Engine engine(a, up, shared);
   if (warp == kCopyWarps) engine.take();
   else if (warp == kCopyWarps + 1) engine.raise();
-  else engine.copy(warp, bytes + kSharedBytes + warp * kChunk, shared_address(&barriers[warp]));
+  else engine.copy(warp, bytes + kSharedBytes + warp * kChunk, &barriers[warp]);
 }
