@@ -672,9 +672,9 @@ struct TyTransportTable;
 #define TY_CAP_LOAD_STORE (1 << 4)
 
 /**
- * A put to a lost peer ends within the deadline: with an error, or as done (INV-4). Done is right where the memory of
- * a killed peer outlives it, as shared memory does, and where a buffer holds the put until a stopped peer goes on.
- * The process lives (INV-6).
+ * A command to a lost peer, gets from it included, ends within the deadline: with an error, or as done (INV-4). Done
+ * is right where the memory of a killed peer outlives it, as shared memory does, and where a buffer holds the put
+ * until a stopped peer goes on. The process lives (INV-6).
  */
 #define TY_CAP_BOUNDED_PUT (1 << 5)
 

@@ -24,9 +24,9 @@ pub const TY_CAP_GET: u64 = 1 << 3;
 /// signal, with a put or alone, also carries every plain store that was made before its `post`, as a
 /// release does: a reader that sees the signal may load the stored values.
 pub const TY_CAP_LOAD_STORE: u64 = 1 << 4;
-/// A put to a lost peer ends within the deadline: with an error, or as done (INV-4). Done is right where the memory of
-/// a killed peer outlives it, as shared memory does, and where a buffer holds the put until a stopped peer goes on.
-/// The process lives (INV-6).
+/// A command to a lost peer, gets from it included, ends within the deadline: with an error, or as done (INV-4). Done
+/// is right where the memory of a killed peer outlives it, as shared memory does, and where a buffer holds the put
+/// until a stopped peer goes on. The process lives (INV-6).
 pub const TY_CAP_BOUNDED_PUT: u64 = 1 << 5;
 /// Nothing moves unless a thread drives it: the transport has `progress`, and the host calls it from a
 /// thread of its own while the ranks compute.

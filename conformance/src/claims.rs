@@ -86,6 +86,7 @@ pub const CLAIMS: &[Claim] = &[
             case("a_put_to_a_killed_peer_ends", "lost_never_ends", "has not ended"),
             case("a_put_to_a_stopped_peer_ends", "lost_is_done", "ended as done"),
             case("a_put_to_a_stopped_peer_ends", "lost_never_ends", "has not ended"),
+            case("a_put_to_a_stopped_peer_ends", "stopped_holds_gets", "a get to rank 1"),
             case("a_put_to_a_killed_peer_ends", "lost_hangs_in_poll", "hangs in slot `poll`"),
         ],
     },

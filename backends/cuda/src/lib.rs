@@ -55,7 +55,7 @@ impl Components for Cuda {
     const PLATFORM: &'static Platform = &PLATFORM;
     const KERNELS: &'static str = "cuda";
     const KERNELS_ABOUT: &'static str =
-        "NVIDIA GPUs: device memory, all types, all layouts but rank-major";
+        "NVIDIA GPUs: device memory, all types and layouts; rank-major in one domain";
     const LINK: &'static str = "nvlink";
     const LINK_ABOUT: &'static str = "NVLink between the NVIDIA GPUs of one machine";
 }

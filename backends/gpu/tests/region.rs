@@ -49,8 +49,9 @@ int main() {
 const DIALECT: &str = "#define __device__\nnamespace ty { using u32 = unsigned; }\n";
 
 fn cases() -> Result<Vec<(RegionSpec, RegionRows)>> {
-    let layouts =
-        [Layout::Flat, Layout::ExpertMajor { alignment: 8, zero_padding: false }, Layout::Packed];
+    let major = Layout::ExpertMajor { alignment: 8, zero_padding: false };
+    let rank_major = Layout::RankMajor { zero_padding: true };
+    let layouts = [Layout::Flat, major, Layout::Packed, rank_major];
     let mut all = Vec::new();
     for (ranks, experts, topk, max_tokens) in [(1, 1, 1, 1), (3, 12, 3, 12), (8, 256, 8, 4096)] {
         let shape = Shape { ranks, experts, topk, hidden: 64, max_tokens };
@@ -61,8 +62,8 @@ fn cases() -> Result<Vec<(RegionSpec, RegionRows)>> {
                 let worst = RegionRows::worst(&spec)?;
                 let few = |tokens| RegionRows { tokens, experts: 2 * tokens };
                 let exact = [0, 1, u64::from(max_tokens)].map(few);
-                // Packed regions always have space for all rows.
-                let exact = exact.into_iter().filter(|_| layout != Layout::Packed);
+                // Regions of fixed places always have space for all rows.
+                let exact = exact.into_iter().filter(|_| !layout.has_fixed_places());
                 all.extend(exact.chain([worst]).map(|rows| (spec, rows)));
             }
         }
@@ -74,7 +75,11 @@ fn as_cpp(case: &(RegionSpec, RegionRows)) -> String {
     let (spec, rows) = case;
     let Shape { ranks, topk, max_tokens, .. } = spec.shape;
     let local = spec.shape.local_experts();
-    let layout = spec.layout.code();
+    let layout = match spec.layout {
+        // Kernels lay out as many flat rows.
+        Layout::RankMajor { .. } => Layout::Flat.code(),
+        layout => layout.code(),
+    };
     let experts = match spec.layout {
         Layout::Flat | Layout::ExpertMajor { .. } | Layout::RankMajor { .. } => rows.experts,
         Layout::Packed => u64::from(local) * u64::from(ranks) * u64::from(max_tokens),

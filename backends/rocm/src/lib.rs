@@ -50,7 +50,7 @@ impl Components for Rocm {
     const PLATFORM: &'static Platform = &PLATFORM;
     const KERNELS: &'static str = "rocm";
     const KERNELS_ABOUT: &'static str =
-        "AMD GPUs: device memory, all types, all layouts but rank-major";
+        "AMD GPUs: device memory, all types and layouts; rank-major in one domain";
     const LINK: &'static str = "xgmi";
     const LINK_ABOUT: &'static str = "xGMI between the AMD GPUs of one machine";
 }

@@ -63,6 +63,8 @@ pub enum Layout {
     ExpertMajor,
     /// One per token and expert, in a block per expert.
     Packed,
+    /// One per token and rank, in a block per source.
+    RankMajor,
 }
 
 /// The experts that tokens select.
@@ -155,6 +157,7 @@ impl fmt::Display for Layout {
             Self::Flat => "flat",
             Self::ExpertMajor => "expert-major",
             Self::Packed => "packed",
+            Self::RankMajor => "rank-major",
         })
     }
 }

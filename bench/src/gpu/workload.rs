@@ -123,6 +123,7 @@ impl InputTensors {
                 MoeLayout::ExpertMajor { alignment: ALIGNMENT, zero_padding: false }
             }
             Layout::Packed => MoeLayout::Packed,
+            Layout::RankMajor => MoeLayout::RankMajor { zero_padding: false },
         };
         let shape = [self.tokens, self.fixed.topk as usize];
         Ok(Dispatch {

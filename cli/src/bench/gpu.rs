@@ -352,13 +352,10 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
         RowsName::Cast => case::Rows::Cast,
     };
     let layout = |name: &LayoutName| match name {
-        LayoutName::Flat => Ok(case::Layout::Flat),
-        LayoutName::ExpertMajor => Ok(case::Layout::ExpertMajor),
-        LayoutName::Packed => Ok(case::Layout::Packed),
-        LayoutName::RankMajor => bail!(
-            "read options: found --layout rank-major; expected flat, expert-major or packed: no kernel set of GPUs \
-             takes it yet"
-        ),
+        LayoutName::Flat => case::Layout::Flat,
+        LayoutName::ExpertMajor => case::Layout::ExpertMajor,
+        LayoutName::Packed => case::Layout::Packed,
+        LayoutName::RankMajor => case::Layout::RankMajor,
     };
     Ok(exchange::GpuExchangeTask {
         phase,
@@ -368,7 +365,7 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
             true => vec![case::Rows::Bf16],
             false => args.rows.iter().map(rows).collect(),
         },
-        layouts: args.layouts.iter().map(layout).collect::<Result<_>>()?,
+        layouts: args.layouts.iter().map(layout).collect(),
         routing,
         manner,
         calls,
@@ -417,10 +414,10 @@ mod tests {
         let combine = task(case::Phase::Combine, "--outside --tokens 128,8192 --sms 8").unwrap();
         assert_eq!((combine.tokens, combine.sms), (vec![128, 8192], vec![8]));
         assert_eq!((combine.rows, combine.manner), (vec![case::Rows::Bf16], case::Manner::Outside));
-        let cast = task(case::Phase::Dispatch, "--type cast --layout packed,expert-major --replay");
+        let cast = task(case::Phase::Dispatch, "--type cast --layout packed,rank-major --replay");
         let cast = cast.unwrap();
         assert_eq!((cast.rows, cast.manner), (vec![case::Rows::Cast], case::Manner::Replay));
-        assert_eq!(cast.layouts, [case::Layout::Packed, case::Layout::ExpertMajor]);
+        assert_eq!(cast.layouts, [case::Layout::Packed, case::Layout::RankMajor]);
         let pair = task(case::Phase::Pair, "--calls graph --type bf16").unwrap();
         assert_eq!((pair.calls, pair.rows), (case::Calls::Graph, vec![case::Rows::Bf16]));
     }

@@ -63,6 +63,15 @@ pub(super) const CASES: &[TransportCase] = &[
         body: Body::Alone(connecting_ends_without_the_peer),
         ..TransportCase::BARE
     },
+    TransportCase {
+        name: "a_commit_has_one_deadline_for_all_peers",
+        about: "commit ends within one deadline where three peers never connect",
+        invariants: "INV-6",
+        ranks: &[4],
+        needs: Needs::SMALL,
+        body: Body::Alone(a_commit_has_one_deadline_for_all_peers),
+        ..TransportCase::BARE
+    },
 ];
 
 /// Tries of what took too long: a busy machine delays one of them, and a wait that has no end all.
@@ -324,6 +333,40 @@ fn connecting_ends_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<()
     Ok(())
 }
 
+/// The last deadline of a commit that took too long before.
+const LONGEST: u32 = 12;
+
+/// Rank 0 connects to all, and no other rank does. A commit that gives each of them a deadline takes three.
+fn a_commit_has_one_deadline_for_all_peers(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    // A busy machine may hold up a commit for a deadline, but not for the longer ones as well.
+    for deadline in [1, 4, LONGEST].map(|times| times * PATIENCE) {
+        let mut rig = Rig::open(rank, needs, deadline)?;
+        let endpoints = rig.exchange_endpoints()?;
+        let mut took = Duration::ZERO;
+        if rig.me() == 0 {
+            let mut connects = (0..).zip(&endpoints);
+            // A connect that waits for its peer fails, which is right.
+            if connects.all(|(peer, end)| rig.transport.connect(peer, end).is_ok()) {
+                let start = Instant::now();
+                let committed = rig.transport.commit();
+                took = start.elapsed();
+                committed.as_ref().err().map_or(Ok(()), has_status)?;
+            }
+        }
+        let is_late = rig::of_any(rank.world, took > 2 * deadline)?;
+        rig.close_behind_others()?;
+        if !is_late {
+            return Ok(());
+        }
+        ensure!(
+            took <= 2 * deadline || deadline < LONGEST * PATIENCE,
+            "commit took {took:?} while three peers never connect; expected at most the deadline, {deadline:?}, for \
+             all of them (INV-6)"
+        );
+    }
+    Ok(())
+}
+
 /// Checks that an error has the status of a peer that is gone or late, and names it, and no other one. A slow machine
 /// may take longer than the deadline to connect to itself: then the error is about this rank, and says nothing of the
 /// peer.
@@ -363,6 +406,6 @@ fn connect_without_the_peer(rank: &Rank<'_>, needs: &Needs, connects: bool) -> R
         is_a_loss(error, rig.world_rank(1), rank.world.rank())?;
     }
     rank.world.barrier("a peer was missing")?;
-    rig.close_behind_peer_1()?;
+    rig.close_behind_others()?;
     Ok(took)
 }

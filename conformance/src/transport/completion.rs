@@ -1,5 +1,6 @@
 //! Completions: the content of a done event, the number of events, and the behaviour of a full queue.
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -54,13 +55,14 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "queues_are_independent",
-        about: "a queue that is not polled stops no other; queues work on threads of their own",
+        about: "a queue that is not polled stops no other; queues work on threads of their own, and their puts arrive \
+                whole",
         invariants: "INV-6",
         ranks: &[2],
         needs: Needs {
             queues: 2,
             queue_depth: 8,
-            windows: &[1 << 18, 1 << 18],
+            windows: &[2 * OF_QUEUE, 2 * OF_QUEUE],
             kinds: 2,
             ..Needs::SMALL
         },
@@ -201,19 +203,24 @@ fn blame(found: &[u8]) -> &'static str {
 
 fn every_notified_command_completes_once(rig: &mut Rig<'_>) -> Result<()> {
     let (me, ranks) = (rig.me(), rig.ranks());
-    let ops = [abi::TY_OP_PUT, abi::TY_OP_PUT_SIGNAL, abi::TY_OP_PUT_VALUE, abi::TY_OP_SIGNAL];
+    let mut ops =
+        vec![abi::TY_OP_PUT, abi::TY_OP_PUT_SIGNAL, abi::TY_OP_PUT_VALUE, abi::TY_OP_SIGNAL];
+    ops.extend(rig.can_get().then_some(abi::TY_OP_GET));
     let count = 600_u64;
     let mut commands = Vec::new();
     for i in 0..count {
         let op = ops[i as usize % ops.len()];
-        let notify = i % 5 != 1;
+        // Neither 4 nor 5 ops have such a step: each asks for an event at times.
+        let (notify, is_get) = (i % 3 != 1, op == abi::TY_OP_GET);
         commands.push(Command {
             op,
             flags: if notify { abi::TY_FLAG_NOTIFY } else { 0 },
             peer: (i / 3) as u32 % ranks,
-            signal: rig.signal(0, 0, me),
-            add: 1,
-            dst_offset: 4096 * (1 + u64::from(me)),
+            signal: if is_get { 0 } else { rig.signal(0, 0, me) },
+            add: u32::from(!is_get),
+            // A get reads what no rank writes, into what no put reads.
+            src_offset: if is_get { 1 << 15 } else { 0 },
+            dst_offset: if is_get { 3 << 14 } else { 4096 * (1 + u64::from(me)) },
             bytes: if op == abi::TY_OP_PUT_VALUE { 0 } else { 8 * (i % 7 + 1) },
             // Any 64 bits: the tag belongs to the caller of `post`.
             tag: !(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
@@ -335,29 +342,96 @@ fn queues_are_independent(rig: &mut Rig<'_>) -> Result<()> {
     rig.barrier("one queue at a time is over")?;
     both_queues_at_once(rig, [one, other])?;
     rig.wait_signal(0, rig.signal(0, 0, previous), (FLOOD + PER_THREAD) as u64)?;
-    rig.wait_signal(1, rig.signal(0, 1, previous), (1 + PER_THREAD) as u64)
+    rig.wait_signal(1, rig.signal(0, 1, previous), (1 + PER_THREAD) as u64)?;
+    (1..=MEETINGS).try_for_each(|round| payloads_of_both_queues(rig, round))
 }
 
 /// Commands that each thread posts.
 const PER_THREAD: usize = 2000;
 
-/// Two threads, one queue each.
+/// The same put again and again, on two threads.
 fn both_queues_at_once(rig: &mut Rig<'_>, puts: [Command; 2]) -> Result<()> {
-    let deadline = rig.needs.deadline;
+    on_two_threads(rig, puts.map(|put| vec![put; PER_THREAD]))?;
+    let mut queues = rig.queues.iter_mut().zip(0..);
+    queues.try_for_each(|(queue, id)| check_own(id, &queue.take(), PER_THREAD))
+}
+
+/// Two threads, one queue each, begin to post at once.
+fn on_two_threads(rig: &mut Rig<'_>, puts: [Vec<Command>; 2]) -> Result<()> {
+    let (deadline, start) = (rig.needs.deadline, &Barrier::new(2));
     let transport: &OpenTransport = &rig.transport;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = rig
-            .queues
-            .iter_mut()
-            .zip(puts)
-            .map(|(queue, put)| scope.spawn(move || one_queue(transport, queue, &put, deadline)))
-            .collect();
+        let one = |(queue, puts): (_, Vec<Command>)| {
+            scope.spawn(move || {
+                start.wait();
+                one_queue(transport, queue, &puts, deadline)
+            })
+        };
+        let threads: Vec<_> = rig.queues.iter_mut().zip(puts).map(one).collect();
         threads.into_iter().try_for_each(|thread| {
             thread.join().map_err(|_| anyhow::anyhow!("the thread of a queue panicked"))?
         })
-    })?;
-    let mut queues = rig.queues.iter_mut().zip(0..);
-    queues.try_for_each(|(queue, id)| check_own(id, &queue.take(), PER_THREAD))
+    })
+}
+
+/// Rounds of puts with payloads.
+const MEETINGS: u64 = 4;
+/// The bytes of these puts, and the bytes of a queue: each put of a round has a place of its own. A long one is half
+/// sent for a while.
+const PAYLOADS: [usize; 24] = {
+    let mut bytes = [1 << 14; 24];
+    (bytes[9], bytes[18]) = (1 << 18, 1 << 18);
+    bytes
+};
+const OF_QUEUE: u64 = 1 << 20;
+
+/// Puts of two threads at once, each with bytes of its own, which all arrive.
+fn payloads_of_both_queues(rig: &mut Rig<'_>, round: u64) -> Result<()> {
+    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let seed = |rank: u32, tag: u64| (round << 4 | u64::from(rank)) << 16 | tag;
+    let puts = [0, 1].map(|queue| {
+        let mut at = u64::from(queue) * OF_QUEUE;
+        let of_place = |(number, bytes)| {
+            let (bytes, offset) = (rig.put_bytes(bytes), at);
+            at += bytes as u64;
+            Command {
+                op: abi::TY_OP_PUT_SIGNAL,
+                flags: abi::TY_FLAG_NOTIFY,
+                queue,
+                peer: next,
+                signal: rig.signal(1, queue, me),
+                add: 1,
+                dst_window: 1,
+                src_offset: offset,
+                dst_offset: offset,
+                bytes: bytes as u64,
+                tag: u64::from(queue) << 8 | number,
+                ..NO_COMMAND
+            }
+        };
+        (0..).zip(PAYLOADS).map(of_place).collect::<Vec<_>>()
+    });
+    for put in puts.iter().flatten() {
+        let data = pattern(seed(me, put.tag), put.bytes as usize);
+        rig.windows[0].write(put.src_offset as usize, &data);
+    }
+    rig.windows[1].fill(UNTOUCHED);
+    rig.barrier("payloads of two queues")?;
+    on_two_threads(rig, puts.clone())?;
+    for (queue, puts) in (0..).zip(&puts) {
+        check_events(&rig.queues[queue as usize].take(), puts.iter())?;
+        rig.wait_signal(queue, rig.signal(1, queue, previous), round * puts.len() as u64)?;
+    }
+    for put in puts.iter().flatten() {
+        let (at, bytes) = (put.dst_offset as usize, put.bytes as usize);
+        let what = format!(
+            "round {round}: put {} of rank {previous} on queue {}, which two threads posted on",
+            put.tag & 0xff,
+            put.queue
+        );
+        compare(&what, &rig.windows[1].read(at, bytes), &pattern(seed(previous, put.tag), bytes))?;
+    }
+    rig.barrier("payloads of two queues were read")
 }
 
 /// Checks that a queue whose commands all have its id as their tag gave `count` events, all of its own.
@@ -374,19 +448,19 @@ fn check_own(queue: u32, events: &[Event], count: usize) -> Result<()> {
 fn one_queue(
     transport: &OpenTransport,
     queue: &mut Queue,
-    put: &Command,
+    puts: &[Command],
     deadline: Duration,
 ) -> Result<()> {
-    for _ in 0..PER_THREAD {
+    for put in puts {
         queue.post(transport, &[*put], deadline)?;
     }
-    let mut headway = Headway::new(deadline);
-    while queue.events().len() < PER_THREAD {
+    let (mut headway, wanted) = (Headway::new(deadline), puts.len());
+    while queue.events().len() < wanted {
         queue.drive(transport)?;
         let found = queue.events().len();
         ensure!(
             !headway.is_over(found as u64),
-            "a queue: found {found} events; expected {PER_THREAD}, and one more within {deadline:?}"
+            "a queue: found {found} events; expected {wanted}, and one more within {deadline:?}"
         );
         std::thread::yield_now();
     }

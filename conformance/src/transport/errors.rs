@@ -14,11 +14,11 @@ use crate::suite::Loss;
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "errors_are_reported",
-        about: "a command with an unknown op ends as an error event of its peer, and health reports the first such \
-                error, about no peer, for ever",
+        about: "a command with an unknown op ends as an error event of its peer and queue, and health reports the \
+                first such error, about no peer, for ever",
         invariants: "INV-7",
         ranks: &[2],
-        needs: Needs::SMALL,
+        needs: Needs::TWO_QUEUES,
         body: Body::Breaking(errors_are_reported),
         ..TransportCase::BARE
     },
@@ -46,13 +46,14 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
     }
     rig.transport.health()?;
     rig.expect_errors();
-    let signal = rig.signal(0, 0, 0);
-    let good = Command { op: abi::TY_OP_SIGNAL, peer: 1, signal, add: 1, ..NO_COMMAND };
+    let queue = rig.last_queue();
+    let signal = rig.signal(0, queue, 0);
+    let good = Command { op: abi::TY_OP_SIGNAL, queue, peer: 1, signal, add: 1, ..NO_COMMAND };
     let noted = |tag| Command { flags: abi::TY_FLAG_NOTIFY, tag, ..good };
     // Errors are always reported: the bad command has no TY_FLAG_NOTIFY.
     let bad = Command { op: UNKNOWN_OP, tag: 77, ..good };
-    rig.post(0, &[noted(1), bad, noted(2)])?;
-    let events = rig.wait_events(0, 3)?;
+    rig.post(queue, &[noted(1), bad, noted(2)])?;
+    let events = rig.wait_events(queue, 3)?;
     for (tag, count) in [(1, 1), (77, 1), (2, 1)] {
         let found = events.iter().filter(|e| e.tag == tag).count();
         ensure!(found == count, "found {events:?}; expected one event with tag {tag}");
@@ -63,14 +64,14 @@ fn errors_are_reported(rig: &mut Rig<'_>) -> Result<()> {
             "the bad command ended as {event:?}; expected an error event with a negative status"
         );
         ensure!(
-            (event.queue, event.peer) == (0, 1),
-            "the bad command ended as {event:?}; expected queue 0 and peer 1, as in the command"
+            (event.queue, event.peer) == (queue, 1),
+            "the bad command ended as {event:?}; expected queue {queue} and peer 1, as in the command"
         );
     }
     stays_bad(rig)?;
     let first = about_no_peer(rig)?;
-    rig.post(0, &[noted(3), Command { op: UNKNOWN_OP - 1, ..bad }])?;
-    rig.wait_events(0, 2)?;
+    rig.post(queue, &[noted(3), Command { op: UNKNOWN_OP - 1, ..bad }])?;
+    rig.wait_events(queue, 2)?;
     stays_bad(rig)?;
     let now = about_no_peer(rig)?;
     ensure!(

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
-use super::completion::flood;
+use super::completion::{check_events, flood};
 use super::memory::{UNTOUCHED, compare, pattern};
 use super::needs::Needs;
 use super::rig::Rig;
@@ -20,7 +20,7 @@ pub(super) const LARGE: usize = 16 << 20;
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "every_declared_queue_works",
-        about: "each of the declared queues, up to 64, moves its own commands and signals",
+        about: "each of the declared queues, up to 64, moves its own commands and signals, and gets where they work",
         invariants: "INV-1, INV-6",
         ranks: &[2],
         needs: Needs { queues: 0, kinds: 1, queue_depth: 8, ..Needs::SMALL },
@@ -47,8 +47,9 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "puts_beyond_socket_buffers_arrive",
-        about: "puts of up to 16 MiB, or the largest declared, arrive whole",
-        invariants: "INV-1",
+        about: "puts of up to 16 MiB, or the largest declared, arrive whole, and so do gets that both ranks answer at \
+                once, where gets work",
+        invariants: "INV-1, INV-6",
         ranks: &[2],
         needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
         body: Body::Connected(puts_beyond_socket_buffers_arrive),
@@ -100,7 +101,34 @@ fn every_declared_queue_works(rig: &mut Rig<'_>) -> Result<()> {
             "queue {queue} of {queues}: found {events:?}; expected one event of its own"
         );
     }
-    Ok(())
+    rig.barrier("all queues have put")?;
+    if rig.can_get() {
+        (0..queues).try_for_each(|queue| get_back(rig, queue, bytes))
+    } else {
+        Ok(())
+    }
+}
+
+/// Gets the bytes of a queue, which this rank has put.
+fn get_back(rig: &mut Rig<'_>, queue: u32, bytes: usize) -> Result<()> {
+    let half = rig.windows[0].len() / 2;
+    let own = queue as usize * bytes;
+    let data = rig.windows[0].read(own, bytes);
+    rig.windows[0].write(own, &vec![UNTOUCHED; bytes]);
+    let get = Command {
+        op: abi::TY_OP_GET,
+        flags: abi::TY_FLAG_NOTIFY,
+        queue,
+        peer: rig.next(),
+        src_offset: own as u64,
+        dst_offset: (half + own) as u64,
+        bytes: bytes as u64,
+        tag: u64::from(queue),
+        ..NO_COMMAND
+    };
+    rig.post(queue, &[get])?;
+    check_events(&rig.wait_events(queue, 1)?, std::iter::once(&get))?;
+    compare(&format!("a get on queue {queue}"), &rig.windows[0].read(own, bytes), &data)
 }
 
 /// The most commands that the test posts at once: communicators use fewer.
@@ -145,7 +173,7 @@ fn every_declared_window_is_reached(rig: &mut Rig<'_>) -> Result<()> {
 fn puts_beyond_socket_buffers_arrive(rig: &mut Rig<'_>) -> Result<()> {
     let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
     let len = rig.windows[0].len();
-    let sizes = [LARGE, (5 << 20) + 1].map(|bytes| rig.put_bytes(bytes));
+    let sizes = [(5 << 20) + 1, LARGE].map(|bytes| rig.put_bytes(bytes));
     for (round, bytes) in (1_u64..).zip(sizes) {
         let seed = |rank: u32| u64::from(rank) << 16 | round;
         let at = len - bytes;
@@ -173,5 +201,35 @@ fn puts_beyond_socket_buffers_arrive(rig: &mut Rig<'_>) -> Result<()> {
         rig.wait_events(0, 1)?;
         rig.barrier("a large put arrived")?;
     }
-    Ok(())
+    if rig.can_get() { get_back_at_once(rig, rig.put_bytes(GOT)) } else { Ok(()) }
+}
+
+/// More bytes than the buffers of two sockets.
+const GOT: usize = 12 << 20;
+
+/// Both ranks get the end of what they have put last, two parts at once: each answers while its own answers come.
+fn get_back_at_once(rig: &mut Rig<'_>, bytes: usize) -> Result<()> {
+    let at = rig.windows[0].len() - bytes;
+    let data = rig.windows[0].read(at, bytes);
+    rig.windows[0].fill(UNTOUCHED);
+    rig.barrier("ready for large gets")?;
+    let part = |tag: u64, from: usize, bytes: usize| Command {
+        op: abi::TY_OP_GET,
+        flags: abi::TY_FLAG_NOTIFY,
+        peer: rig.next(),
+        dst_window: 1,
+        src_offset: (at + from) as u64,
+        dst_offset: (at + from) as u64,
+        bytes: bytes as u64,
+        tag,
+        ..NO_COMMAND
+    };
+    let gets = [part(0, 0, bytes / 3), part(1, bytes / 3, bytes - bytes / 3)];
+    rig.post(0, &gets)?;
+    check_events(&rig.wait_events(0, gets.len())?, gets.iter())?;
+    let mut expected = vec![UNTOUCHED; at];
+    expected.extend(data);
+    let what = format!("gets of {bytes} bytes from rank {}, which gets from this one", rig.next());
+    compare(&what, &rig.windows[0].read(0, rig.windows[0].len()), &expected)?;
+    rig.barrier("large gets are over")
 }

@@ -37,7 +37,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "a_put_to_a_stopped_peer_ends",
-        about: "a put to a stopped peer ends in time: with an error, or as done, and then it arrives",
+        about: "a put to a stopped peer, and a get from it, ends in time: with an error, or as done, and then the put \
+                arrives",
         invariants: "INV-4, INV-6, INV-7",
         ranks: &[2],
         flags: abi::TY_CAP_BOUNDED_PUT,
@@ -86,7 +87,16 @@ pub(super) fn play(
 
 /// Connects all ranks, which then have reached each other. Returns their processes, by world rank.
 pub(super) fn bring_up<'a>(rank: &Rank<'a>, needs: &Needs) -> Result<(Rig<'a>, Vec<u32>)> {
-    let mut rig = Rig::bring_up_within(rank, needs, rank.config.world.deadline / PART)?;
+    bring_up_within(rank, needs, rank.config.world.deadline / PART)
+}
+
+/// The same within `deadline`.
+pub(super) fn bring_up_within<'a>(
+    rank: &Rank<'a>,
+    needs: &Needs,
+    deadline: Duration,
+) -> Result<(Rig<'a>, Vec<u32>)> {
+    let mut rig = Rig::bring_up_within(rank, needs, deadline)?;
     meet(&mut rig)?;
     // A rank that others have reached must drive its transport until it has reached all of them.
     rig.barrier("all ranks have met")?;
@@ -365,7 +375,7 @@ fn in_place(place: u32, bytes: usize) -> Vec<u8> {
     pattern(0x5700 + u64::from(place), bytes)
 }
 
-/// Puts one after the other. Returns whether all ended as done; an error is right as well.
+/// Puts one after the other, and gets. Returns whether all ended as done; an error is right as well.
 fn put_to_paused(rig: &mut Rig<'_>) -> Result<bool> {
     let (bytes, signal) = (rig.put_bytes(BYTES), rig.signal(0, 0, 0));
     let places = (rig.windows[0].len() / bytes) as u32;
@@ -389,6 +399,15 @@ fn put_to_paused(rig: &mut Rig<'_>) -> Result<bool> {
             ..NO_COMMAND
         };
         if is_error(end_of(rig, "a put", &put)?, 1)? {
+            return is_known(rig, 1).map(|()| false);
+        }
+    }
+    // A fabric of messages has no answer to it; one that is one-sided reads the peer's memory.
+    if rig.can_get() {
+        let (op, flags, tag) = (abi::TY_OP_GET, abi::TY_FLAG_NOTIFY, u64::from(PAUSED_PUTS));
+        let get =
+            Command { op, flags, peer: 1, dst_window: 1, bytes: bytes as u64, tag, ..NO_COMMAND };
+        if is_error(end_of(rig, "a get", &get)?, 1)? {
             return is_known(rig, 1).map(|()| false);
         }
     }

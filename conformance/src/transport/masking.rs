@@ -167,7 +167,7 @@ fn leaves(rig: &mut Rig<'_>, last: &Command) -> Result<Vec<Event>> {
 /// Posts `put` to the other surviving rank, and waits until that rank's signal of a kind has a total.
 fn goes_on(rig: &mut Rig<'_>, put: &Command, kind: u32, total: u64, victims: &[u32]) -> Result<()> {
     leaves_for_other(rig, put, victims)?;
-    comes_from_other(rig, kind, total, victims)
+    comes_from_other(rig, kind, total, victims, rig.needs.deadline)
 }
 
 pub(super) fn stuck(what: &str, victims: &[u32]) -> anyhow::Error {
@@ -188,28 +188,36 @@ pub(super) fn leaves_for_other(rig: &mut Rig<'_>, put: &Command, victims: &[u32]
     Ok(())
 }
 
-/// Waits until a signal of the other surviving rank has a total.
+/// Waits until a signal of a kind of the other surviving rank has a total, at most for `limit`.
 pub(super) fn comes_from_other(
     rig: &mut Rig<'_>,
     kind: u32,
     total: u64,
     victims: &[u32],
+    limit: Duration,
 ) -> Result<()> {
-    let (other, until) = (1 - rig.me(), rig.until());
+    let (other, start) = (1 - rig.me(), Instant::now());
     let id = rig.signal(kind, 0, other);
-    let (start, failed_before) = (Instant::now(), failures(rig));
+    // Failures come at once behind a kill, whatever the other rank does.
+    rig.drive()?;
+    let (mut failed, mut failed_late) = (failures(rig), false);
     loop {
+        let before = Instant::now();
         rig.drive()?;
+        // A command that waits for the deadline fails late.
+        let late = before - start > rig.needs.deadline / 2;
+        failed_late |= late && failures(rig) > failed;
+        failed = failures(rig);
         let found = rig.transport.read_signal(0, id);
         if found >= total {
             // A busy machine takes long as well; but then nothing fails meanwhile.
-            if start.elapsed() > rig.needs.deadline / 2 && failures(rig) > failed_before {
+            if failed_late {
                 let what = format!("commands of rank {other} arrive only when others have failed,");
                 return Err(stuck(&what, victims));
             }
             return Ok(());
         }
-        if Instant::now() >= until {
+        if start.elapsed() >= limit {
             let what = format!(
                 "commands of rank {other} do not arrive: signal {id}: found total {found}; expected {total}"
             );

@@ -22,7 +22,7 @@ pub(super) struct Area {
     base: *mut u8,
     bytes: usize,
     /// The mapping, if the rig made the memory; the transport frees its own.
-    _mapping: Option<Mapping>,
+    mapping: Option<Mapping>,
     /// The device that the memory lies on; none: the processor reads and writes it.
     device: Option<Rc<DeviceMemory>>,
 }
@@ -36,7 +36,7 @@ impl Area {
             "the transport allocated memory of kind {}; the rig expected host memory",
             window.kind
         );
-        Ok(Self { base: window.pointer, bytes: window.bytes as usize, _mapping: None, device })
+        Ok(Self { base: window.pointer, bytes: window.bytes as usize, mapping: None, device })
     }
 
     /// Makes memory on a device, and its description for `register`.
@@ -48,7 +48,7 @@ impl Area {
     ) -> Result<(Self, Window)> {
         let window = device.allocate(id, bytes, needs)?;
         let (base, bytes) = (window.pointer, window.bytes as usize);
-        Ok((Self { base, bytes, _mapping: None, device: Some(Rc::clone(device)) }, window))
+        Ok((Self { base, bytes, mapping: None, device: Some(Rc::clone(device)) }, window))
     }
 
     /// Makes memory that satisfies `needs` and no more, and its description for `register`.
@@ -74,7 +74,21 @@ impl Area {
             window.fd_offset = offset as u64;
             window.handle = abi::TY_HANDLE_MEMFD;
         }
-        Ok((Self { base, bytes, _mapping: Some(mapping), device: None }, window))
+        Ok((Self { base, bytes, mapping: Some(mapping), device: None }, window))
+    }
+
+    /// Checks that the rig's memory is still its own when the transport has closed.
+    pub(super) fn outlives_its_transport(mut self) -> Result<()> {
+        let is_own = self.mapping.as_ref().is_none_or(Mapping::has_its_file);
+        if !is_own {
+            // Its number may be another file's by now.
+            std::mem::forget(self.mapping.take());
+        }
+        ensure!(
+            is_own,
+            "`close` has closed the descriptor of a window, which is the host's; expected it open"
+        );
+        Ok(())
     }
 
     /// Length in bytes.
@@ -181,6 +195,8 @@ struct Mapping {
     base: *mut u8,
     bytes: usize,
     fd: OwnedFd,
+    /// The number of the file behind it.
+    file: u64,
 }
 
 impl Mapping {
@@ -194,7 +210,13 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { rustix::mm::mmap(null, bytes, prot, MapFlags::SHARED, &fd, 0) }
             .context("map window memory")?;
-        Ok(Self { base: base.cast(), bytes, fd })
+        let file = rustix::fs::fstat(&fd).context("the file of window memory")?.st_ino;
+        Ok(Self { base: base.cast(), bytes, fd, file })
+    }
+
+    /// Whether the descriptor is still that of the file.
+    fn has_its_file(&self) -> bool {
+        rustix::fs::fstat(&self.fd).is_ok_and(|about| about.st_ino == self.file)
     }
 }
 

@@ -12,9 +12,9 @@ const MOST_QUEUES: u32 = 64;
 /// The resources of a transport that a case uses; the ranks multiply the signals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Bytes of each window. With `fewer` set, there are fewer windows if the transport has fewer.
+    /// Bytes of each window. With `fewer` set, there are fewer windows and queues if the transport has fewer.
     pub(super) windows: &'static [u64],
-    /// The case works with fewer windows.
+    /// The case works with fewer windows and queues.
     pub(super) fewer: bool,
     /// 0: as many as the transport has.
     pub(super) queues: u32,
@@ -27,6 +27,9 @@ pub(super) struct Needs {
 }
 
 impl Needs {
+    /// Two queues, where the transport has them.
+    pub(super) const TWO_QUEUES: Self = Self { fewer: true, queues: 2, ..Self::SMALL };
+
     /// One window of 64 KiB, one queue, two signals per writer.
     pub(super) const SMALL: Self = Self {
         windows: &[1 << 16],
@@ -45,7 +48,11 @@ impl Needs {
     }
 
     fn queues(&self, capabilities: &Capabilities) -> u32 {
-        if self.queues == 0 { capabilities.max_queues.min(MOST_QUEUES) } else { self.queues }
+        match self.queues {
+            0 => capabilities.max_queues.min(MOST_QUEUES),
+            queues if self.fewer => queues.min(capabilities.max_queues.max(1)),
+            queues => queues,
+        }
     }
 
     fn windows(&self, capabilities: &Capabilities) -> u32 {

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use super::clock::NAP;
 use super::needs::Needs;
 use super::rig::{self, Rig};
 use crate::suite::Rank;
 
 /// The time that a connect, or a commit, may wait for a peer: the deadline of cases in which a peer is missing.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
-/// A nap of the thread that measures.
-const NAP: Duration = Duration::from_millis(5);
 
 /// The longest time of some calls, each of which may wait for `deadline`.
 pub(super) fn longest(rank: &Rank<'_>, calls: u32, deadline: Duration) -> Duration {

@@ -83,6 +83,11 @@ impl Queue {
             anyhow!("poll of queue {}: found status {status}; expected 0", self.id)
         })?;
         for event in &events[..count] {
+            ensure!(
+                event.queue == self.id,
+                "poll of queue {} gave {event:?}; expected the queue on which its command was posted",
+                self.id
+            );
             let failed = event.kind != abi::TY_EVENT_DONE;
             ensure!(
                 if failed { STATUSES.contains(&event.status) } else { event.status == abi::TY_OK },

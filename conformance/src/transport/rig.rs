@@ -312,6 +312,11 @@ impl<'a> Rig<'a> {
         self.queues[queue as usize].post(&self.transport, commands, self.needs.deadline)
     }
 
+    /// The last queue: another one than the first, where the case has two.
+    pub(super) fn last_queue(&self) -> u32 {
+        self.needs.queues - 1
+    }
+
     /// Accepts error events: the case expects them.
     pub(super) fn expect_errors(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.expects_errors = true);
@@ -337,12 +342,13 @@ impl<'a> Rig<'a> {
         barrier_beside(self.world, topic, || self.drive())
     }
 
-    /// Closes peer 1, which may not have connected, before peer 0, which has connected to it: then no rank is left that
-    /// could still look at what peer 0 sent. libfabric's provider `shm` crashes in the other order. Collective.
-    pub(super) fn close_behind_peer_1(self) -> Result<()> {
+    /// Closes all other peers, which may not have connected, before peer 0, which has connected to them: then no rank
+    /// is left that could still look at what peer 0 sent. libfabric's provider `shm` crashes in the other order.
+    /// Collective.
+    pub(super) fn close_behind_others(self) -> Result<()> {
         let world = self.world;
         let last = (self.me() == 0).then_some(self);
-        world.barrier("peer 1 has closed")?;
+        world.barrier("the others have closed")?;
         drop(last);
         Ok(world.barrier("all have closed")?)
     }
@@ -359,6 +365,11 @@ impl<'a> Rig<'a> {
             self.transport.health().context("health at the end; expected it to be good")?;
         }
         // No rank closes while another one still reads its queues.
-        self.barrier("closing")
+        self.barrier("closing")?;
+        let Self { transport, windows, .. } = self;
+        drop(transport);
+        // All of them, because one that is dropped without it would end the process.
+        let looks: Vec<_> = windows.into_iter().map(Area::outlives_its_transport).collect();
+        looks.into_iter().collect()
     }
 }

@@ -54,7 +54,7 @@ fn a_rank_without_descriptors_blames_no_peer(rank: &Rank<'_>, needs: &Needs) -> 
         connected = connects.try_for_each(|(peer, end)| Ok(rig.transport.connect(peer, end)?));
     }
     rank.world.barrier("a rank was without descriptors")?;
-    rig.close_behind_peer_1()?;
+    rig.close_behind_others()?;
     let found: Option<&Error> = connected.as_ref().err().and_then(|error| error.downcast_ref());
     let is_late =
         found.is_some_and(|error| error.kind() == ErrorKind::Deadline && error.rank() == Some(1));
@@ -109,7 +109,7 @@ fn commit_without_descriptors(
         let _ = connects(&mut rig, &endpoints).and_then(|()| rig.transport.commit());
     }
     rank.world.barrier("a rank was without descriptors")?;
-    rig.close_behind_peer_1()?;
+    rig.close_behind_others()?;
     Ok(committed)
 }
 
@@ -119,7 +119,7 @@ fn waits_for_an_answer(rank: &Rank<'_>, needs: &Needs) -> Result<bool> {
     let endpoints = rig.exchange_endpoints()?;
     let failed = rig.me() == 0 && connects(&mut rig, &endpoints).is_err();
     let waits = rig::of_any(rank.world, failed)?;
-    rig.close_behind_peer_1()?;
+    rig.close_behind_others()?;
     Ok(waits)
 }
 

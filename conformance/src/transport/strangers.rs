@@ -2,27 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
-use std::os::fd::BorrowedFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::net::SendFlags;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use tokenyard_core::abi;
 
 use super::ending::exchange;
 use super::memory::{UNTOUCHED, compare};
 use super::needs::Needs;
-use super::rig::Rig;
+use super::rig::{self, Rig};
 use super::{Body, TransportCase};
 use crate::suite::{Outcome, Rank};
 
 pub(super) const CASES: &[TransportCase] = &[
     TransportCase {
         name: "strangers_change_nothing",
-        about: "callers that are no peers delay no connect, whether they say nothing or anything, and puts arrive",
+        about: "callers that are no peers delay no connect and fail none, whether they say nothing or anything or hang \
+                up, and puts arrive",
         invariants: "INV-6; bytes from elsewhere",
         ranks: &[2],
         needs: Needs::SMALL,
@@ -31,7 +32,8 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "a_mad_peer_harms_no_memory",
-        about: "bytes on a peer's connection that are no message end no process and change no window and no total",
+        about: "bytes on a peer's connection that are no message, or a known one out of range, end no process; the \
+                first ones change no window and no total",
         invariants: "bytes from elsewhere",
         ranks: &[2],
         needs: Needs::SMALL,
@@ -83,35 +85,57 @@ fn column(line: &str, at: usize) -> Option<&str> {
 }
 
 /// The place at which a TCP socket listens, from its line: `sl local_address rem_address st ... inode`.
-fn listens_at(line: &str, own: &BTreeMap<u64, i32>) -> Option<SocketAddrV4> {
+fn listens_at(line: &str, own: &BTreeMap<u64, i32>) -> Option<SocketAddr> {
     let listens = column(line, 3)? == "0A" && own.contains_key(&column(line, 9)?.parse().ok()?);
     let (address, port) = column(line, 1)?.split_once(':')?;
-    let address = Ipv4Addr::from(u32::from_str_radix(address, 16).ok()?.swap_bytes());
-    let address = if address.is_unspecified() { Ipv4Addr::LOCALHOST } else { address };
-    listens.then_some(SocketAddrV4::new(address, u16::from_str_radix(port, 16).ok()?))
+    listens.then_some(SocketAddr::new(address_of(address)?, u16::from_str_radix(port, 16).ok()?))
+}
+
+/// An address, from its words of 32 bits in the order of this machine. One that is all zeros is any of this machine.
+fn address_of(words: &str) -> Option<IpAddr> {
+    let word =
+        |at: usize| Some(u32::from_str_radix(words.get(8 * at..8 * at + 8)?, 16).ok()?.to_be());
+    if words.len() == 8 {
+        let address = Ipv4Addr::from(word(0)?);
+        return Some(if address.is_unspecified() { Ipv4Addr::LOCALHOST } else { address }.into());
+    }
+    let [a, b, c, d] = [word(0)?, word(1)?, word(2)?, word(3)?].map(u128::from);
+    let address = Ipv6Addr::from(a << 96 | b << 64 | c << 32 | d);
+    Some(if address.is_unspecified() { Ipv6Addr::LOCALHOST } else { address }.into())
 }
 
 /// The place at which a Unix socket listens, from its line: `Num RefCount Protocol Flags Type St Inode Path`.
-fn listens_in<'a>(line: &'a str, own: &BTreeMap<u64, i32>) -> Option<&'a Path> {
+/// An abstract name begins with `@`.
+fn listens_in<'a>(line: &'a str, own: &BTreeMap<u64, i32>) -> Option<&'a str> {
     const STREAM: &str = "0001";
     const LISTENS: &str = "00010000";
     let is_own = own.contains_key(&column(line, 6)?.parse().ok()?);
     let listens = is_own && column(line, 3)? == LISTENS && column(line, 4)? == STREAM;
-    listens.then(|| column(line, 7)).flatten().filter(|path| path.starts_with('/')).map(Path::new)
+    listens.then(|| column(line, 7)).flatten().filter(|name| name.starts_with(['/', '@']))
+}
+
+/// A call to a Unix socket. One whose queue is full takes none, and the caller does not wait.
+fn call_unix(name: &str) -> Option<OwnedFd> {
+    let at = match name.strip_prefix('@') {
+        Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()),
+        None => SocketAddrUnix::new(name),
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let (at, socket) = (at.ok()?, socket.ok()?);
+    rustix::net::connect(&socket, &at).is_ok().then_some(socket)
 }
 
 /// A call to each of these sockets that listens.
 fn call(own: &BTreeMap<u64, i32>) -> Vec<Stranger> {
     let soon = Duration::from_secs(1);
-    let [tcp, unix] = ["/proc/net/tcp", "/proc/net/unix"]
+    let [tcp, tcp6, unix] = ["/proc/net/tcp", "/proc/net/tcp6", "/proc/net/unix"]
         .map(|list| std::fs::read_to_string(list).unwrap_or_default());
-    let tcp = tcp.lines().filter_map(|line| listens_at(line, own));
-    let tcp = tcp.filter_map(|at| TcpStream::connect_timeout(&at.into(), soon).ok());
+    let tcp = tcp.lines().chain(tcp6.lines()).filter_map(|line| listens_at(line, own));
+    let tcp = tcp.filter_map(|at| TcpStream::connect_timeout(&at, soon).ok());
     let tcp = tcp.filter(|stream| stream.set_write_timeout(Some(soon)).is_ok());
-    let unix = unix.lines().filter_map(|line| listens_in(line, own));
-    let unix = unix.filter_map(|path| UnixStream::connect(path).ok());
-    let unix = unix.filter(|stream| stream.set_nonblocking(true).is_ok());
-    tcp.map(Stranger::Tcp).chain(unix.map(Stranger::Unix)).collect()
+    let unix = unix.lines().filter_map(|line| listens_in(line, own)).filter_map(call_unix);
+    tcp.map(Stranger::Tcp).chain(unix.map(|one| Stranger::Unix(one.into()))).collect()
 }
 
 const NAP: Duration = Duration::from_millis(5);
@@ -147,9 +171,13 @@ fn strangers_change_nothing(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     let endpoints = rig.exchange_endpoints()?;
     let own = new_sockets(&before)?;
     let silent = [call(&own), call(&own)].into_iter().flatten().collect();
+    let mut wrong = call(&own);
+    wrong.iter_mut().for_each(|stranger| stranger.say(&JUNK));
+    drop(call(&own));
     rank.world.barrier("strangers have called")?;
     let (connected, silent) = beside(silent, deadline / 2, || rig.connect_to(&endpoints))?;
-    connected.context("beside strangers that say nothing")?;
+    connected.context("beside strangers that say nothing, or no hello, or hang up")?;
+    drop(wrong);
     let mut silent = silent.with_context(|| {
         format!(
             "connect and commit waited for {:?} for strangers that say nothing; expected no wait for them (INV-6)",
@@ -164,10 +192,51 @@ fn strangers_change_nothing(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
-/// The time in which a rank takes what its peer has sent.
+/// The time in which a rank takes what its peer has sent, which is no message, and what begins as one.
 const TAKES: Duration = Duration::from_millis(100);
+const TAKES_ONE: Duration = Duration::from_millis(10);
+/// The ops that a message may begin with, and the places in it from which on each number is out of any range: those of
+/// the fields in heads that authors write.
+const OPS: [u8; 5] = [
+    abi::TY_OP_PUT,
+    abi::TY_OP_PUT_SIGNAL,
+    abi::TY_OP_PUT_VALUE,
+    abi::TY_OP_SIGNAL,
+    abi::TY_OP_GET,
+];
+const WRONG_FROM: [usize; 4] = [4, 8, 16, 24];
+
+/// The bytes of a mad peer.
+#[derive(Clone, Copy)]
+enum Mad {
+    Junk,
+    /// A known op, zeros, and junk from this byte on.
+    Known(u8, usize),
+}
+
+impl Mad {
+    fn bytes(self) -> [u8; JUNK.len()] {
+        let mut bytes = JUNK;
+        if let Self::Known(op, wrong_from) = self {
+            bytes[..wrong_from].fill(0);
+            bytes[0] = op;
+        }
+        bytes
+    }
+}
 
 fn a_mad_peer_harms_no_memory(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
+    // A fabric without connections hears nothing.
+    if beside_a_mad_peer(rank, needs, Mad::Junk)? {
+        for (op, from) in OPS.into_iter().flat_map(|op| WRONG_FROM.map(|from| (op, from))) {
+            beside_a_mad_peer(rank, needs, Mad::Known(op, from))?;
+        }
+    }
+    Ok(Outcome::Pass)
+}
+
+/// Rank 1 goes mad. Returns whether it has a connection on which it says so.
+fn beside_a_mad_peer(rank: &Rank<'_>, needs: &Needs, mad: Mad) -> Result<bool> {
     let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
     rig.windows.iter().for_each(|window| window.fill(UNTOUCHED));
     let endpoints = rig.exchange_endpoints()?;
@@ -177,18 +246,32 @@ fn a_mad_peer_harms_no_memory(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome>
     rig.barrier("connected")?;
     rig.expect_errors();
     if rig.me() == 1 {
-        connections.values().for_each(|fd| say_on(*fd));
-        rank.world.barrier("a peer went mad")?;
-        return Ok(rank.world.barrier("rank 0 has looked").map(|()| Outcome::Pass)?);
+        // The transport has closed some since, and a number may be another one's.
+        let mut left = sockets()?;
+        left.retain(|number, _| connections.contains_key(number));
+        let heard = left.values().filter(|fd| say_on(**fd, &mad.bytes())).count();
+        let heard = rig::of_any(rank.world, heard > 0)?;
+        rank.world.barrier("rank 0 has looked")?;
+        return Ok(heard);
     }
-    rank.world.barrier("a peer went mad")?;
-    let until = Instant::now() + TAKES;
+    let heard = rig::of_any(rank.world, false)?;
+    let takes = if matches!(mad, Mad::Junk) { TAKES } else { TAKES_ONE };
+    let until = Instant::now() + takes;
     while Instant::now() < until {
         rig.drive()?;
         // Good and bad are right: the peer is.
         let _ = rig.transport.health();
         std::thread::sleep(Duration::from_millis(1));
     }
+    // A fabric may find that what begins as a message is one in range.
+    if matches!(mad, Mad::Junk) {
+        changes_nothing(&rig)?;
+    }
+    rank.world.barrier("rank 0 has looked")?;
+    Ok(heard)
+}
+
+fn changes_nothing(rig: &Rig<'_>) -> Result<()> {
     let what = "window 0 behind bytes of a peer that are no message";
     let found = rig.windows[0].read(0, rig.windows[0].len());
     compare(what, &found, &vec![UNTOUCHED; found.len()])?;
@@ -196,19 +279,15 @@ fn a_mad_peer_harms_no_memory(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome>
         let total = rig.transport.read_signal(0, id);
         ensure!(total == 0, "signal {id} behind such bytes: found total {total}; expected 0");
     }
-    rank.world.barrier("rank 0 has looked")?;
-    Ok(Outcome::Pass)
+    Ok(())
 }
 
-/// Sends junk on a connection of the transport. One that is none, or is full, takes nothing.
-fn say_on(fd: i32) {
+/// Sends bytes on a connection of the transport, if it is one and has room. Returns whether it has taken some.
+fn say_on(fd: i32, bytes: &[u8]) -> bool {
     // SAFETY: the transport has it open, as the kernel's list says, and ends it in no other thread now but its own.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    if rustix::net::sockopt::socket_type(fd)
-        .is_ok_and(|kind| kind == rustix::net::SocketType::STREAM)
-    {
-        let _ = rustix::net::send(fd, &JUNK, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    }
+    let is_one = rustix::net::sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM);
+    is_one && rustix::net::send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
 
 #[cfg(test)]
@@ -223,12 +302,19 @@ mod tests {
                 " 0: 0100007F:1F90 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 77 1 0"
             )
         };
-        let place = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8080);
+        let place = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080));
         assert_eq!(listens_at(&tcp("0A"), &own), Some(place));
         assert_eq!(listens_at(&tcp("01"), &own), None);
+        let six = |address: &str| tcp("0A").replacen("0100007F", address, 1);
+        let own_address = "00000000000000000000000001000000";
+        let place = SocketAddr::from((Ipv6Addr::LOCALHOST, 8080));
+        assert_eq!(listens_at(&six(own_address), &own), Some(place));
+        assert_eq!(listens_at(&six(&"0".repeat(32)), &own), Some(place));
+        assert_eq!(listens_at(&six("0100"), &own), None);
         assert_eq!(listens_at(&tcp("0A"), &BTreeMap::new()), None);
         let unix = "0000: 00000002 00000000 00010000 0001 01 77 /run/one";
-        assert_eq!(listens_in(unix, &own), Some(Path::new("/run/one")));
+        assert_eq!(listens_in(unix, &own), Some("/run/one"));
+        assert_eq!(listens_in(&unix.replace("/run/", "@"), &own), Some("@one"));
         assert_eq!(listens_in(unix, &BTreeMap::new()), None);
     }
 }

@@ -219,38 +219,56 @@ fn errors_fit_their_room(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
         error.rank,
         error.os_errno
     );
-    error_of_open(table, rank, &rig)?;
+    error_of_open(rank, &rig)?;
     rank.world.barrier("all have failed")?;
     drop(rig);
     error_of_health(rank, needs)?;
     error_of_commit(rank, needs)
 }
 
-/// A service that has no answer, so that an `open` which asks for one fails.
+/// A service that has no answer, so that an `open` which asks for one fails. It notes that it was asked.
 unsafe extern "C" fn no_answer(
-    _: *mut c_void,
+    asked: *mut c_void,
     _: *const u8,
     _: usize,
     _: *mut u8,
     _: *mut abi::TyError,
 ) -> i32 {
+    // SAFETY: the caller of `open` gives the place, which lives for that call.
+    unsafe { asked.cast::<bool>().write(true) };
     abi::TY_DEADLINE
 }
 
-/// Opens by a table with an unknown key. A transport that reads its table in `probe` alone may succeed.
-fn error_of_open(table: &abi::TyTransportTable, rank: &Rank<'_>, rig: &Rig<'_>) -> Result<()> {
-    let (open, close) = table.open.zip(table.close).context("a required slot is null")?;
+/// Opens by a table with an unknown key, which a transport that reads its table in `probe` alone may not notice; and by
+/// the config's own, with the request of a newer host.
+fn error_of_open(rank: &Rank<'_>, rig: &Rig<'_>) -> Result<()> {
     let (_, choice) = rig::choose(rank.config)?;
-    let unknown = with_unknown_key(&choice.table);
+    let size = size_of::<abi::TyTransportOpen>();
+    open_by(&with_unknown_key(&choice.table), size, rig)?;
+    let (status, asked) = open_by(&choice.table, size, rig)?;
+    let (of_newer, _) = open_by(&choice.table, size + LATER, rig)?;
+    ensure!(
+        of_newer == status || asked,
+        "open of a newer host, whose request has {} bytes: found status {of_newer}; expected {status}, as for {size}",
+        size + LATER
+    );
+    Ok(())
+}
+
+/// Opens and closes by a request of so many bytes. Returns the status, and whether it has asked the other ranks.
+fn open_by(config: &ComponentTable, size: usize, rig: &Rig<'_>) -> Result<(i32, bool)> {
+    let (table, _) = slots(rig);
+    let (open, close) = table.open.zip(table.close).context("a required slot is null")?;
     let ranks: Vec<u32> = (0..rig.ranks()).map(|peer| rig.world_rank(peer)).collect();
+    let mut asked = false;
     let exchange = abi::TyExchange {
         size: size_of::<abi::TyExchange>(),
-        context: null_mut(),
+        context: (&raw mut asked).cast(),
         all_gather: Some(no_answer),
     };
-    let request = abi::TyTransportOpen {
-        size: size_of::<abi::TyTransportOpen>(),
-        config: as_config(&unknown),
+    let known = abi::TyTransportOpen {
+        size,
+        config: as_config(config),
         team: abi::TyTeam {
             size: size_of::<abi::TyTeam>(),
             me: rig.me(),
@@ -272,16 +290,18 @@ fn error_of_open(table: &abi::TyTransportTable, rank: &Rank<'_>, rig: &Rig<'_>) 
         device: -1,
         exchange: &raw const exchange,
     };
+    let request = Newer { known, later: [0; LATER], beside: [BESIDE; 64] };
     let mut instance = null_mut();
     let (status, _) = in_error_room("open", |error| {
         // SAFETY: a judged table; all structures live for the call.
-        unsafe { open(services(), &raw const request, &raw mut instance, error) }
+        unsafe { open(services(), (&raw const request).cast(), &raw mut instance, error) }
     })?;
     if status == abi::TY_OK {
         // SAFETY: it was opened above, and is used no more.
         unsafe { close(instance) };
     }
-    Ok(())
+    // SAFETY: it lives, and no call writes it any more.
+    Ok((status, unsafe { (&raw const asked).read() }))
 }
 
 /// The error of `health`, which an unknown op of peer 0 has made.
@@ -316,7 +336,7 @@ fn error_of_commit(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
         })?;
     }
     rank.world.barrier("a peer was missing")?;
-    rig.close_behind_peer_1()?;
+    rig.close_behind_others()?;
     Ok(())
 }
 

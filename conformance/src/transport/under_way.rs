@@ -25,7 +25,7 @@ pub(super) const CASES: &[TransportCase] = &[
         invariants: "commands, events; INV-6, INV-7",
         ranks: &[2],
         flags: abi::TY_CAP_BOUNDED_PUT,
-        needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::SMALL },
+        needs: Needs { windows: &[LARGE as u64, LARGE as u64], ..Needs::TWO_QUEUES },
         body: Body::OwnProcess(at_a_loss),
         ..TransportCase::BARE
     },
@@ -44,8 +44,8 @@ pub(super) const CASES: &[TransportCase] = &[
 /// Bytes of a short put.
 const SHORT: u64 = 64;
 
-/// Commands to peer 1, each with its place as its tag: long puts, of which sockets do not hold one, gets, and short
-/// puts. Of each kind one that asks for an event comes before one that does not.
+/// Commands to peer 1 on the last queue, each with its place as its tag: long puts, of which sockets do not hold one,
+/// gets, and short puts. Of each kind one that asks for an event comes before one that does not.
 fn mixed(rig: &Rig<'_>) -> Vec<Command> {
     let long = rig.put_bytes(LARGE) as u64;
     let gets = [
@@ -72,10 +72,12 @@ fn mixed(rig: &Rig<'_>) -> Vec<Command> {
     ];
     let gets = gets.into_iter().filter(|_| rig.can_get());
     let kinds = first.into_iter().chain(gets).chain(others);
-    let signal = rig.signal(1, 0, rig.me());
+    let queue = rig.last_queue();
+    let signal = rig.signal(1, queue, rig.me());
     let command = |(tag, (op, notify, bytes))| Command {
         op,
         flags: if notify { abi::TY_FLAG_NOTIFY } else { 0 },
+        queue,
         peer: 1,
         signal,
         add: u32::from(op == abi::TY_OP_SIGNAL || op == abi::TY_OP_PUT_SIGNAL),
@@ -151,12 +153,13 @@ fn none_gets_ahead(commands: &[Command], ends: &BTreeMap<u64, bool>) -> Result<(
     Ok(())
 }
 
-/// Posts as many commands as the queue takes while the peer takes nothing.
+/// Posts as many commands as the last queue takes while the peer takes nothing.
 fn post_some(rig: &mut Rig<'_>, commands: &[Command]) -> Result<usize> {
     let mut accepted = 0;
     for _ in 0..FILLS {
         if accepted < commands.len() {
-            accepted += rig.queues[0].try_post(&rig.transport, &commands[accepted..])?;
+            let queue = &rig.queues[rig.last_queue() as usize];
+            accepted += queue.try_post(&rig.transport, &commands[accepted..])?;
         }
         rig.drive()?;
     }
@@ -173,7 +176,8 @@ fn ends_of(rig: &mut Rig<'_>, commands: &[Command]) -> Result<BTreeMap<u64, bool
     let (until, mut after) = (Instant::now() + limit, None);
     while after.is_none_or(|after| Instant::now() < after) {
         rig.drive()?;
-        for event in rig.queues[0].take() {
+        let queue = rig.last_queue() as usize;
+        for event in rig.queues[queue].take() {
             note(&mut ends, commands, event)?;
         }
         let missing = commands.iter().find(|one| asks(one) && !ends.contains_key(&one.tag));

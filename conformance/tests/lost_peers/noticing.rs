@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokenyard_core::abi;
 use tokenyard_core::config::ComponentTable;
@@ -37,6 +37,8 @@ pub(crate) trait Reaction: Send + Sync + 'static {
     const STOPPED_IS_LOST: bool = true;
     /// Whether gets from a peer whose process is stopped wait until it goes on.
     const GETS_WAIT: bool = false;
+    /// Whether they wait no longer than the deadline.
+    const GETS_END: bool = true;
     /// Whether commands to other peers wait for one to a lost peer.
     const HOLDS_UP_ALL: bool = false;
     /// Whether `poll` waits for the lost peer.
@@ -70,6 +72,18 @@ impl Reaction for LostForgetsGets {
     const GETS_WAIT: bool = true;
     fn end(command: &Command) -> Option<Event> {
         failed(command).filter(|_| command.op != abi::TY_OP_GET)
+    }
+}
+
+/// Gets from a stopped peer wait until it goes on, or is gone.
+pub(crate) struct StoppedHoldsGets;
+impl Reaction for StoppedHoldsGets {
+    const NAME: &'static str = "stopped_holds_gets";
+    const STOPPED_IS_LOST: bool = false;
+    const GETS_WAIT: bool = true;
+    const GETS_END: bool = false;
+    fn end(command: &Command) -> Option<Event> {
+        failed(command)
     }
 }
 
@@ -141,8 +155,8 @@ struct Losses {
     failed: VecDeque<u32>,
     /// Whether a command to a lost peer was taken.
     any: bool,
-    /// Gets from stopped peers.
-    gets: Vec<Command>,
+    /// Gets from stopped peers, and when each was posted.
+    gets: Vec<(Command, Instant)>,
 }
 
 pub(crate) struct Noticing<R> {
@@ -151,6 +165,7 @@ pub(crate) struct Noticing<R> {
     processes: Vec<u32>,
     /// By which errors name them.
     world_ranks: Vec<u32>,
+    deadline: Duration,
     losses: Mutex<Losses>,
     reaction: PhantomData<R>,
 }
@@ -194,23 +209,27 @@ impl<R: Reaction> Noticing<R> {
         losses.events.extend(end.filter(|_| is_error || command.flags & abi::TY_FLAG_NOTIFY != 0));
     }
 
-    /// Moves gets from peers that were stopped, and are it no more.
+    /// Moves gets from peers that were stopped, and are it no more. Others end with the deadline.
     fn go_on(&self, queue: u32) {
         let process = |get: &Command| self.processes[get.peer as usize];
+        let is_late = |posted: &Instant| R::GETS_END && posted.elapsed() > self.deadline;
         let ready: Vec<_> = {
             let mut losses = self.losses.lock().unwrap();
-            losses.gets.extract_if(.., |get| !is_stopped(process(get))).collect()
+            let ready = |(get, posted): &mut (Command, Instant)| {
+                get.queue == queue && (!is_stopped(process(get)) || is_late(posted))
+            };
+            losses.gets.extract_if(.., ready).collect()
         };
-        for get in ready {
-            if is_gone(process(&get)) {
+        for (get, posted) in ready {
+            if is_gone(process(&get)) || is_stopped(process(&get)) {
                 self.lose(&get);
                 continue;
             }
             // SAFETY: a command that the host has posted, to a queue of the thread that polls it now.
-            let posted = unsafe { self.shm.post(queue, &[get]) };
+            let accepted = unsafe { self.shm.post(queue, &[get]) };
             // A queue of `shm` is full while events are to be polled.
-            if posted != Ok(1) {
-                self.losses.lock().unwrap().gets.push(get);
+            if accepted != Ok(1) {
+                self.losses.lock().unwrap().gets.push((get, posted));
             }
         }
     }
@@ -231,6 +250,7 @@ impl<R: Reaction> Transport for Noticing<R> {
             shm: Shm::open(shm_config(), &TransportOpen::new(open.team, open.needs))?,
             processes: vec![0; open.team.world_ranks.len()],
             world_ranks: open.team.world_ranks.clone(),
+            deadline: open.needs.deadline,
             losses: Mutex::default(),
             reaction: PhantomData,
         })
@@ -264,7 +284,7 @@ impl<R: Reaction> Transport for Noticing<R> {
                 continue;
             }
             if R::GETS_WAIT && command.op == abi::TY_OP_GET && is_stopped(pid) {
-                self.losses.lock().unwrap().gets.push(*command);
+                self.losses.lock().unwrap().gets.push((*command, Instant::now()));
                 continue;
             }
             // SAFETY: by this function's contract.
@@ -280,7 +300,11 @@ impl<R: Reaction> Transport for Noticing<R> {
             std::thread::sleep(Duration::from_secs(1));
         }
         self.go_on(queue);
-        let lost = self.losses.lock().unwrap().events.pop_front();
+        let lost = {
+            let lost = &mut self.losses.lock().unwrap().events;
+            let at = lost.iter().position(|event| event.queue == queue);
+            at.and_then(|at| lost.remove(at))
+        };
         match (lost, events.first_mut()) {
             (Some(event), Some(room)) => {
                 *room = event;
@@ -310,6 +334,7 @@ const fn table<R: Reaction>() -> *const abi::TyTransportTable {
 const TABLES: &[*const abi::TyTransportTable] = &[
     table::<LostIsError>(),
     table::<LostForgetsGets>(),
+    table::<StoppedHoldsGets>(),
     table::<LostIsDone>(),
     table::<LostNeverEnds>(),
     table::<NamelessLoss>(),

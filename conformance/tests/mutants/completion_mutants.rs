@@ -275,5 +275,8 @@ impl Fault for OneQueueForAll {
 
 #[test]
 fn queues_that_are_one_are_caught() {
-    caught::<OneQueueForAll>("l0/queues_are_independent/r2", "expected each tag once");
+    caught::<OneQueueForAll>(
+        "l0/queues_are_independent/r2",
+        "expected the queue on which its command was posted",
+    );
 }

@@ -150,7 +150,7 @@ struct Cell {
 // The part of a handle that only the device knows, in device memory.
 struct Note {
   u64 made;  // epoch of its dispatch | T << 32
-  u64 rows;  // N; 0 if that dispatch has failed
+  u64 rows;  // N, rank-major R*M: what a combine may name; 0 if that dispatch has failed
 };
 
 // n / by; the host has computed `factor`: 2^32 / by, rounded up, or 0 for 1. A division takes a tenth of a microsecond.

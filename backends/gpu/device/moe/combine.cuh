@@ -136,7 +136,7 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
     if (d + 1 == a.c.ranks) t.start[d + 1] = a.r.source_rows[d + 1];
     // Into this rank's own arena where the source has no room.
     t.to[d] = head[kHeadLanding] ? at(d, landing_of(a, (u64)head[kHeadLanding] * 16, me))
-                      : at(me, a.x + t.start[d] * a.row_bytes);
+                      : at(me, a.x + first_of_source(a, t, d) * a.row_bytes);
   }
   return sync_block_or(waits);
 }

@@ -8,6 +8,7 @@
 #include "entry.cuh"
 #include "put_rows.cuh"
 #include "metadata.cuh"
+#include "rank_major.cuh"
 
 namespace ty {
 
@@ -70,7 +71,7 @@ __device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t
     for (u32 s = 0; s < a.c.ranks; s++) {
       u32 rows = t.heard[s * words_of(a) + kHead + d * groups + g];
       if (s == me) {
-        t.row_base[g * a.c.ranks + d] = first - own;
+        t.row_base[g * a.c.ranks + d] = a.rank_major ? a.source_first : first - own;
         if constexpr (kGrouped) own += rows;
       }
       if (d == me) t.first_row[s] = first;
@@ -348,6 +349,8 @@ template <bool kTiles, class Up>
 __device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
   move_metadata<kTiles>(a, up, t, shared + a.metadata_at);
+  if constexpr (kMayFix && !kTiles)
+    if (a.rank_major) close_blocks(a, t);
   Role role(a);
   Targets to{named_from(a, t), t.expert_base, t.x, t.scales, 0, role.own, role.others};
   if constexpr (kTiles) to.own_scales = t.x[a.c.rank] + own_region().scales;

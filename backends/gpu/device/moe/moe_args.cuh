@@ -10,6 +10,8 @@ namespace ty {
 constexpr bool kMayTile = !kPuts && !kGrouped;
 // Whether rows may be sent without a request: see decode.cuh.
 constexpr bool kMayDecode = !kPuts && !kGrouped;
+// Whether the source of a row may fix its place: see rank_major.cuh.
+constexpr bool kMayFix = !kPuts && !kGrouped;
 // Whether rows of a combine may be pushed: see push_combine.cuh.
 constexpr bool kMayPush = !kPuts && !kGrouped;
 
@@ -103,6 +105,7 @@ struct DispatchArgs {
                         // move this rank's own; 0: each block moves both
   u32 part_rows;        // rows of a share of a tile, which one warp spreads
   u32 call_tokens;      // M of the call: at most that of the exchange
+  u32 rank_major;       // each source has M places for its rows, which are as flat ones in all else
   u64* host_counts;     // host memory: [El] of ticket << 32 | rows of each local expert; or null
 
   __device__ bool is_flat() const { return layout == Layout::kFlat; }
@@ -207,6 +210,8 @@ struct CombineArgs {
   u32 push_warps;      // push warps of each such block
   u32 push_bytes;      // a unit moves in pieces of this many bytes
   u32 at_once;         // it also waits until all have read
+  u32 source_places;   // rank-major: this rank has so many places for the rows of each source; else 0
+  u32 reserved;
 };
 
 // One kernel merges expert rows, pushes them and sums: see fused_combine.cuh. `own` of `combine` are the

@@ -25,7 +25,7 @@ struct CombineTables {
   u64* flags;    // [R]: words of the units that an owner pushes; 0: its rows have arrived
   u64* to;       // [R]: the target of the rows of each source, if this rank pushes
   u32* seen;     // [kSummingWarps, R]: units of each owner, all earlier included, that a warp knows here
-  u32* start;    // [R + 1]: first of each source's rows here, if this rank pushes; then N
+  u32* start;    // [R + 1]: first of each source's rows among all here, if this rank pushes; then N
 
   __device__ CombineTables(u8* shared, u32 ranks) {
     heard = reinterpret_cast<u32*>(shared);
@@ -40,6 +40,11 @@ struct CombineTables {
 // for it.
 __device__ inline u64 landing_of(const CombineArgs& a, u64 landing, u32 owner) {
   return landing + (u64)owner * a.c.max_tokens * a.row_bytes;
+}
+
+// The first of the rows that this rank has of a source.
+__device__ inline u32 first_of_source(const CombineArgs& a, const CombineTables& t, u32 source) {
+  return a.source_places > 0 ? source * a.source_places : t.start[source];
 }
 
 // The first word of the units that `owner` pushes to `source`.
@@ -157,7 +162,7 @@ class PushWalk {
   __device__ u64 bytes() const { return unit_.rows * a_.row_bytes; }
   __device__ u32 piece() const { return (u32)min((u64)a_.push_bytes, bytes() - at_); }
   __device__ const u8* from() const {
-    return a_.own + (t_.start[unit_.source] + unit_.first) * a_.row_bytes + at_;
+    return a_.own + (first_of_source(a_, t_, unit_.source) + unit_.first) * a_.row_bytes + at_;
   }
   __device__ u8* to() const {
     return reinterpret_cast<u8*>(t_.to[unit_.source]) + unit_.first * a_.row_bytes + at_;

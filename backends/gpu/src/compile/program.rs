@@ -14,7 +14,7 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../../device/exchange.cu") };
-const HEADERS: [(&str, &str); 37] = [
+const HEADERS: [(&str, &str); 38] = [
     ("arch.cuh", include_str!("../../device/common/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/common/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/common/arch_amd.cuh")),
@@ -39,6 +39,7 @@ const HEADERS: [(&str, &str); 37] = [
     ("combine.cuh", include_str!("../../device/moe/combine.cuh")),
     ("puts.cuh", include_str!("../../device/common/puts.cuh")),
     ("put_rows.cuh", include_str!("../../device/moe/put_rows.cuh")),
+    ("rank_major.cuh", include_str!("../../device/moe/rank_major.cuh")),
     ("push_combine.cuh", include_str!("../../device/moe/push_combine.cuh")),
     ("fused_plan.cuh", include_str!("../../device/moe/fused_plan.cuh")),
     ("fused_combine.cuh", include_str!("../../device/moe/fused_combine.cuh")),

@@ -122,16 +122,18 @@ impl Path {
     /// The kinds of calls that a communicator over these paths accepts, one path for each level: bits
     /// `TY_KERNELS_CAP_*`. Calls that no caller waits for need one level of loads and stores. Among several domains
     /// the host waits for the end of an operation. If rows are put, it waits until the staging may be written
-    /// again (INV-4). `decodes`: rows of the packed layout are sent without a request.
+    /// again (INV-4). Rank-major rows are stored at their places, and read there, so they need one such level, too.
+    /// `decodes`: rows of the packed layout are sent without a request.
     pub(crate) fn capabilities(paths: &[Self], decodes: bool) -> u32 {
-        let no_sync = matches!(paths, [path] if !path.puts());
+        let is_direct = matches!(paths, [path] if !path.puts());
         // Between domains each forwarder would have to sum first.
         let sums = if paths.len() == 1 { abi::TY_KERNELS_CAP_SUM_WEIGHTS } else { 0 };
+        let direct = abi::TY_KERNELS_CAP_NO_SYNC | abi::TY_KERNELS_CAP_RANK_MAJOR;
         abi::TY_KERNELS_CAP_STREAMS
             | sums
             // Forwarders have places for M of the communicator.
             | if paths.len() == 1 { abi::TY_KERNELS_CAP_CALL_TOKENS } else { 0 }
-            | if no_sync { abi::TY_KERNELS_CAP_NO_SYNC } else { 0 }
+            | if is_direct { direct } else { 0 }
             | if decodes {
                 abi::TY_KERNELS_CAP_PACKED_SUMS
                     | abi::TY_KERNELS_CAP_MASKING
@@ -237,13 +239,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn calls_that_no_caller_waits_for_are_taken_over_one_level_of_loads_and_stores_alone() {
-        let no_sync =
-            |paths: &[Path]| Path::capabilities(paths, false) & abi::TY_KERNELS_CAP_NO_SYNC != 0;
+    fn rank_major_rows_and_calls_without_a_wait_are_taken_over_one_level_of_loads_and_stores_alone()
+    {
+        let has = |paths: &[Path], form| Path::capabilities(paths, false) & form != 0;
+        let no_sync = |paths: &[Path]| has(paths, abi::TY_KERNELS_CAP_NO_SYNC);
+        let takes = |paths: &[Path]| has(paths, abi::TY_KERNELS_CAP_RANK_MAJOR);
         let (ring, put) = (ring(1 << 20), of(DEVICE_API, CUDA, 1 << 20).unwrap());
-        assert!(no_sync(&[Path::STORE]));
+        assert!(no_sync(&[Path::STORE]) && takes(&[Path::STORE]));
         for refused in [&[ring][..], &[put], &[Path::STORE, ring], &[Path::STORE, Path::STORE]] {
-            assert!(!no_sync(refused), "{refused:?}");
+            assert!(!no_sync(refused) && !takes(refused), "{refused:?}");
             assert_ne!(Path::capabilities(refused, false) & abi::TY_KERNELS_CAP_STREAMS, 0);
         }
     }

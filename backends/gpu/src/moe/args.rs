@@ -118,6 +118,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) pushers: u32,
     pub(crate) part_rows: u32,
     pub(crate) call_tokens: u32,
+    pub(crate) rank_major: u32,
     pub(crate) host_counts: u64,
 }
 
@@ -150,6 +151,8 @@ pub(crate) struct CombineArgs {
     pub(crate) push_warps: u32,
     pub(crate) push_bytes: u32,
     pub(crate) at_once: u32,
+    pub(crate) source_places: u32,
+    pub(crate) reserved: u32,
 }
 
 #[repr(C)]

@@ -71,6 +71,8 @@ pub(crate) fn arguments(
         push_warps: 0,
         push_bytes: combine_tiling.push_bytes,
         at_once: 0,
+        source_places: 0,
+        reserved: 0,
     }
 }
 
@@ -192,7 +194,7 @@ impl Combine<'_> {
         Err(Error::new(ErrorKind::Internal, "combine", message))
     }
 
-    /// How this many flat rows outside the arena are pushed, unless they are copied there.
+    /// How this many flat or rank-major rows outside the arena are pushed, unless they are copied there.
     fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
         let Shape { ranks, topk, .. } = self.moe.exchange.shape;
         let work = Work {
@@ -212,10 +214,15 @@ impl Combine<'_> {
     /// may have no memory for them to land in.
     fn stage(&mut self, call: &CombineCall<'_>, mode: &Mode) -> Result<Staged> {
         let state = &self.moe.routing.handles[call.handle as usize];
-        let (rows, flat) = (state.received, state.layout == Layout::Flat);
+        let (layout, by_token) = (state.layout, state.layout.has_a_row_per_token());
+        let rows = match layout {
+            // Their places, with a token or without.
+            Layout::RankMajor { .. } => state.rows,
+            _ => state.received,
+        };
         let widths = self.moe.combine_widths(call);
         let tensors = [call.x.data as u64, call.weights.data as u64];
-        let inside = [0, 1].map(|i| match flat {
+        let inside = [0, 1].map(|i| match by_token {
             true => self.engine.places.offset_of(tensors[i], rows * widths[i]),
             false => None,
         });
@@ -223,8 +230,9 @@ impl Combine<'_> {
             None => (rows * widths[i]).next_multiple_of(REGION_ALIGN),
             Some(_) => 0,
         });
-        let push = if flat && room[0] > 0 { self.push(rows, widths[0]) } else { None };
-        let fused = if flat { None } else { self.fused_blocks(call, mode) };
+        let pushes = by_token && room[0] > 0;
+        let push = if pushes { self.push(state.received, widths[0]) } else { None };
+        let fused = if by_token { None } else { self.fused_blocks(call, mode) };
         let landing = match push.is_some() || fused.is_some() {
             // A graph holds its memory as long as its handle.
             true if mode.is_recorded() => [0; 2],
@@ -244,7 +252,7 @@ impl Combine<'_> {
         let landing = [landing_at, landing_at + landing[0]];
         let staged = Staged { region, x, weights, landing, push, fused };
         let copies = |i: &usize| room[*i] > 0 && (*i == 1 || push.is_none());
-        let copied = match flat {
+        let copied = match by_token {
             false if fused.is_some() && !call.returns_weights() => Ok(()),
             false => self.merge(call, &staged),
             true => [0, 1].into_iter().filter(copies).try_for_each(|i| {
@@ -355,9 +363,13 @@ impl Combine<'_> {
             own: if pushes { call.x.data as u64 } else { 0 },
             flags: self.moe.sizes.flags(),
             most_units: self.moe.sizes.units,
-            unit_shift: match state.layout {
-                Layout::Flat => unit_shift(row_bytes, max_tokens),
-                _ => merged_unit_shift(max_tokens),
+            unit_shift: match state.layout.has_a_row_per_token() {
+                true => unit_shift(row_bytes, max_tokens),
+                false => merged_unit_shift(max_tokens),
+            },
+            source_places: match state.layout {
+                Layout::RankMajor { .. } => state.max_tokens,
+                _ => 0,
             },
             pushers: push.blocks,
             push_warps: push.warps,

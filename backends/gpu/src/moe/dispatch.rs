@@ -47,6 +47,14 @@ pub(crate) struct Launched {
     known: RegionRows,
 }
 
+/// The layout that kernels know: rank-major rows are flat ones whose places the source fixes.
+fn kernel_layout(layout: Layout) -> Layout {
+    match layout {
+        Layout::RankMajor { .. } => Layout::Flat,
+        layout => layout,
+    }
+}
+
 /// The arguments of a dispatch without rows.
 fn arguments(
     call: &DispatchCall<'_>,
@@ -71,7 +79,7 @@ fn arguments(
         worst: 0,
         // Determines the number of words of a record, so it is the caller's even where the call is
         // refused.
-        layout: call.layout.code(),
+        layout: kernel_layout(call.layout).code(),
         worst_experts: 0,
         alignment: 1,
         staged: 0,
@@ -102,6 +110,7 @@ fn arguments(
         pushers: 0,
         part_rows: 1,
         call_tokens: 0,
+        rank_major: 0,
         host_counts: 0,
     }
 }
@@ -419,6 +428,7 @@ impl Dispatch<'_> {
             _ => (0, call.x.data as u64),
         };
         let gives = wanted.mode.waits() && !self.moe.decodes(wanted.spec.layout);
+        let is_rank_major = matches!(wanted.spec.layout, Layout::RankMajor { .. });
         let slot = self.engine.slot(call.operation);
         let host_counts = self.moe.counts.ask(slot, ticket(call.operation), gives);
         let arguments = DispatchArgs {
@@ -434,7 +444,7 @@ impl Dispatch<'_> {
             row_bytes: format.row.x_bytes.into(),
             scale_words: format.scale_cols as u32,
             replay: wanted.replay.into(),
-            worst: worst.into(),
+            worst: (worst || is_rank_major).into(),
             staged: staging.is_some().into(),
             staging: staging.map_or(0, |r| r.offset),
             worst_experts: wanted.most.experts,
@@ -449,17 +459,14 @@ impl Dispatch<'_> {
             pushers: roles.pushers,
             part_rows: roles.part_rows(),
             call_tokens: wanted.max_tokens(),
+            rank_major: is_rank_major.into(),
             tiles: self.moe.sizes.tiles(),
             tile_rows: if wanted.in_tiles(self.moe.has_tiles()) {
                 self.moe.sizes.tile_rows
             } else {
                 0
             },
-            zero_padding: matches!(
-                wanted.spec.layout,
-                Layout::ExpertMajor { zero_padding: true, .. }
-            )
-            .into(),
+            zero_padding: wanted.spec.layout.zero_padding().into(),
             ..arguments(call, common, routing, &dispatch_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.

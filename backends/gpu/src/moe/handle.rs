@@ -195,7 +195,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Rows of the output tensor: N (flat), X (expert-major) or El * R*M (packed).
+    /// Rows of the output tensor: N (flat), X (expert-major), El * R*M (packed) or R*M (rank-major).
     pub(crate) fn rows_of(&self, layout: Layout, shape: &Shape) -> u64 {
         match layout {
             Layout::Flat | Layout::RankMajor { .. } => self.rows.tokens,

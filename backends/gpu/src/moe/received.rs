@@ -2,7 +2,7 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::arena_output::ArenaOutput;
-use tokenyard_core::moe::{Layout, Shape};
+use tokenyard_core::moe::Shape;
 
 use crate::moe::operation::DispatchOp;
 
@@ -10,7 +10,7 @@ use crate::moe::operation::DispatchOp;
 /// left out.
 pub(crate) fn describe(op: &DispatchOp, shape: &Shape, lost: u64) -> abi::TyReceived {
     let output = &op.output;
-    let exact = op.arrangement == Layout::Packed && !op.worst;
+    let exact = op.arrangement.has_fixed_places() && !op.worst;
     let tokens = if exact { op.received } else { output.rows.tokens };
     debug_assert!(op.received <= tokens);
     ArenaOutput {

@@ -30,11 +30,9 @@ impl MoeState {
         match wanted.spec.layout {
             // Among several domains a block moves its own share of rows; low latency has other kernels.
             layout if !self.has_tiles() || self.decodes(layout) => blocks.alike(),
-            Layout::Flat if casts => blocks.of_flat_cast(at_once, max_tokens),
-            Layout::Flat => {
-                blocks.of_flat(&self.flat_dispatch(wanted, tokens.most), tokens.on_device)
-            }
-            _ => blocks.of_tiles(at_once, casts, max_tokens),
+            layout if !layout.has_a_row_per_token() => blocks.of_tiles(at_once, casts, max_tokens),
+            _ if casts => blocks.of_flat_cast(at_once, max_tokens),
+            _ => blocks.of_flat(&self.flat_dispatch(wanted, tokens.most), tokens.on_device),
         }
     }
 

@@ -100,7 +100,9 @@ impl MoeState {
         few: bool,
     ) -> DispatchTiling {
         let moving = match layout {
-            Layout::Flat if self.kernels.rows == Rows::Tma => Moving::Links,
+            Layout::Flat | Layout::RankMajor { .. } if self.kernels.rows == Rows::Tma => {
+                Moving::Links
+            }
             Layout::ExpertMajor { .. } | Layout::Packed if self.has_tiles() => {
                 Moving::Tiles { few }
             }

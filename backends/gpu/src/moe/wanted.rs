@@ -2,7 +2,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::call::{DispatchCall, WireFormat};
-use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec, Shape};
+use tokenyard_core::moe::{RegionLayout, RegionRows, RegionSpec, Shape};
 
 use crate::engine::mode::Mode;
 
@@ -23,13 +23,12 @@ impl Wanted {
     /// Whether rows are spread over the experts of their tokens while others arrive. `has_tiles`:
     /// the exchange supports it.
     pub(crate) fn in_tiles(&self, has_tiles: bool) -> bool {
-        self.spec.layout != Layout::Flat && has_tiles
+        !self.spec.layout.has_a_row_per_token() && has_tiles
     }
 
     /// The rows that a region is laid out for, if this many arrive.
     pub(crate) fn rows(&self, counted: RegionRows) -> RegionRows {
-        // Packed regions have space for all rows.
-        let most = self.worst || self.spec.layout == Layout::Packed;
+        let most = self.worst || self.spec.layout.has_fixed_places();
         if most { self.most } else { counted }
     }
 

@@ -37,6 +37,19 @@ std::vector<Outcome> dispatch(std::vector<Rank*>& ranks, std::vector<DispatchArg
   return outcomes;
 }
 
+// The layouts that kernels have over this device API.
+std::vector<Layout> layouts() {
+  std::vector<Layout> all = {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked};
+  if (kMayFix) all.push_back(kRankMajor);
+  return all;
+}
+
+// All ranks pass the rows of a layout alike.
+std::vector<Combine> alike(const std::vector<Rank*>& ranks, Layout layout, Combine how = {}) {
+  if (layout == kRankMajor) how.block = ranks[0]->s.max_tokens;
+  return std::vector<Combine>(ranks.size(), how);
+}
+
 // Every owner returns rows of its own content; sources sum them. f32.
 void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, bool weights,
              std::vector<Combine> how = {}) {
@@ -44,13 +57,14 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, bo
   std::vector<std::vector<float>> outs(ranks.size()), out_weights(ranks.size());
   std::vector<std::vector<u8>> given;
   how.resize(ranks.size());
+  u32 block = how[0].block;
   for (u32 d = 0; d < ranks.size(); d++) {
     Rank& r = *ranks[d];
-    u64 values = outcomes[d].tokens * r.s.row_bytes / 4;
+    u64 rows = block > 0 ? block * ranks.size() : outcomes[d].tokens, values = rows * r.s.row_bytes / 4;
     for (u64 i = 0; i < values; i++)
       ((float*)(r.arena + kYAt))[i] = (float)((i * 31 + d * 1001) % 4099) / 3;
     float* back = (float*)(r.arena + kYAt + (512 << 10));
-    for (u64 i = 0; i < outcomes[d].tokens * r.s.topk; i++) back[i] = (float)(i + d * 100000);
+    for (u64 i = 0; i < rows * r.s.topk; i++) back[i] = (float)(i + d * 100000);
     given.emplace_back(r.arena + kYAt, r.arena + kYAt + (1 << 20));
     outs[d].assign(r.tokens * r.s.row_bytes / 4 + 4, -1);
     out_weights[d].assign(r.tokens * r.s.topk + 1, -1);
@@ -63,7 +77,7 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, bo
       if (TY_PUTS) memset(ranks[i]->arena + kYAt, 0xdd, 1 << 20);
     });
   for (auto& t : running) t.join();
-  Rows row = received_rows(inputs_of(ranks));
+  Rows row = received_rows(inputs_of(ranks), block);
   for (Rank* s : ranks)
     for (u32 t = 0; t < s->tokens; t++) {
       for (u32 k = 0; k < s->s.topk && weights; k++) {
@@ -91,10 +105,10 @@ void combine(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, bo
 }
 
 // Some or all ranks push their rows; of those, some or all have memory for pushed rows.
-void push_back(std::vector<Rank*>& ranks, const std::vector<Outcome>& outcomes, std::mt19937& random) {
+void push_back(std::vector<Rank*>& ranks, Layout layout, const std::vector<Outcome>& outcomes, std::mt19937& random) {
   if (TY_PUTS) return;
   for (u32 turn = 0; turn < 4; turn++) {
-    std::vector<Combine> how(ranks.size());
+    std::vector<Combine> how = alike(ranks, layout);
     for (Combine& c : how) {
       c.pushes = turn == 0 || random() % 4 != 0;
       c.lands = c.pushes && (turn == 0 || random() % 3 != 0);
@@ -235,7 +249,7 @@ void check_all(std::vector<Rank*>& ranks, const std::vector<DispatchArgs>& args,
     Region region = region_of(args[d], outcomes[d]);
     check_host_counts(*ranks[d], args[d], region);
     check_routing_counts(*ranks[d]);
-    if (args[d].layout == Layout::kFlat) check_copies(*ranks[d], args[d], region, outcomes[d], d % 3);
+    if (args[d].layout == Layout::kFlat && !args[d].rank_major) check_copies(*ranks[d], args[d], region, outcomes[d], d % 3);
   }
 }
 
@@ -245,7 +259,7 @@ void run(const Shape& shape, std::vector<u32> tokens) {
   std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks * 100 + shape.topk);
   Fabric fabric(ranks);
-  for (Layout layout : {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked}) {
+  for (Layout layout : layouts()) {
     for (Rank* r : ranks) bring(*r, tokens[(r->me + (u32)layout) % tokens.size()], random);
     for (bool replay : {false, true}) {
       std::vector<DispatchArgs> args;
@@ -256,8 +270,8 @@ void run(const Shape& shape, std::vector<u32> tokens) {
       auto outcomes = dispatch(ranks, args);
       for (u32 d = 0; d < shape.ranks; d++) same("dispatch", outcomes[d].code, kGo);
       check_all(ranks, args, outcomes);
-      combine(ranks, outcomes, replay);
-      if (layout == Layout::kFlat) push_back(ranks, outcomes, random);
+      combine(ranks, outcomes, replay, alike(ranks, layout));
+      if (has_row_per_token(layout)) push_back(ranks, layout, outcomes, random);
     }
     // Before records of refused operations are sent.
     if (layout == Layout::kFlat) check_counters(ranks);
@@ -273,7 +287,7 @@ void cast(const Shape& shape, Cast how, DType dtype) {
   std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random((u32)how * 10 + (u32)dtype);
   Fabric fabric(ranks);
-  for (Layout layout : {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked})
+  for (Layout layout : layouts())
     for (bool replay : {false, true}) {
       std::vector<std::vector<u32>> raw(shape.ranks);
       std::vector<DispatchArgs> args;
@@ -313,7 +327,7 @@ void run_once(const Shape& shape, std::vector<u32> tokens) {
   std::vector<Rank*> ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks);
   Fabric fabric(ranks);
-  for (Layout layout : {Layout::kFlat, Layout::kExpertMajor, Layout::kPacked}) {
+  for (Layout layout : layouts()) {
     std::vector<DispatchArgs> args;
     for (Rank* r : ranks) {
       bring(*r, tokens[(r->me + (u32)layout) % tokens.size()], random);
@@ -322,10 +336,8 @@ void run_once(const Shape& shape, std::vector<u32> tokens) {
     }
     auto outcomes = dispatch(ranks, args);
     check_all(ranks, args, outcomes);
-    combine(ranks, outcomes, layout == Layout::kFlat);
-    std::vector<Combine> sums(ranks.size());
-    for (Combine& how : sums) how.sums = true;
-    if (layout == Layout::kFlat) combine(ranks, outcomes, true, sums);
+    combine(ranks, outcomes, has_row_per_token(layout), alike(ranks, layout));
+    if (has_row_per_token(layout)) combine(ranks, outcomes, true, alike(ranks, layout, {.sums = true}));
   }
 }
 

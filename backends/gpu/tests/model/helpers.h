@@ -88,17 +88,19 @@ bool all_are(unsigned char value, const unsigned char* from, unsigned long long 
 }
 
 // The row of each of a source's tokens at each rank, where rows are in order of source ranks, then of
-// tokens: [source][token][rank], -1 where it does not go.
+// tokens: [source][token][rank], -1 where it does not go. Each source may have a block of rows.
 using Rows = std::vector<std::vector<std::vector<long long>>>;
-Rows received_rows(const std::vector<Inputs*>& ranks) {
+Rows received_rows(const std::vector<Inputs*>& ranks, unsigned block = 0) {
   Rows row(ranks.size());
   for (Inputs* source : ranks)
     row[source->me].assign(source->tokens, std::vector<long long>(ranks.size(), -1));
   for (unsigned d = 0; d < ranks.size(); d++) {
     long long n = 0;
-    for (Inputs* source : ranks)
+    for (Inputs* source : ranks) {
+      if (block > 0) n = (long long)source->me * block;
       for (unsigned t = 0; t < source->tokens; t++)
         if (goes(local_ids(*source, t, d))) row[source->me][t][d] = n++;
+    }
   }
   return row;
 }

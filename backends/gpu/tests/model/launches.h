@@ -24,8 +24,8 @@ void launches(std::vector<Rank*>& ranks, Layout layout, std::mt19937& random) {
     }
     auto outcomes = launch(args);
     check_all(ranks, args, outcomes);
-    bool no_host_sync = turn % 3 != 0, pushes = layout == Layout::kFlat && !TY_PUTS && turn == 1;
-    combine(ranks, outcomes, turn % 2, std::vector<Combine>(ranks.size(), {no_host_sync, pushes, pushes}));
+    bool no_host_sync = turn % 3 != 0, pushes = has_row_per_token(layout) && !TY_PUTS && turn == 1;
+    combine(ranks, outcomes, turn % 2, alike(ranks, layout, {no_host_sync, pushes, pushes}));
     // A replay has the T of its handle, whatever value the word has by now.
     std::vector<DispatchArgs> again;
     for (u32 d = 0; d < ranks.size(); d++) {

@@ -271,6 +271,8 @@ struct Fabric {
 
 #endif
 
+#include "rank_major.h"
+
 // Whether kernels may wait themselves for the rows of other ranks.
 constexpr bool kAtOnce = !TY_PUTS && !kGrouped;
 
@@ -293,7 +295,7 @@ void share_out(DispatchArgs& a) {
 DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   DispatchArgs a{};
   if (!replay) {
-    r.r.blocks = layout == Layout::kFlat && !TY_PUTS && !kGrouped ? r.some_blocks() : kBlocks;
+    r.r.blocks = has_row_per_token(layout) && !TY_PUTS && !kGrouped ? r.some_blocks() : kBlocks;
     u32 warps = r.r.blocks * kWarps;
     r.r.span = std::bit_ceil(std::max(8u, (r.tokens + warps - 1) / warps));
   }
@@ -302,10 +304,11 @@ DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   a.scales = r.s.scale_words ? r.scales.data() : nullptr;
   a.scale_stride[0] = r.s.scale_words, a.scale_stride[1] = 1;
   a.region = 0, a.capacity = kStagingAt, a.row_bytes = r.s.row_bytes;
-  a.scale_words = r.s.scale_words, a.replay = replay, a.layout = layout, a.alignment = 4;
+  a.scale_words = r.s.scale_words, a.replay = replay, a.alignment = 4;
+  take_layout(a, layout);
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4;
   u32 tiled = r.operations % 2 ? kWarps / 2 - 1 : kWarps * 3 / 4;
-  a.movers = layout == Layout::kFlat ? kWarps - kMetadataWarps / 2 : tiled;
+  a.movers = has_row_per_token(layout) ? kWarps - kMetadataWarps / 2 : tiled;
   a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
@@ -315,7 +318,8 @@ DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   // As with small shared memory, or wide metadata: fewer tokens at once, scales by themselves.
   a.tally_tokens = 32 >> r.operations % 6, a.metadata_tokens = 32 >> r.operations % 4;
   a.metadata_scales = r.operations % 3 != 0;
-  if (layout != Layout::kFlat && !TY_PUTS && !kGrouped) {
+  if (a.rank_major) a.zero_padding = (r.operations + r.me) % 2;
+  if (!has_row_per_token(layout) && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = r.operations % 2 ? 32 : 8;
     // Some ranks have blocks that push.
@@ -400,7 +404,8 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
     next[e] = starts[e];
   }
   Region region = region_of(a, outcome);
-  if (a.layout != Layout::kFlat) same("rows", outcome.rows, starts[local]);
+  bool flat = a.layout == Layout::kFlat;
+  if (!flat) same("rows", outcome.rows, starts[local]);
   u64 n = 0, scale_bytes = 4ull * s.scale_words;
   for (Inputs* source : ranks) {
     u64 before = n;
@@ -412,17 +417,18 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
       const u8* row = source->x + (u64)t * s.row_bytes;
       const u32* scales = source->scales.data() + t * s.scale_words;
       u32 from = source->me * s.max_tokens + t;
-      if (a.layout == Layout::kFlat) {
-        same_bytes(what + "x", base + n * s.row_bytes, row, s.row_bytes);
-        same_bytes(what + "scales", base + region.scales + n * scale_bytes, scales, scale_bytes);
-        same_bytes(what + "ids", base + region.ids + n * s.topk * 4, ids.data(), s.topk * 4);
+      u64 at = a.rank_major ? block_of(a, *source) + n - before : n;
+      if (flat) {
+        same_bytes(what + "x", base + at * s.row_bytes, row, s.row_bytes);
+        same_bytes(what + "scales", base + region.scales + at * scale_bytes, scales, scale_bytes);
+        same_bytes(what + "ids", base + region.ids + at * s.topk * 4, ids.data(), s.topk * 4);
       }
       if (a.layout != Layout::kPacked)
-        same(what + "source", ((u32*)(base + region.source))[n], from);
+        same(what + "source", ((u32*)(base + region.source))[at], from);
       for (u32 k = 0; k < s.topk; k++) {
         float weight = ids[k] < 0 ? 0 : source->weights[t * s.topk + k];
-        if (a.layout == Layout::kFlat) {
-          same(what + "weight", ((float*)(base + region.weights))[n * s.topk + k], weight);
+        if (flat) {
+          same(what + "weight", ((float*)(base + region.weights))[at * s.topk + k], weight);
           continue;
         }
         i32 slot = ids[k] < 0 ? -1 : (i32)next[ids[k]]++;
@@ -438,12 +444,13 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
       }
       n++;
     }
+    if (a.rank_major) check_behind(*source, a, base, region, n - before);
     same("rows of a source", ((u32*)(base + region.rank_counts))[source->me], n - before);
     same("the end of a source's rows", ((u32*)(base + region.rank_ends))[source->me], n);
   }
   same("tokens", outcome.tokens, n);
   std::vector<u8> zeros(s.row_bytes);
-  for (u32 e = 0; e < local && a.zero_padding; e++)
+  for (u32 e = 0; e < local && a.zero_padding && !flat; e++)
     for (u64 row = starts[e] + counts[e]; row < starts[e + 1]; row++)
       same_bytes("padding", base + row * s.row_bytes, zeros.data(), s.row_bytes);
   for (u32 e = 0; e < local; e++)
@@ -479,6 +486,8 @@ struct Combine {
   u32 expected = kGo;
   // Returned weights are sums over all ranks that have a row of the token.
   bool sums = false;
+  // Rank-major: places of a source's rows.
+  u32 block = 0;
   // Among domains: the exchange that it is queued behind.
   Former former{};
 };
@@ -499,6 +508,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
   // Units of 1, 2 or 4 rows, behind the counts of tiles.
   a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.most(), a.unit_shift = r.s.topk % 3;
+  a.source_places = how.block;
   a.push_bytes = 128, a.push_warps = 2 + r.operations % 3, a.pushers = 1 + r.operations % kBlocks;
   std::vector<u8> outside;
   if (how.refuses) a.c.verdict = kRefuseText, a.r = Routing{};
