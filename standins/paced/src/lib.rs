@@ -1,10 +1,10 @@
 //! A tool for measurements: the transport `paced`, a NIC whose rate and latency are set.
 //!
-//! There is no NIC: a kernel stands in for it, and stays on a few multiprocessors of the same GPU (`engine.cu`). Kernels
-//! of operations write requests of 64 bytes into queues in device memory (`paced.cuh`), or the host writes them. The
-//! engine books the wire for each request. It copies the bytes to the windows of the other ranks of this machine, by
-//! `nvlink`'s mappings, and raises the signal once the payload is there and the latency is over. On request it breaks
-//! one promise: see [`Fault`].
+//! There is no NIC: a kernel stands in for it, and stays on a few multiprocessors of the same GPU (`engine.cu`).
+//! Kernels of operations write requests of 64 bytes into queues in device memory (`paced.cuh`), or the host writes
+//! them. The engine books the wire for each request. It copies the bytes to the windows of the other ranks of this
+//! machine, by `nvlink`'s mappings. It raises the signal once the payload is there and the latency is over. On request
+//! it breaks one promise: see [`Fault`].
 //!
 //! Where a time is shown that was measured over it, it is named as a stand-in.
 
