@@ -8,11 +8,11 @@ use pyo3::types::{PyDict, PyTuple};
 use tokenyard_core::communicator::{Communicator as CoreCommunicator, CommunicatorOptions};
 use tokenyard_core::moe::Shape;
 
+use crate::argument::{Argument, Word, word};
 use crate::array::Array;
 use crate::config::Config;
 use crate::errors::{invalid, raise, to_python};
 use crate::exit;
-use crate::integer::Integer;
 use crate::operations::{
     self, CallStream, CombineArguments, Counted, DispatchArguments, Forms, Given, Giving, Order,
     PendingCombine, PendingDispatch, PendingReplay, ReplayArguments, StreamArguments, Sums,
@@ -53,20 +53,20 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (world, config, experts, topk, hidden, max_tokens, *, in_flight=Integer::Fits(2),
-                        handles=Integer::Fits(8)),
+    #[pyo3(signature = (world, config, experts, topk, hidden, max_tokens, *, in_flight=Argument::Fits(2),
+                        handles=Argument::Fits(8)),
            text_signature = "(world, config, experts, topk, hidden, max_tokens, *, in_flight=2, handles=8)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn new(
         py: Python<'_>,
         world: &World,
         config: &Bound<'_, PyAny>,
-        experts: Integer<u32>,
-        topk: Integer<u32>,
-        hidden: Integer<u32>,
-        max_tokens: Integer<u32>,
-        in_flight: Integer<u32>,
-        handles: Integer<u32>,
+        experts: Argument<u32>,
+        topk: Argument<u32>,
+        hidden: Argument<u32>,
+        max_tokens: Argument<u32>,
+        in_flight: Argument<u32>,
+        handles: Argument<u32>,
     ) -> PyResult<Self> {
         let world = world.core().map_err(|error| raise(py, &error))?;
         let read = || {
@@ -122,10 +122,11 @@ impl Communicator {
     /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError,
     /// RefusedError, FullError: nothing was moved. DeadlineError, PeerLostError, TransportError: the
     /// communicator is closed.
-    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=Integer::Fits(1),
-                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
-                        without_sync=false, expert_totals=None, waited_ns=None, scale_layout="row_major",
-                        source_index="rank_and_token"),
+    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout=word("flat"),
+                        alignment=Argument::Fits(1), zero_padding=Argument::Fits(false), cast=None,
+                        worst_case=Argument::Fits(false), max_tokens=None, stream=None,
+                        without_sync=Argument::Fits(false), expert_totals=None, waited_ns=None,
+                        scale_layout=word("row_major"), source_index=word("rank_and_token")),
            text_signature = "($self, x, topk_idx, topk_weights=None, *, scales=None, layout='flat', alignment=1, \
                              zero_padding=False, cast=None, worst_case=False, max_tokens=None, stream=None, \
                              without_sync=False, expert_totals=None, waited_ns=None, scale_layout='row_major', \
@@ -138,18 +139,18 @@ impl Communicator {
         topk_idx: &Bound<'_, PyAny>,
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
-        layout: &str,
-        alignment: Integer<u32>,
-        zero_padding: bool,
-        cast: Option<&str>,
-        worst_case: bool,
-        max_tokens: Option<Integer<u32>>,
-        stream: Option<Integer<usize>>,
-        without_sync: bool,
+        layout: Word<'_>,
+        alignment: Argument<u32>,
+        zero_padding: Argument<bool>,
+        cast: Option<Word<'_>>,
+        worst_case: Argument<bool>,
+        max_tokens: Option<Argument<u32>>,
+        stream: Option<Argument<usize>>,
+        without_sync: Argument<bool>,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
-        scale_layout: &str,
-        source_index: &str,
+        scale_layout: Word<'_>,
+        source_index: Word<'_>,
     ) -> PyResult<(Received, Handle)> {
         let stream = StreamArguments { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
@@ -171,10 +172,11 @@ impl Communicator {
     }
 
     /// The first half of `dispatch`, with its arguments: compute, then call `recv()` of the result.
-    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout="flat", alignment=Integer::Fits(1),
-                        zero_padding=false, cast=None, worst_case=false, max_tokens=None, stream=None,
-                        without_sync=false, expert_totals=None, waited_ns=None, scale_layout="row_major",
-                        source_index="rank_and_token"),
+    #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout=word("flat"),
+                        alignment=Argument::Fits(1), zero_padding=Argument::Fits(false), cast=None,
+                        worst_case=Argument::Fits(false), max_tokens=None, stream=None,
+                        without_sync=Argument::Fits(false), expert_totals=None, waited_ns=None,
+                        scale_layout=word("row_major"), source_index=word("rank_and_token")),
            text_signature = "($self, x, topk_idx, topk_weights=None, *, scales=None, layout='flat', alignment=1, \
                              zero_padding=False, cast=None, worst_case=False, max_tokens=None, stream=None, \
                              without_sync=False, expert_totals=None, waited_ns=None, scale_layout='row_major', \
@@ -187,18 +189,18 @@ impl Communicator {
         topk_idx: &Bound<'_, PyAny>,
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
-        layout: &str,
-        alignment: Integer<u32>,
-        zero_padding: bool,
-        cast: Option<&str>,
-        worst_case: bool,
-        max_tokens: Option<Integer<u32>>,
-        stream: Option<Integer<usize>>,
-        without_sync: bool,
+        layout: Word<'_>,
+        alignment: Argument<u32>,
+        zero_padding: Argument<bool>,
+        cast: Option<Word<'_>>,
+        worst_case: Argument<bool>,
+        max_tokens: Option<Argument<u32>>,
+        stream: Option<Argument<usize>>,
+        without_sync: Argument<bool>,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
-        scale_layout: &str,
-        source_index: &str,
+        scale_layout: Word<'_>,
+        source_index: Word<'_>,
     ) -> PyResult<PendingDispatch> {
         let stream = StreamArguments { raw: stream, without_sync };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
@@ -222,7 +224,10 @@ impl Communicator {
     /// Sends new rows with the routing of `handle`: nothing is counted, and rows arrive in the places of the first
     /// dispatch, in memory of their own. Arguments and errors are those of `dispatch`; T is that of the handle.
     #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
-                        without_sync=false, scale_layout="row_major", source_index="rank_and_token"))]
+                        without_sync=Argument::Fits(false), scale_layout=word("row_major"),
+                        source_index=word("rank_and_token")),
+           text_signature = "($self, handle, x, topk_weights=None, *, scales=None, cast=None, stream=None, \
+                             without_sync=False, scale_layout='row_major', source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay(
         &self,
@@ -231,11 +236,11 @@ impl Communicator {
         x: &Bound<'_, PyAny>,
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
-        cast: Option<&str>,
-        stream: Option<Integer<usize>>,
-        without_sync: bool,
-        scale_layout: &str,
-        source_index: &str,
+        cast: Option<Word<'_>>,
+        stream: Option<Argument<usize>>,
+        without_sync: Argument<bool>,
+        scale_layout: Word<'_>,
+        source_index: Word<'_>,
     ) -> PyResult<Received> {
         let stream = StreamArguments { raw: stream, without_sync };
         let forms = Forms { scale_layout, source_index };
@@ -245,7 +250,10 @@ impl Communicator {
 
     /// The first half of `replay`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
-                        without_sync=false, scale_layout="row_major", source_index="rank_and_token"))]
+                        without_sync=Argument::Fits(false), scale_layout=word("row_major"),
+                        source_index=word("rank_and_token")),
+           text_signature = "($self, handle, x, topk_weights=None, *, scales=None, cast=None, stream=None, \
+                             without_sync=False, scale_layout='row_major', source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay_send(
         &self,
@@ -254,11 +262,11 @@ impl Communicator {
         x: &Bound<'_, PyAny>,
         topk_weights: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
-        cast: Option<&str>,
-        stream: Option<Integer<usize>>,
-        without_sync: bool,
-        scale_layout: &str,
-        source_index: &str,
+        cast: Option<Word<'_>>,
+        stream: Option<Argument<usize>>,
+        without_sync: Argument<bool>,
+        scale_layout: Word<'_>,
+        source_index: Word<'_>,
     ) -> PyResult<PendingReplay> {
         let stream = StreamArguments { raw: stream, without_sync };
         let forms = Forms { scale_layout, source_index };
@@ -290,9 +298,13 @@ impl Communicator {
     /// - `waited_ns`: as in `dispatch`.
     ///
     /// Sums are made in float32, in an order that depends on the routing alone. Errors are those of `dispatch`.
-    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
-                        round_once=false, sum_weights=false, compress=None, out=None, out_weights=None,
-                        missing=None, stream=None, without_sync=false, waited_ns=None))]
+    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=Argument::Fits(false), topk_weights=None,
+                        topk_idx=None, round_once=Argument::Fits(false), sum_weights=Argument::Fits(false),
+                        compress=None, out=None, out_weights=None, missing=None, stream=None,
+                        without_sync=Argument::Fits(false), waited_ns=None),
+           text_signature = "($self, handle, x, weights=None, *, bias=None, weighted=False, topk_weights=None, \
+                             topk_idx=None, round_once=False, sum_weights=False, compress=None, out=None, \
+                             out_weights=None, missing=None, stream=None, without_sync=False, waited_ns=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine(
         &self,
@@ -301,17 +313,17 @@ impl Communicator {
         x: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
         bias: Option<&Bound<'_, PyAny>>,
-        weighted: bool,
+        weighted: Argument<bool>,
         topk_weights: Option<&Bound<'_, PyAny>>,
         topk_idx: Option<&Bound<'_, PyAny>>,
-        round_once: bool,
-        sum_weights: bool,
-        compress: Option<&str>,
+        round_once: Argument<bool>,
+        sum_weights: Argument<bool>,
+        compress: Option<Word<'_>>,
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
-        stream: Option<Integer<usize>>,
-        without_sync: bool,
+        stream: Option<Argument<usize>>,
+        without_sync: Argument<bool>,
         waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
         let stream = StreamArguments { raw: stream, without_sync };
@@ -323,9 +335,13 @@ impl Communicator {
     }
 
     /// The first half of `combine`, with its arguments: compute, then call `recv()` of the result.
-    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=false, topk_weights=None, topk_idx=None,
-                        round_once=false, sum_weights=false, compress=None, out=None, out_weights=None,
-                        missing=None, stream=None, without_sync=false, waited_ns=None))]
+    #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=Argument::Fits(false), topk_weights=None,
+                        topk_idx=None, round_once=Argument::Fits(false), sum_weights=Argument::Fits(false),
+                        compress=None, out=None, out_weights=None, missing=None, stream=None,
+                        without_sync=Argument::Fits(false), waited_ns=None),
+           text_signature = "($self, handle, x, weights=None, *, bias=None, weighted=False, topk_weights=None, \
+                             topk_idx=None, round_once=False, sum_weights=False, compress=None, out=None, \
+                             out_weights=None, missing=None, stream=None, without_sync=False, waited_ns=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine_send(
         &self,
@@ -334,17 +350,17 @@ impl Communicator {
         x: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
         bias: Option<&Bound<'_, PyAny>>,
-        weighted: bool,
+        weighted: Argument<bool>,
         topk_weights: Option<&Bound<'_, PyAny>>,
         topk_idx: Option<&Bound<'_, PyAny>>,
-        round_once: bool,
-        sum_weights: bool,
-        compress: Option<&str>,
+        round_once: Argument<bool>,
+        sum_weights: Argument<bool>,
+        compress: Option<Word<'_>>,
         out: Option<&Bound<'_, PyAny>>,
         out_weights: Option<&Bound<'_, PyAny>>,
         missing: Option<&Bound<'_, PyAny>>,
-        stream: Option<Integer<usize>>,
-        without_sync: bool,
+        stream: Option<Argument<usize>>,
+        without_sync: Argument<bool>,
         waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PendingCombine> {
         let stream = StreamArguments { raw: stream, without_sync };
@@ -362,25 +378,27 @@ impl Communicator {
     /// `operation` is `"dispatch"`, `"replay"` or `"combine"`; for a combine with `topk_weights` it is `"replay"`.
     /// `layout` is that of the other ranks' dispatch, or of the dispatch of the handle. In the capture of a graph raise
     /// instead: no other rank waits there.
-    #[pyo3(signature = (operation, why, *, layout="flat", alignment=Integer::Fits(1), zero_padding=false),
+    #[pyo3(signature = (operation, why, *, layout=word("flat"), alignment=Argument::Fits(1),
+                        zero_padding=Argument::Fits(false)),
            text_signature = "($self, operation, why, *, layout='flat', alignment=1, zero_padding=False)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn refuse(
         &self,
         py: Python<'_>,
-        operation: &str,
-        why: String,
-        layout: &str,
-        alignment: Integer<u32>,
-        zero_padding: bool,
+        operation: Word<'_>,
+        why: Word<'_>,
+        layout: Word<'_>,
+        alignment: Argument<u32>,
+        zero_padding: Argument<bool>,
     ) -> PyResult<()> {
-        let read = || {
-            let layout = options::layout(layout, alignment.get("alignment")?, zero_padding)?;
-            options::refused_call(operation, layout)
+        let read = || -> tokenyard_core::Result<_> {
+            let layout = options::layout(&layout, &alignment, &zero_padding)?;
+            let call = options::refused_call(&operation.get("operation")?, layout)?;
+            Ok((call, invalid(why.get("why")?)))
         };
-        let call = read().map_err(|error| raise(py, &error))?;
+        let (call, why) = read().map_err(|error| raise(py, &error))?;
         let stream = CallStream { raw: None, without_sync: false };
-        Err(operations::refuse(py, &self.shared, stream, call, invalid(why)))
+        Err(operations::refuse(py, &self.shared, stream, call, why))
     }
 
     /// Memory for the experts' outputs of `handle`, `[rows, H]`: `combine` needs no copy of what is written there.
@@ -407,7 +425,7 @@ impl Communicator {
         &self,
         py: Python<'_>,
         received: &Received,
-        stream: Option<Integer<usize>>,
+        stream: Option<Argument<usize>>,
         outputs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         operations::copy_out(py, &self.shared, received, stream, outputs)
@@ -475,7 +493,7 @@ impl Communicator {
         rank_tokens: &Bound<'_, PyAny>,
         expert_tokens: &Bound<'_, PyAny>,
         is_token_in_rank: &Bound<'_, PyAny>,
-        stream: Integer<usize>,
+        stream: Argument<usize>,
     ) -> PyResult<bool> {
         let tensors = [topk_idx, rank_tokens, expert_tokens, is_token_in_rank];
         operations::count_routing(py, &self.shared, tensors, stream)
@@ -485,7 +503,7 @@ impl Communicator {
     /// here. The memory of what was dropped is used again once they, too, have passed what they have now. Local.
     ///
     /// Raises InvalidInputError where the communicator has no streams, and for a stream that is captured.
-    fn release_after(&self, py: Python<'_>, streams: Vec<Integer<usize>>) -> PyResult<()> {
+    fn release_after(&self, py: Python<'_>, streams: Vec<Argument<usize>>) -> PyResult<()> {
         operations::release_after(py, &self.shared, &streams)
     }
 
@@ -511,12 +529,12 @@ impl Communicator {
     }
 
     /// Leaves a rank out of this rank's operations. Local.
-    fn mask_rank(&self, py: Python<'_>, rank: Integer<u32>) -> PyResult<()> {
+    fn mask_rank(&self, py: Python<'_>, rank: Argument<u32>) -> PyResult<()> {
         self.shared.call(py, |comm| comm.masks().mask(rank.get("rank")?))
     }
 
     /// Takes a rank back. Collective.
-    fn unmask_rank(&self, py: Python<'_>, rank: Integer<u32>) -> PyResult<()> {
+    fn unmask_rank(&self, py: Python<'_>, rank: Argument<u32>) -> PyResult<()> {
         self.shared.call(py, |comm| match rank.get("rank") {
             Ok(rank) => comm.masks().unmask(rank),
             Err(why) => Err(comm.masks().refuse_unmask(why)),

@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use tokenyard_core::config::Config as CoreConfig;
 use tokenyard_core::{Error, Result};
 
+use crate::argument::Argument;
 use crate::errors::{invalid, raise};
-use crate::integer::Integer;
 use crate::shipped::{self, Keys};
 
 /// A config that was read and checked: who takes part, and which components do the work.
@@ -78,17 +78,17 @@ impl Config {
     ///
     /// Raises ConfigError for another name, which lists all of them, or another `decode`.
     #[staticmethod]
-    #[pyo3(signature = (name, *, deadline_ms=Integer::Fits(30_000), late_ms=Integer::Fits(1_800_000),
+    #[pyo3(signature = (name, *, deadline_ms=Argument::Fits(30_000), late_ms=Argument::Fits(1_800_000),
                         decode="direct", sms=None),
            text_signature = "(name, *, deadline_ms=30_000, late_ms=1_800_000, decode='direct', sms=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn built_in(
         py: Python<'_>,
         name: &str,
-        deadline_ms: Integer<u64>,
-        late_ms: Integer<u64>,
+        deadline_ms: Argument<u64>,
+        late_ms: Argument<u64>,
         decode: &str,
-        sms: Option<Integer<u32>>,
+        sms: Option<Argument<u32>>,
     ) -> PyResult<Self> {
         let read = || {
             let sms = sms.map(|sms| sms.get("sms")).transpose()?;

@@ -5,9 +5,9 @@ use smallvec::smallvec;
 use tokenyard_core::Result;
 use tokenyard_core::moe::{DType, RoutingCounts, Shape, TopkScratch, validate_topk};
 
+use crate::argument::Argument;
 use crate::array::Array;
 use crate::errors::{invalid, raise};
-use crate::integer::Integer;
 use crate::tensor::Tensor;
 
 /// How many of these tokens go where: `(rank_tokens, expert_tokens, is_token_in_rank)`, which DeepEP calls a dispatch
@@ -22,8 +22,8 @@ use crate::tensor::Tensor;
 pub(crate) fn routing_counts(
     py: Python<'_>,
     topk_idx: &Bound<'_, PyAny>,
-    experts: Integer<u32>,
-    ranks: Integer<u32>,
+    experts: Argument<u32>,
+    ranks: Argument<u32>,
 ) -> PyResult<(Array, Array, Array)> {
     let read = || count(topk_idx, experts.get("experts")?, ranks.get("ranks")?);
     read().map_err(|error| raise(py, &error))

@@ -10,6 +10,7 @@
 //! - **A forked child** owns nothing of its parent: see `owned.rs`.
 
 mod anchors;
+mod argument;
 mod array;
 mod communicator;
 mod config;
@@ -20,7 +21,6 @@ mod errors;
 mod exchange;
 mod exit;
 mod gather;
-mod integer;
 mod log;
 mod memory;
 mod operations;

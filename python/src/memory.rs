@@ -11,9 +11,9 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_cpu::kernels::{CpuConfig, Spread, WindowSizes, handle_bytes};
 use tokenyard_gpu::{Foreseen, GpuConfig, LevelBytes, LinkPath};
 
+use crate::argument::Argument;
 use crate::config::Config;
 use crate::errors::raise;
-use crate::integer::Integer;
 
 /// The longest put: larger than any row, so that no row is split. Its exact value does not matter.
 const LARGEST_PUT: u64 = 1 << 40;
@@ -31,21 +31,21 @@ const LARGEST_PUT: u64 = 1 << 40;
 /// Local: nothing is opened. Raises InvalidInputError, ConfigError; UnsupportedError for a kernel set of a plugin, and
 /// for a shape that no GPU can do.
 #[pyfunction]
-#[pyo3(signature = (config, ranks, experts, topk, hidden, max_tokens, *, domains=Integer::Fits(1),
-                    in_flight=Integer::Fits(2), handles=Integer::Fits(8)),
+#[pyo3(signature = (config, ranks, experts, topk, hidden, max_tokens, *, domains=Argument::Fits(1),
+                    in_flight=Argument::Fits(2), handles=Argument::Fits(8)),
        text_signature = "(config, ranks, experts, topk, hidden, max_tokens, *, domains=1, in_flight=2, handles=8)")]
 #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
 pub(crate) fn memory_needed<'py>(
     py: Python<'py>,
     config: &Bound<'py, PyAny>,
-    ranks: Integer<u32>,
-    experts: Integer<u32>,
-    topk: Integer<u32>,
-    hidden: Integer<u32>,
-    max_tokens: Integer<u32>,
-    domains: Integer<u32>,
-    in_flight: Integer<u32>,
-    handles: Integer<u32>,
+    ranks: Argument<u32>,
+    experts: Argument<u32>,
+    topk: Argument<u32>,
+    hidden: Argument<u32>,
+    max_tokens: Argument<u32>,
+    domains: Argument<u32>,
+    in_flight: Argument<u32>,
+    handles: Argument<u32>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let read = || {
         let shape = Shape {

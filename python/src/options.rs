@@ -4,6 +4,7 @@ use tokenyard_core::Result;
 use tokenyard_core::communicator::{Cast, RefusedCall};
 use tokenyard_core::moe::{Compression, Layout, ScaleLayout, SourceIndex};
 
+use crate::argument::{Argument, Word};
 use crate::errors::invalid;
 
 /// The word of a layout.
@@ -20,9 +21,16 @@ pub(crate) fn layout_name(layout: Layout) -> &'static str {
 ///
 /// # Errors
 /// Another word, and options that the layout does not have.
-pub(crate) fn layout(word: &str, alignment: u32, zero_padding: bool) -> Result<Layout> {
+pub(crate) fn layout(
+    word: &Word<'_>,
+    alignment: &Argument<u32>,
+    zero_padding: &Argument<bool>,
+) -> Result<Layout> {
+    let word = word.get("layout")?;
+    let (alignment, zero_padding) =
+        (alignment.get("alignment")?, zero_padding.get("zero_padding")?);
     let plain = alignment == 1 && !zero_padding;
-    match word {
+    match &*word {
         "expert_major" => Ok(Layout::ExpertMajor { alignment, zero_padding }),
         "rank_major" if alignment == 1 => Ok(Layout::RankMajor { zero_padding }),
         "flat" if plain => Ok(Layout::Flat),
@@ -41,8 +49,8 @@ pub(crate) fn layout(word: &str, alignment: u32, zero_padding: bool) -> Result<L
 ///
 /// # Errors
 /// Another word.
-pub(crate) fn cast(word: Option<&str>) -> Result<Cast> {
-    match word {
+pub(crate) fn cast(word: Option<&Word<'_>>) -> Result<Cast> {
+    match word.map(|word| word.get("cast")).transpose()?.as_deref() {
         None => Ok(Cast::None),
         Some("fp8") => Ok(Cast::Fp8),
         Some("fp8_round") => Ok(Cast::Fp8Round),
@@ -57,8 +65,9 @@ pub(crate) fn cast(word: Option<&str>) -> Result<Cast> {
 ///
 /// # Errors
 /// Another word.
-pub(crate) fn scale_layout(word: &str) -> Result<ScaleLayout> {
-    match word {
+pub(crate) fn scale_layout(word: &Word<'_>) -> Result<ScaleLayout> {
+    let word = word.get("scale_layout")?;
+    match &*word {
         "row_major" => Ok(ScaleLayout::RowMajor),
         "column_major" => Ok(ScaleLayout::ColumnMajor),
         _ => Err(invalid(format!(
@@ -71,8 +80,9 @@ pub(crate) fn scale_layout(word: &str) -> Result<ScaleLayout> {
 ///
 /// # Errors
 /// Another word.
-pub(crate) fn source_index(word: &str) -> Result<SourceIndex> {
-    match word {
+pub(crate) fn source_index(word: &Word<'_>) -> Result<SourceIndex> {
+    let word = word.get("source_index")?;
+    match &*word {
         "rank_and_token" => Ok(SourceIndex::RankAndToken),
         "token" => Ok(SourceIndex::Token),
         _ => Err(invalid(format!(
@@ -85,8 +95,8 @@ pub(crate) fn source_index(word: &str) -> Result<SourceIndex> {
 ///
 /// # Errors
 /// Another word.
-pub(crate) fn compression(word: Option<&str>) -> Result<Compression> {
-    match word {
+pub(crate) fn compression(word: Option<&Word<'_>>) -> Result<Compression> {
+    match word.map(|word| word.get("compress")).transpose()?.as_deref() {
         None => Ok(Compression::None),
         Some("logfmt10") => Ok(Compression::LogFmt10),
         Some(word) => {

@@ -12,10 +12,10 @@ use tokenyard_core::bootstrap::{
 use tokenyard_core::config::{Config as CoreConfig, WorldConfig};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::argument::Argument;
 use crate::config::Config;
 use crate::errors::raise;
 use crate::gather::{Failure, Gather, gpu_of_torch};
-use crate::integer::Integer;
 use crate::log;
 use crate::owned::Owned;
 
@@ -167,10 +167,10 @@ impl World {
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn py_new(
         py: Python<'_>,
-        rank: Integer<u32>,
-        ranks: Integer<u32>,
+        rank: Argument<u32>,
+        ranks: Argument<u32>,
         exchange: Py<PyAny>,
-        local_rank: Option<Integer<u32>>,
+        local_rank: Option<Argument<u32>>,
         config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let read = || {

@@ -15,6 +15,7 @@ use super::{
     CallStream, Counted, Inputs, KeptHandle, Maybe, Object, PendingCombine, StreamArguments,
     Waiting, optional, read_handle, refuse,
 };
+use crate::argument::{Argument, Word};
 use crate::array::Array;
 use crate::dtype;
 use crate::errors::{invalid, raise};
@@ -24,14 +25,13 @@ use crate::shared::Shared;
 use crate::tensor::Tensor;
 
 /// How a combine sums.
-#[derive(Clone, Copy)]
 pub(crate) struct Sums<'a, 'py> {
-    pub(crate) weighted: bool,
+    pub(crate) weighted: Argument<bool>,
     pub(crate) topk_weights: Maybe<'a, 'py>,
     pub(crate) topk_idx: Maybe<'a, 'py>,
-    pub(crate) round_once: bool,
-    pub(crate) compress: Option<&'a str>,
-    pub(crate) sum_weights: bool,
+    pub(crate) round_once: Argument<bool>,
+    pub(crate) compress: Option<Word<'a>>,
+    pub(crate) sum_weights: Argument<bool>,
     pub(crate) waited_ns: Maybe<'a, 'py>,
 }
 
@@ -101,10 +101,10 @@ impl CombineArguments<'_, '_> {
             x: kept.keep(x)?,
             weights: self.weights(core.layout(), &mut kept)?,
             bias: self.bias(&mut kept)?,
-            sum_weights: self.sums.sum_weights,
-            weighted: self.sums.weighted,
-            round_once: self.sums.round_once,
-            compression: options::compression(self.sums.compress)?,
+            sum_weights: self.sums.sum_weights.get("sum_weights")?,
+            weighted: self.sums.weighted.get("weighted")?,
+            round_once: self.sums.round_once.get("round_once")?,
+            compression: options::compression(self.sums.compress.as_ref())?,
             topk: self.topk(&mut kept)?,
             out: kept.keep_mut(out.1)?,
             out_weights: out_weights.map(|(_, tensor)| kept.keep_mut(tensor)).transpose()?,

@@ -14,8 +14,8 @@ use tokenyard_core::communicator::{
 use tokenyard_core::moe::{Layout, ScaleLayout, SourceIndex};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::argument::{Argument, Word};
 use crate::errors::{invalid, raise};
-use crate::integer::Integer;
 use crate::options;
 use crate::output::{Handle, Received};
 use crate::owned::Owned;
@@ -89,14 +89,14 @@ fn stream(raw: Option<usize>) -> Option<Stream> {
 
 /// The stream of a call, and whether the host waits there, as Python gave them.
 pub(crate) struct StreamArguments {
-    pub(crate) raw: Option<Integer<usize>>,
-    pub(crate) without_sync: bool,
+    pub(crate) raw: Option<Argument<usize>>,
+    pub(crate) without_sync: Argument<bool>,
 }
 
 impl StreamArguments {
     fn read(&self) -> Result<CallStream> {
         let raw = self.raw.as_ref().map(|raw| raw.get("stream")).transpose()?;
-        match (raw, self.without_sync) {
+        match (raw, self.without_sync.get("without_sync")?) {
             (None, true) => {
                 Err(invalid("without_sync: found True without a stream; expected both"))
             }
@@ -299,22 +299,21 @@ impl PendingCombine {
 
 /// How a dispatch arranges what arrives, as Python gave it.
 pub(crate) struct Order {
-    pub(crate) alignment: Integer<u32>,
-    pub(crate) zero_padding: bool,
-    pub(crate) worst_case: bool,
-    pub(crate) max_tokens: Option<Integer<u32>>,
+    pub(crate) alignment: Argument<u32>,
+    pub(crate) zero_padding: Argument<bool>,
+    pub(crate) worst_case: Argument<bool>,
+    pub(crate) max_tokens: Option<Argument<u32>>,
 }
 
 /// The forms of packed arrays, as Python gave them.
-#[derive(Clone, Copy)]
 pub(crate) struct Forms<'a> {
-    pub(crate) scale_layout: &'a str,
-    pub(crate) source_index: &'a str,
+    pub(crate) scale_layout: Word<'a>,
+    pub(crate) source_index: Word<'a>,
 }
 
 impl Forms<'_> {
-    fn read(self) -> Result<(ScaleLayout, SourceIndex)> {
-        Ok((options::scale_layout(self.scale_layout)?, options::source_index(self.source_index)?))
+    fn read(&self) -> Result<(ScaleLayout, SourceIndex)> {
+        Ok((options::scale_layout(&self.scale_layout)?, options::source_index(&self.source_index)?))
     }
 }
 
@@ -324,8 +323,8 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) topk_idx: Object<'a, 'py>,
     pub(crate) topk_weights: Maybe<'a, 'py>,
     pub(crate) scales: Maybe<'a, 'py>,
-    pub(crate) layout: &'a str,
-    pub(crate) cast: Option<&'a str>,
+    pub(crate) layout: Word<'a>,
+    pub(crate) cast: Option<Word<'a>>,
     pub(crate) order: Order,
     pub(crate) forms: Forms<'a>,
     pub(crate) stream: StreamArguments,
@@ -343,7 +342,7 @@ struct ReadyDispatch {
 impl DispatchArguments<'_, '_> {
     fn layout(&self) -> Result<Layout> {
         let Order { alignment, zero_padding, .. } = &self.order;
-        options::layout(self.layout, alignment.get("alignment")?, *zero_padding)
+        options::layout(&self.layout, alignment, zero_padding)
     }
 
     fn read(&self) -> Result<ReadyDispatch> {
@@ -357,8 +356,11 @@ impl DispatchArguments<'_, '_> {
             topk_idx: kept.keep(Tensor::read("topk_idx", self.topk_idx)?.into_ids()?)?,
             topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
             layout: self.layout()?,
-            cast: options::cast(self.cast)?,
-            sizes: if self.order.worst_case { Sizes::WorstCase } else { Sizes::Exact },
+            cast: options::cast(self.cast.as_ref())?,
+            sizes: match self.order.worst_case.get("worst_case")? {
+                true => Sizes::WorstCase,
+                false => Sizes::Exact,
+            },
             max_tokens: self.order.max_tokens.as_ref().map(|m| m.get("max_tokens")).transpose()?,
             scale_layout,
             source_index,
@@ -369,7 +371,7 @@ impl DispatchArguments<'_, '_> {
     /// Takes part in the others' call with a refusal, where the arguments cannot be read, and returns what to raise.
     fn refuse(&self, py: Python<'_>, shared: &Shared, why: Error) -> PyErr {
         // Ranks may differ in all of a layout but its name.
-        let named = || options::layout(self.layout, 1, false);
+        let named = || options::layout(&self.layout, &Argument::Fits(1), &Argument::Fits(false));
         let call =
             RefusedCall::Dispatch(self.layout().or_else(|_| named()).unwrap_or(Layout::Flat));
         refuse(py, shared, self.stream.of_refusal(), call, why)
@@ -417,7 +419,7 @@ pub(crate) struct ReplayArguments<'a, 'py> {
     pub(crate) x: Object<'a, 'py>,
     pub(crate) topk_weights: Maybe<'a, 'py>,
     pub(crate) scales: Maybe<'a, 'py>,
-    pub(crate) cast: Option<&'a str>,
+    pub(crate) cast: Option<Word<'a>>,
     pub(crate) forms: Forms<'a>,
     pub(crate) stream: StreamArguments,
 }
@@ -440,7 +442,7 @@ impl ReplayArguments<'_, '_> {
             x: kept.keep(Tensor::read("x", self.x)?)?,
             scales: kept.optional(optional("scales", self.scales)?)?,
             topk_weights: kept.optional(optional("topk_weights", self.topk_weights)?)?,
-            cast: options::cast(self.cast)?,
+            cast: options::cast(self.cast.as_ref())?,
             scale_layout,
             source_index,
         };

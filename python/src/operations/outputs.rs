@@ -9,8 +9,8 @@ use tokenyard_core::communicator::{
 use tokenyard_core::moe::Layout;
 
 use super::{CallStream, Inputs, Object, StreamArguments, stream};
+use crate::argument::Argument;
 use crate::errors::{invalid, raise};
-use crate::integer::Integer;
 use crate::output::Received;
 use crate::reader::Reader;
 use crate::shared::Shared;
@@ -38,7 +38,7 @@ const COPIED: [&str; 15] = [
 pub(crate) fn release_after(
     py: Python<'_>,
     shared: &Shared,
-    streams: &[Integer<usize>],
+    streams: &[Argument<usize>],
 ) -> PyResult<()> {
     let streams: Result<Vec<_>> = streams.iter().map(|raw| raw.get("streams")).collect();
     let streams = streams.map_err(|error| raise(py, &error))?;
@@ -51,7 +51,7 @@ pub(crate) fn count_routing(
     py: Python<'_>,
     shared: &Shared,
     [ids, of_ranks, of_experts, is_in]: [Object<'_, '_>; 4],
-    raw: Integer<usize>,
+    raw: Argument<usize>,
 ) -> PyResult<bool> {
     let mut kept = Inputs::default();
     let mut read = || {
@@ -85,12 +85,12 @@ pub(crate) fn copy_out(
     py: Python<'_>,
     shared: &Shared,
     received: &Received,
-    stream: Option<Integer<usize>>,
+    stream: Option<Argument<usize>>,
     given: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let mut kept = Inputs::default();
     let read = || {
-        let stream = StreamArguments { raw: stream, without_sync: false }.read()?;
+        let stream = StreamArguments { raw: stream, without_sync: Argument::Fits(false) }.read()?;
         let received = received.core()?;
         let outputs = read_outputs(given, received.layout(), &mut kept)?;
         Ok((stream, received, outputs))

@@ -1,5 +1,5 @@
-"""An integer that cannot be is an exception of the package on all ranks of a call, whichever call and argument it is
-of, and what is open goes on."""
+"""A number, word or truth value that cannot be is an exception of the package on all ranks of a call, whichever call and
+argument it is of, and what is open goes on."""
 
 import ast
 import contextlib
@@ -20,7 +20,9 @@ from tokenyard.deep_ep import Buffer, ElasticBuffer
 
 CASE = Case(2, seed=9, tokens=(5, 7))
 SIZES = {"experts": 8, "topk": 3, "hidden": 64, "max_tokens": 12}
-NO_INTEGERS = (-1, 2**70, 1.5, "4")
+INTEGER, TRUTH, WORD = "an integer from 0 to", "True or False", "a str"
+# What is refused where such a value is expected.
+WRONG = {INTEGER: (-1, 2**70, 1.5, "4"), TRUTH: (2, "yes"), WORD: (7, b"flat")}
 OWN, OTHERS = errors.InvalidInputError, errors.RefusedError
 
 
@@ -28,7 +30,7 @@ class Calls:
     """Right calls of the package, by name. Each takes arguments that replace others."""
 
     def __init__(self, world, comm):
-        me, self._world, self._comm = world.rank, world, comm
+        me, self._world, self._comm, self.layout = world.rank, world, comm, "expert_major"
         self._x, self._routing = CASE.x[me], (CASE.idx[me], CASE.weights[me])
         self._received, self._handle = comm.dispatch(self._x, *self._routing)
 
@@ -38,7 +40,8 @@ class Calls:
 
     def _dispatch(self, name, options):
         call = getattr(self._comm, name)
-        options = {"layout": "expert_major", **options}
+        # A rank that names no layout refuses a flat dispatch.
+        options = {"layout": self.layout, **options}
         return self._finished(call, self._x, *self._routing, **options)
 
     def of(self, name):
@@ -58,7 +61,9 @@ class Calls:
             "Communicator": lambda **o: tokenyard.Communicator(
                 self._world, config(), **{**SIZES, **o}
             ).close(),
-            "Communicator.refuse": lambda **o: comm.refuse("dispatch", "why", **o),
+            "Communicator.refuse": lambda **o: comm.refuse(
+                **{"operation": "dispatch", "why": "why", **o}
+            ),
             "Communicator.copy_out": lambda **o: comm.copy_out(received, **o),
             "Communicator.count_routing": lambda **o: comm.count_routing(
                 self._routing[0],
@@ -98,15 +103,27 @@ LOCAL = {
 }
 
 
-def integers_of(function):
-    """The parameters of a function of the stub that are integers, or sequences of them."""
+def kind_of(annotation):
+    """The kind of a parameter that is judged with its call; none of objects, which are read by what they have."""
+    plain = annotation.removesuffix(" | None")
+    if plain in ("int", "Sequence[int]"):
+        return INTEGER
+    if plain == "bool":
+        return TRUTH
+    if plain in ("str", "_Layout", "_Cast") or plain.startswith("Literal["):
+        return WORD
+    return None
+
+
+def judged(function):
+    """The parameters of a function of the stub that are judged, and their kinds."""
     parameters = function.args.args + function.args.kwonlyargs
-    types = [(it.arg, ast.unparse(it.annotation)) for it in parameters if it.annotation]
-    return [name for name, kind in types if kind in ("int", "int | None", "Sequence[int]")]
+    kinds = {it.arg: kind_of(ast.unparse(it.annotation)) for it in parameters if it.annotation}
+    return [(name, kind) for name, kind in kinds.items() if kind]
 
 
-def native_integers():
-    """(call, parameter) of the integers that callers give to the native module, by its stub."""
+def native_arguments():
+    """(call, parameter, kind) of what callers give to the native module, by its stub."""
     stub = ast.parse(pathlib.Path(tokenyard.__file__).with_name("_native.pyi").read_text())
     found = []
     for node in stub.body:
@@ -114,26 +131,27 @@ def native_integers():
             for function in node.body:
                 name = getattr(function, "name", "_")
                 if name == "__new__":
-                    found += [(node.name, it) for it in integers_of(function)]
+                    found += [(node.name, *it) for it in judged(function)]
                 elif not name.startswith("_"):
-                    found += [(f"{node.name}.{name}", it) for it in integers_of(function)]
+                    found += [(f"{node.name}.{name}", *it) for it in judged(function)]
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            found += [(node.name, it) for it in integers_of(node)]
-    return found
+            found += [(node.name, *it) for it in judged(node)]
+    # Other calls are of one rank, or are those by which ranks meet: Python raises a TypeError for what is no word.
+    return [it for it in found if it[2] == INTEGER or it[0].startswith("Communicator")]
 
 
-NATIVE = native_integers()
+NATIVE = native_arguments()
 
 
-def refused(world, comm, name, call, parameter):
-    for value in NO_INTEGERS:
+def refused(world, comm, name, call, parameter, kind):
+    for value in WRONG[kind]:
         if name in LOCAL or world.rank == 1:
             with pytest.raises(OWN) as raised:
                 call(**{parameter: value})
-            says = f"{parameter}: found {value!r}; expected an integer from 0 to"
+            says = f"{parameter}: found {value!r}; expected {kind}"
             assert says in str(raised.value), str(raised.value)
         else:
-            with pytest.raises(OTHERS, match="expected an integer from 0 to") as raised:
+            with pytest.raises(OTHERS, match=f"expected {kind}") as raised:
                 call()
             assert raised.value.rank == 1, repr(raised.value)
         received, _ = comm.dispatch(CASE.x[world.rank], CASE.idx[world.rank])
@@ -143,20 +161,22 @@ def refused(world, comm, name, call, parameter):
 def all_refused(world, name):
     # Exceptions keep the handles of their frames for a while.
     with opened(world, CASE, handles=64) as comm:
-        call = Calls(world, comm).of(name)
-        for _, parameter in (it for it in NATIVE if it[0] == name):
-            refused(world, comm, name, call, parameter)
+        calls = Calls(world, comm)
+        call = calls.of(name)
+        for _, parameter, kind in (it for it in NATIVE if it[0] == name):
+            calls.layout = "flat" if parameter == "layout" else "expert_major"
+            refused(world, comm, name, call, parameter, kind)
     with opened(world, CASE):
         pass
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in NATIVE}))
-def test_what_is_no_integer_is_refused_in_every_native_call(ranks, name):
+@pytest.mark.parametrize("name", sorted({name for name, *_ in NATIVE}))
+def test_what_is_no_number_word_or_truth_value_is_refused_in_every_native_call(ranks, name):
     ranks(2, all_refused, name)
 
 
-def test_defaults_of_integers_are_those_of_the_stub():
-    assert len(NATIVE) >= 38
+def test_defaults_are_those_of_the_stub():
+    assert len(NATIVE) >= 70
     stub = ast.parse(pathlib.Path(tokenyard.__file__).with_name("_native.pyi").read_text())
     (communicator,) = [it for it in stub.body if getattr(it, "name", "") == "Communicator"]
     functions = {it.name: it.args for it in communicator.body if isinstance(it, ast.FunctionDef)}
