@@ -55,8 +55,8 @@ constexpr u32 kRefuseBroken = 4; // ranks that it met before are out of step: a 
 // The error of a routing.
 constexpr u32 kNoExpert = 1, kTwice = 2, kTooMany = 3;
 
-// How an operation continues: the same answer on all ranks except for the last two.
-constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6;
+// How an operation continues: the same answer on all ranks except for kOrigin and kBadRows.
+constexpr u32 kGo = 1, kRefused = 2, kFull = 3, kMismatch = 4, kOrigin = 5, kBadRows = 6, kAnotherM = 7;
 
 // The report to the host while rows move: in pinned memory, one per slot.
 struct Outcome {

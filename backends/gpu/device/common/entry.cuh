@@ -227,10 +227,11 @@ __device__ inline u64 signature_of(const u32* head) {
   return head[kHeadSignature] | (u64)head[kHeadSignatureHigh] << 32;
 }
 
-// Whether two signatures of dispatches differ in M of the call alone: core's `Signature::in_one_word` has its bits.
-__device__ inline bool differ_in_m(u64 theirs, u64 ours) {
-  constexpr u64 kBitsOfM = 3ull << 18 | 0x3ffffull << 46;
-  return (ours & 0xf) == 1 && ((theirs ^ ours) & ~kBitsOfM) == 0;
+// A signature without M of the call: core's `Signature::of_word` reads the same bits.
+__device__ inline u64 without_tokens(u64 signature) {
+  constexpr u64 kHasTokens = 1ull << 18, kTokens = kHasTokens | 1ull << 19 | 0x3ffffull << 46;
+  bool has_tokens = (signature & 0xf) == 1 && (signature & kHasTokens) != 0;
+  return has_tokens ? signature & ~kTokens : signature;
 }
 
 struct Decision {
@@ -258,7 +259,9 @@ __device__ inline bool word_objects(const Common& c, u32 word, u32 value) {
 }
 
 // The first objection in order of ranks, from the fields of heads that do not depend on sizes. A
-// refusal may be another rank's that its forwarder passes on; its order is in the field of a region.
+// refusal may be another rank's that its forwarder passes on; its order is in the field of a region. Combines name no
+// M, and have no register for it.
+template <bool IsDispatch>
 __device__ TY_COLD Decision first_objection(const Common& c, const u32* table, u32 words) {
   for (u32 s = 0; s < c.ranks; s++)
     if ((table[s * words + kHeadSignature] ^ (u32)c.signature) & 0xff) return {kMismatch, s};
@@ -268,20 +271,27 @@ __device__ TY_COLD Decision first_objection(const Common& c, const u32* table, u
         (refused == c.ranks || table[s * words + kHeadPlace] < table[refused * words + kHeadPlace]))
       refused = s;
   if (refused < c.ranks) return {kRefused, refused};
-  for (u32 s = 0; s < c.ranks; s++)
-    if (signature_of(&table[s * words]) != c.signature) return {kMismatch, s};
+  u64 ours = IsDispatch ? without_tokens(c.signature) : c.signature;
+  for (u32 s = 0; s < c.ranks; s++) {
+    u64 theirs = signature_of(&table[s * words]);
+    if ((IsDispatch ? without_tokens(theirs) : theirs) != ours) return {kMismatch, s};
+  }
   for (u32 s = 0; s < c.ranks; s++)
     if (table[s * words + kHeadOrigin] != c.origin()) return {kOrigin, s};
+  // Another M alone counts last, so that all ranks find the same kind of difference.
+  for (u32 s = 0; s < c.ranks && IsDispatch; s++)
+    if (signature_of(&table[s * words]) != c.signature) return {kAnotherM, s};
   return {kGo, c.rank};
 }
 
 // The first objection, or kGo. One warp; the first lane has the result.
+template <bool IsDispatch>
 __device__ inline Decision decide(const Common& c, const u32* table, u32 words) {
   bool against = false;
   for (u32 s = lane_id(); s < c.ranks; s += kWave) against |= objects(c, &table[s * words]);
   against = !all(!against);
   bool looks = against && lane_id() == 0;
-  return looks ? first_objection(c, table, words) : Decision{kGo, c.rank};
+  return looks ? first_objection<IsDispatch>(c, table, words) : Decision{kGo, c.rank};
 }
 
 // Receives the text that goes with a record. One thread.
@@ -350,7 +360,7 @@ __device__ void agree(const Common& c, const Up& up, u8* shared) {
         [&](u32, u32 w) { return w < kHead ? head[w] : 0; });
   if (!poll_entries(c, up, kHead, heard, guard)) return stop_all(c);
   if (threadIdx.x != 0) return;
-  Decision d = first_objection(c, heard, kHead);
+  Decision d = first_objection<true>(c, heard, kHead);
   tell(c, up, d, &heard[d.rank * kHead], guard);
 }
 

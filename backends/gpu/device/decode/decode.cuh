@@ -326,6 +326,7 @@ __device__ u64 look_at_heads(const Common& c, const Up& up) {
 }
 
 // The decision, once all heads are in the table and a barrier has followed; all threads hold it. The whole block.
+template <bool IsDispatch>
 __device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard) {
   __shared__ Decision found;
   bool against = false;
@@ -333,7 +334,7 @@ __device__ TY_INLINED Decision decide_together(const Common& c, const u32* heard
   for (u32 s = lane_id(); s < c.ranks; s += kWave) against |= objects(c, &heard[s * kHead]);
   // Every warp has read the same heads.
   if (all(!against)) return {kGo, c.rank};
-  if (threadIdx.x == 0) found = first_objection(c, heard, kHead);
+  if (threadIdx.x == 0) found = first_objection<IsDispatch>(c, heard, kHead);
   sync_block();
   return found;
 }
@@ -363,7 +364,7 @@ __device__ TY_COLD bool poll_masked_heads(const Common& c, const DecodeArgs& s, 
 
 // Receives the heads of all ranks; `seen` is from `look_at_heads`. False if a wait was ended. The whole block.
 // Later kernels do what a head allows, so these loads order nothing.
-template <class Up>
+template <bool IsDispatch, class Up>
 __device__ TY_INLINED bool poll_heads(const Common& c, const DecodeArgs& s, const Up& up, u64 seen, u32* heard,
                                       Decision& decision, Guard& guard) {
   u64 epoch = c.epoch();
@@ -376,18 +377,18 @@ __device__ TY_INLINED bool poll_heads(const Common& c, const DecodeArgs& s, cons
     if (word == kHeadVerdict) note_wait(s, source);
   }
   if (!sync_block_and(!guard.ended())) return false;
-  decision = decide_together(c, heard);
+  decision = decide_together<IsDispatch>(c, heard);
   return true;
 }
 
-// An operation that does not continue. The whole block.
-template <bool AnyFormat = false, class Up>
+// An operation that does not continue. The whole block. Ranks may name another M of dispatches alone: the combines have
+// no register for that question.
+template <bool IsDispatch, bool AnyFormat = false, class Up>
 __device__ void end_refused(const Common& c, const DecodeArgs& s, const Up& up, const u32* heard, const Decision& d,
                             const Part& part, Guard& guard) {
   if (part.tells() && threadIdx.x == 0) tell(c, up, d, &heard[d.rank * kHead], guard);
   // The rows of ranks that are out of step are unknown; those ranks do not continue. Ranks that name another M do.
-  bool continues = d.code == kRefused ||
-                   (d.code == kMismatch && differ_in_m(signature_of(&heard[d.rank * kHead]), c.signature));
+  bool continues = d.code == kRefused || (IsDispatch && d.code == kAnotherM);
   if (continues) guard = drain<AnyFormat>(c, s, up, heard, part.receiving, guard);
   empty_inbox_if_ended(c, s, up, guard);
 }
@@ -407,8 +408,8 @@ __device__ void refuse_decode(const DecodeRefusalArgs& a, const Up& up, u8* shar
   heads.open(a.c);
   heads.post(a.c, up, {a.c.verdict, 0}, nullptr, [](u32) { return 0; });
   Decision d{};
-  if (!poll_heads(a.c, a.decode, up, 0, heard, d, guard)) return empty_inbox_if_ended(a.c, a.decode, up, guard);
-  end_refused<true>(a.c, a.decode, up, heard, d, part, guard);
+  if (!poll_heads<true>(a.c, a.decode, up, 0, heard, d, guard)) return empty_inbox_if_ended(a.c, a.decode, up, guard);
+  end_refused<true, true>(a.c, a.decode, up, heard, d, part, guard);
 }
 
 }  // namespace ty

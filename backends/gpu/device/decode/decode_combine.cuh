@@ -330,12 +330,12 @@ __device__ TY_INLINED bool poll_all_heads(const DecodeCombineArgs& args, const U
                                       const Part& part, Guard& guard) {
   const Common& c = args.combine.c;
   Decision d{};
-  if (!poll_heads(c, args.decode, up, seen, heard, d, guard)) {
+  if (!poll_heads<false>(c, args.decode, up, seen, heard, d, guard)) {
     empty_inbox_if_ended(c, args.decode, up, guard);
     return false;
   }
   if (d.code != kGo) {
-    if (part.receives) end_refused<Codes>(c, args.decode, up, heard, d, part, guard);
+    if (part.receives) end_refused<false, Codes>(c, args.decode, up, heard, d, part, guard);
     return false;
   }
   if (part.tells() && threadIdx.x == 0) {

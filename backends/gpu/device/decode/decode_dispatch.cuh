@@ -410,8 +410,8 @@ __device__ TY_INLINED void receive_rows(const DecodeDispatchArgs& args, const Up
     guard.end();
   there = sync_block_and(there && !guard.ended());
   if (!there && sync_block_or(guard.ended())) return empty_inbox_if_ended(c, args.decode, up, guard);
-  Decision d = decide_together(c, t.heard);
-  if (d.code != kGo) return end_refused(c, args.decode, up, t.heard, d, part, guard);
+  Decision d = decide_together<true>(c, t.heard);
+  if (d.code != kGo) return end_refused<true>(c, args.decode, up, t.heard, d, part, guard);
   if (masks(args.decode)) {
     guard = poll_masked_reports(args, up, t, guard);
     if (sync_block_or(guard.ended())) return empty_inbox_if_ended(c, args.decode, up, guard);

@@ -183,7 +183,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
     return false;
   }
   if (threadIdx.x < kWave) {
-    Decision found = decide(a.c, t.heard, kHead);
+    Decision found = decide<false>(a.c, t.heard, kHead);
     // A rank that refuses may have no routing.
     Decision rows = a.c.enters() ? check_owners(a, t.heard) : found;
     if (threadIdx.x == 0) decision = found.code == kGo ? rows : found;

@@ -374,7 +374,7 @@ __device__ Decision settle(const DispatchArgs& a, const Up& up, const DispatchTa
   __shared__ Decision decision;
   if (!poll_entries(a.c, up, words_of(a), t.heard, guard)) return {0, a.c.rank};
   if (threadIdx.x < kWave) {
-    Decision found = decide(a.c, t.heard, words_of(a));
+    Decision found = decide<true>(a.c, t.heard, words_of(a));
     if (threadIdx.x == 0) decision = found;
   }
   sync_block();

@@ -29,8 +29,8 @@ use crate::moe::wanted::Wanted;
 #[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
 pub(crate) enum DecodeHalf {
     None,
-    Dispatch(DecodeDispatchArgs),
-    Combine(DecodeCombineArgs, SumKind),
+    Dispatch(DecodeDispatchArgs, Launch),
+    Combine(DecodeCombineArgs, SumKind, Launch),
 }
 
 /// Low-latency operations of one exchange.
@@ -53,10 +53,10 @@ impl DecodeSteps<'_> {
         if mode.at_once || !mode.no_host_sync { SENDS | RECEIVES } else { SENDS }
     }
 
-    /// The launch of an operation, with a block's bytes of shared memory. Blocks are as many as M tokens need: where
-    /// this rank has few, the rows of other ranks may still be many.
-    fn size(&self, shared: u32) -> Launch {
-        let blocks = self.moe.blocks.of_decode(self.moe.exchange.shape.max_tokens);
+    /// The launch of an operation, with a block's bytes of shared memory. Blocks are as many as M of the call needs:
+    /// where this rank has few tokens, the rows of other ranks may still be many.
+    fn size(&self, shared: u32, max_tokens: u32) -> Launch {
+        let blocks = self.moe.blocks.of_decode(max_tokens);
         Launch::of_threads(blocks, THREADS, shared)
     }
 
@@ -86,7 +86,7 @@ impl DecodeSteps<'_> {
         let (slot, phases) = (self.engine.slot(operation), Self::phases(&wanted.mode));
         let kernel = kernels.dispatch(dispatch);
         let shared = sizes.shared(&self.moe.exchange.shape);
-        let launch = self.size(shared);
+        let launch = self.size(shared, wanted.max_tokens());
         let apart = phases == SENDS;
         let by_role = if apart { 0 } else { senders(self.moe.exchange.shape.ranks, launch.blocks) };
         let decode = sizes.arguments(&self.moe.exchange.shape, phases, by_role, &call);
@@ -95,7 +95,7 @@ impl DecodeSteps<'_> {
         unsafe { self.engine.launch(kernel, launch, &arguments, slot)? };
         let decode = sizes.arguments(&self.moe.exchange.shape, RECEIVES, 0, &call);
         self.moe.routing.halves[slot] = match apart {
-            true => DecodeHalf::Dispatch(DecodeDispatchArgs { decode, ..arguments }),
+            true => DecodeHalf::Dispatch(DecodeDispatchArgs { decode, ..arguments }, launch),
             false => DecodeHalf::None,
         };
         Ok(())
@@ -173,7 +173,7 @@ impl DecodeSteps<'_> {
         let (slot, phases) = (self.engine.slot(call.operation), Self::phases(mode));
         let function = kernels.combine(&combine, kind);
         let shared = DecodeSizes::shared_of_combine(&self.moe.exchange.shape);
-        let launch = self.size(shared);
+        let launch = self.size(shared, state.max_tokens);
         let of = DecodeCall { waited_ns: call.waited_ns as u64, ..self.call() };
         let decode = sizes.arguments(&self.moe.exchange.shape, phases, 0, &of);
         let arguments = DecodeCombineArgs {
@@ -190,7 +190,7 @@ impl DecodeSteps<'_> {
         unsafe { self.engine.launch(function, launch, &arguments, slot)? };
         let decode = sizes.arguments(&self.moe.exchange.shape, RECEIVES, 0, &of);
         self.moe.routing.halves[slot] = match phases {
-            SENDS => DecodeHalf::Combine(DecodeCombineArgs { decode, ..arguments }, kind),
+            SENDS => DecodeHalf::Combine(DecodeCombineArgs { decode, ..arguments }, kind, launch),
             _ => DecodeHalf::None,
         };
         if mode.no_host_sync {
@@ -204,24 +204,20 @@ impl DecodeSteps<'_> {
     pub(crate) fn receive(&mut self, operation: u64) -> Result<()> {
         let slot = self.engine.slot(operation);
         let half = std::mem::replace(&mut self.moe.routing.halves[slot], DecodeHalf::None);
-        let Some((kernels, sizes)) = self.moe.decode(Layout::Packed) else {
+        let Some((kernels, _)) = self.moe.decode(Layout::Packed) else {
             return Err(not_packed());
         };
-        let shape = &self.moe.exchange.shape;
         // SAFETY: the kernels' types; the memory that they name is valid until the operation is
         // received, by the contract of the call that sent it.
         unsafe {
             match half {
                 DecodeHalf::None => Ok(()),
-                DecodeHalf::Dispatch(arguments) => {
-                    let dispatch = &arguments.dispatch;
-                    let kernel = kernels.dispatch(dispatch);
-                    let launch = self.size(sizes.shared(shape));
+                DecodeHalf::Dispatch(arguments, launch) => {
+                    let kernel = kernels.dispatch(&arguments.dispatch);
                     self.engine.launch(kernel, launch, &arguments, slot)
                 }
-                DecodeHalf::Combine(arguments, kind) => {
+                DecodeHalf::Combine(arguments, kind, launch) => {
                     let kernel = kernels.combine(&arguments.combine, kind);
-                    let launch = self.size(DecodeSizes::shared_of_combine(shape));
                     self.engine.launch(kernel, launch, &arguments, slot)
                 }
             }

@@ -24,6 +24,7 @@ pub(crate) const FULL: u32 = 3;
 pub(crate) const MISMATCH: u32 = 4;
 pub(crate) const ORIGIN: u32 = 5;
 pub(crate) const BAD_ROWS: u32 = 6;
+pub(crate) const ANOTHER_M: u32 = 7;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

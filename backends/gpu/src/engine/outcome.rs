@@ -5,8 +5,8 @@ use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::engine::args::{
-    BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_BROKEN, REFUSE_FULL, REFUSE_INPUT,
-    REFUSE_TEXT, REFUSED, TEXT,
+    ANOTHER_M, BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_BROKEN, REFUSE_FULL,
+    REFUSE_INPUT, REFUSE_TEXT, REFUSED, TEXT,
 };
 use crate::engine::member::Team;
 
@@ -121,12 +121,12 @@ impl Refusal {
                     text(outcome)
                 ),
             }),
-            MISMATCH => {
-                let signatures = [outcome.signature, outcome.own_signature].map(Signature::of_word);
-                let calls = signatures.map(|of| format!("called a {}", of.describe()));
+            MISMATCH | ANOTHER_M => {
+                let calls = [outcome.signature, outcome.own_signature]
+                    .map(|word| format!("called a {}", Signature::of_word(word).describe()));
                 // Ranks that differ in M alone do the same steps, so each finds it here and may go on.
-                let kind = match signatures.map(|of| of.word) {
-                    [theirs, mine] if theirs == mine => ErrorKind::Refused,
+                let kind = match outcome.code {
+                    ANOTHER_M => ErrorKind::Refused,
                     _ => ErrorKind::Mismatch,
                 };
                 broken(kind, mismatch(ours, rank, calls))
@@ -140,7 +140,7 @@ impl Refusal {
                 ErrorKind::Protocol,
                 format!("rank {rank} has fewer rows than the routing of this rank names"),
             ),
-            other => broken(ErrorKind::Internal, format!("found outcome {other}; expected 1 to 6")),
+            other => broken(ErrorKind::Internal, format!("found outcome {other}; expected 1 to 7")),
         }
     }
 
@@ -258,21 +258,21 @@ pub(crate) mod tests {
     fn ranks_that_name_different_m_refuse_the_call_and_go_on() {
         let word = 1 | 1 << 4 | 1 << 8;
         let of = |m| Signature { word, extent: m }.in_one_word().unwrap().word;
-        let differs = |signature, own_signature| {
-            judge(&Outcome { code: MISMATCH, signature, own_signature, ..OUTCOME }).unwrap()
+        let differs = |code, signature, own_signature| {
+            judge(&Outcome { code, signature, own_signature, ..OUTCOME }).unwrap()
         };
         for (theirs, mine, found, expected) in [
             (of(13), of(12), "at most 13 tokens", "at most 12 tokens"),
             (of(13), word, "at most 13 tokens", "at most max_tokens of the communicator"),
         ] {
-            let error = differs(theirs, mine);
+            let error = differs(ANOTHER_M, theirs, mine);
             assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)));
             let text = error.to_string();
             let at = [found, expected].map(|words| text.find(words));
             assert!(at[0].is_some() && at[0] < at[1], "{text}");
         }
         // Another type beside another M ends the communicator.
-        assert_eq!(differs(of(13) ^ 3 << 8, of(12)).kind(), ErrorKind::Mismatch);
+        assert_eq!(differs(MISMATCH, of(13) ^ 3 << 8, of(12)).kind(), ErrorKind::Mismatch);
     }
 
     #[test]

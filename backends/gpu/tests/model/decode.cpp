@@ -503,18 +503,23 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
   for (bool late : {false, true}) refused_combine(ranks, random, late);
 }
 
+// The words of dispatches that name M = 10 and 11, and of one that names none.
+constexpr u64 kTen = 1ull << 18 | 5ull << 46, kEleven = kTen | 1ull << 19;
+
 // Ranks name another M than one of them: each finds it, and no row of it is left.
 void another_m(const Ranks& ranks, std::mt19937& random) {
-  for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
-  std::vector<DecodeDispatchArgs> args;
-  for (Rank* r : ranks) args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
-  args[1].dispatch.c.signature ^= 1ull << 46;
-  on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
-  for (u32 i = 0; i < ranks.size(); i++) {
-    no_ended_wait(*ranks[i]);
-    same("another M", ranks[i]->outcome->code, kMismatch);
-    same("at rank", ranks[i]->outcome->rank, i == 1 ? 0u : 1u);
-    check_clean(*ranks[i], "behind ranks that named another M");
+  for (u64 of_others : {u64(0), kTen}) {
+    for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
+    std::vector<DecodeDispatchArgs> args;
+    for (Rank* r : ranks) args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
+    for (u32 i = 0; i < ranks.size(); i++) args[i].dispatch.c.signature |= i == 1 ? kEleven : of_others;
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
+    for (u32 i = 0; i < ranks.size(); i++) {
+      no_ended_wait(*ranks[i]);
+      same("another M", ranks[i]->outcome->code, kAnotherM);
+      same("at rank", ranks[i]->outcome->rank, i == 1 ? 0u : 1u);
+      check_clean(*ranks[i], "behind ranks that named another M");
+    }
   }
 }
 

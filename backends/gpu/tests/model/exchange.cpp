@@ -230,11 +230,18 @@ void refusals(std::vector<Rank*>& ranks) {
   args.clear();
   for (Rank* r : ranks) args.push_back(dispatch_args(*r, Layout::kFlat, false));
   // In the bits of M of a call: each rank finds it, and the next operation finds nothing of this one.
-  args[1].c.signature ^= 1ull << 46;
+  args[1].c.signature |= 1ull << 18 | 5ull << 46;
   for (u32 d = 0; const Outcome& o : dispatch(ranks, args)) {
-    same("another M", o.code, kMismatch);
+    same("another M", o.code, kAnotherM);
     same("at rank", o.rank, d++ == 1 ? 0u : 1u);
   }
+  if (ranks.size() < 3) return;
+  // One rank differs in its type, too: all ranks find that, though some differ in M alone from others.
+  args.clear();
+  for (Rank* r : ranks) args.push_back(dispatch_args(*r, Layout::kFlat, false));
+  args[1].c.signature |= 1ull << 18 | 5ull << 46;
+  args[2].c.signature ^= 1ull << 8;
+  for (const Outcome& o : dispatch(ranks, args)) same("another type", o.code, kMismatch);
 }
 
 #include "copies.h"
