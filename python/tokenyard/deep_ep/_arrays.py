@@ -95,6 +95,18 @@ def adopted(value: Any) -> Any:
     return value
 
 
+def to_write(operation: str, name: str, value: Any) -> Any:
+    """As `adopted`, of one that is written. Raises InvalidInputError for an array that torch would copy."""
+    if isinstance(value, np.ndarray) and not can_share(value):
+        kind = "one with negative strides" if value.flags.writeable else "a read-only one"
+        raise invalid(
+            operation,
+            f"{name}: found {kind}; expected an array that torch can write",
+            fix="give a copy of it",
+        )
+    return adopted(value)
+
+
 def has_array(value: Any) -> bool:
     """Whether it is an array of numpy, or a tuple or a list that begins with one."""
     while isinstance(value, (tuple, list)) and value:

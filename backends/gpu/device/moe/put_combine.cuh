@@ -110,7 +110,7 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   u32 words = return_words(a);
   if (!poll_entries(a.c, up, words, heard, guard)) return stop_all(a.c);
   if (threadIdx.x == 0) {
-    decision = first_objection(a.c, heard, words);
+    decision = first_objection<false>(a.c, heard, words);
     if (decision.code == kGo) decision = check_returned(a, heard);
   }
   sync_block();

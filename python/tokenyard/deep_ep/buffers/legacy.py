@@ -7,7 +7,7 @@ import tokenyard
 from tokenyard import errors
 
 from .. import _C
-from .._arrays import Tensor, adopted, invalid
+from .._arrays import Tensor, invalid, to_write
 from .._calls import halves, low_latency, normal, streams
 from .._calls.arguments import DispatchCall
 from .._calls.by_handle import CombineCall
@@ -338,7 +338,8 @@ class Buffer:
         """Writes 1 for each rank that is left out, else 0, to `[R]` int32."""
         assert self.enable_shrink, "enable_shrink must be set"
         self._expect_no_capture("low_latency_query_mask_buffer")
-        lost, status = self._left_out(), adopted(mask_status)
+        lost = self._left_out()
+        status = to_write("low_latency_query_mask_buffer", "mask_status", mask_status)
         status.zero_()
         status[lost] = 1
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import Tensor, by_torch
+from .._arrays import Tensor, by_torch, to_write
 from .._torch import torch
 
 CHANNELS = 128
@@ -74,12 +74,12 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
     return _channels(scaled)[:, : x_fp8.shape[1]].bfloat16().contiguous()
 
 
-@by_torch
 def inplace_unique(x: Tensor, num_slots: int) -> None:
     """Leaves each value of 0 to `num_slots` - 1 once in each row of `x`, the largest first.
 
-    The rest of a row is -1.
+    The rest of a row is -1. Raises InvalidInputError for an array of numpy that torch cannot write.
     """
+    x = to_write("inplace_unique", "x", x)
     is_value = (x >= 0) & (x < num_slots)
     kept = x.masked_fill(~is_value, -1).sort(1, descending=True).values
     is_copy = torch.zeros_like(is_value)
