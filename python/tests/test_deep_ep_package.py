@@ -9,6 +9,7 @@ from test_package import run
 
 import tokenyard
 import tokenyard.deep_ep
+from tokenyard import errors
 from tokenyard.deep_ep import Buffer, ElasticBuffer
 from tokenyard.deep_ep._missing import MISSING
 from tokenyard.deep_ep.utils import envs, gate, math, refs, testing
@@ -163,6 +164,11 @@ def test_the_helpers_of_scripts_compute_what_they_say():
     ids = np.array([[3, 1, 3, -1], [-1, -1, -1, -1], [0, 1, 2, 3]])
     math.inplace_unique(ids, 4)
     assert ids.tolist() == [[3, 1, -1, -1], [-1] * 4, [3, 2, 1, 0]]
+    read_only = ids.copy()
+    read_only.flags.writeable = False
+    for array, found in ((ids[:, ::-1], "negative strides"), (read_only, "read-only")):
+        with pytest.raises(errors.InvalidInputError, match=found):
+            math.inplace_unique(array, 4)
     grouped = math.create_grouped_scores(np.ones((1, 6)), np.array([[2, 0]]), 3)
     assert grouped.tolist() == [[1, 1, 0, 0, 1, 1]]
     one = np.array([1, 2], np.int32)

@@ -1,5 +1,5 @@
-"""A number, word or truth value that cannot be is an exception of the package on all ranks of a call, whichever call and
-argument it is of, and what is open goes on."""
+"""A number, word or truth value that cannot be is an exception of the package on all ranks of a call, whichever call
+and argument it is of, and what is open goes on."""
 
 import ast
 import contextlib
@@ -21,7 +21,7 @@ from tokenyard.deep_ep import Buffer, ElasticBuffer
 CASE = Case(2, seed=9, tokens=(5, 7))
 SIZES = {"experts": 8, "topk": 3, "hidden": 64, "max_tokens": 12}
 INTEGER, TRUTH, WORD = "an integer from 0 to", "True or False", "a str"
-# What is refused where such a value is expected.
+# Values that are refused where such a one is expected.
 WRONG = {INTEGER: (-1, 2**70, 1.5, "4"), TRUTH: (2, "yes"), WORD: (7, b"flat")}
 OWN, OTHERS = errors.InvalidInputError, errors.RefusedError
 

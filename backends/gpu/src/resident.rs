@@ -44,6 +44,8 @@ pub struct Body {
 pub struct Resident {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// Other kernels read one of them until the component is dropped.
+    _words: Arc<Words>,
 }
 
 /// The words in pinned memory that host and kernel share.
@@ -104,7 +106,7 @@ impl Resident {
         let kernel = Module::load(context, &image)?.function(body.kernel)?;
         let shared = body.shared + if rows == Rows::Tma { body.bulk_shared } else { 0 };
         kernel.allow_shared(shared)?;
-        let words = Words(Pinned::new(context, 2)?);
+        let words = Arc::new(Words(Pinned::new(context, 2)?));
         let [stop, failed] = [Words::STOP, Words::FAILED].map(|word| words.0.at(word) as u64);
         let launches = Launches {
             stream: Stream::new(context)?,
@@ -113,7 +115,7 @@ impl Resident {
             params: device_api.params,
             launch: Launch::of_threads(body.blocks, body.warps * wave, shared),
             kernel,
-            words,
+            words: Arc::clone(&words),
         };
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -121,7 +123,7 @@ impl Resident {
             .name(body.kernel.into())
             .spawn(move || launches.run(&seen))
             .map_err(|e| Error::system("start a resident kernel", "a thread cannot be made", e))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), _words: words })
     }
 }
 
@@ -143,7 +145,7 @@ struct Launches<A> {
     params: Vec<u64>,
     launch: Launch,
     kernel: Function,
-    words: Words,
+    words: Arc<Words>,
 }
 
 impl<A: Copy> Launches<A> {

@@ -201,7 +201,8 @@ class Engine {
       u64 bytes = request->op == kPutValue || request->op == kSignal ? 0 : request->bytes;
       cost = bytes * a.byte_cost >> 10;
       cost = cost < a.message_cost ? a.message_cost : cost;
-      posted = request->posted == 0 ? now() : request->posted - begun;
+      // The first launch may begin behind the post.
+      posted = request->posted > begun ? request->posted - begun : request->posted == 0 ? now() : 0;
     }
     count = book(is_there, rank, count, cost, posted, begin);
     is_there = is_there && rank < count;

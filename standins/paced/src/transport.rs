@@ -103,6 +103,7 @@ impl Transport for Paced {
             // The memory of a lost peer outlives it: only a get shows that its puts arrive.
             flags: by | abi::TY_CAP_BOUNDED_PUT | abi::TY_CAP_GET,
             max_queues: MOST_QUEUES,
+            max_queue_depth: CAPACITY,
             max_signals: found.max_signals / MOST_QUEUES,
             ..found
         })
