@@ -150,7 +150,7 @@ def test_keywords_of_callers_that_change_nothing_are_taken_and_others_are_named(
 
 @needs_torch
 @pytest.mark.parametrize("shape", [(5, 256), (3, 130), (0, 128)], ids=str)
-def test_torch_computes_the_numbers_of_numpy(shape):
+def test_arrays_of_numpy_give_the_numbers_of_tensors(shape):
     import torch
 
     array = np.random.default_rng(1).normal(size=shape).astype(np.float32)
@@ -205,7 +205,7 @@ def bits(tensor):
 
 
 @needs_torch
-def test_torch_sums_rows_as_numpy_does_to_the_last_bit():
+def test_arrays_of_numpy_give_the_sums_of_tensors():
     random = np.random.default_rng(3)
     tokens, topk, hidden, experts = 40, 5, 24, 16
     y = random.normal(size=(tokens, topk, hidden)).astype(BF16)
@@ -227,7 +227,7 @@ def test_torch_sums_rows_as_numpy_does_to_the_last_bit():
 
 
 @needs_torch
-def test_torch_finds_the_arrivals_that_numpy_finds():
+def test_arrays_of_numpy_give_the_arrivals_of_tensors():
     case = Case(4, seed=6, tokens=(5, 0, 12, 1))
     inputs = [
         [*math.per_token_cast_to_fp8(case.x[r]), case.idx[r], case.weights[r]] for r in range(4)
@@ -239,7 +239,7 @@ def test_torch_finds_the_arrivals_that_numpy_finds():
 
 
 @needs_torch
-def test_torch_groups_ids_and_scores_as_numpy_does():
+def test_arrays_of_numpy_give_the_groups_of_tensors():
     random = np.random.default_rng(5)
     ids, scores = random.integers(-1, 6, (30, 5)), random.random((30, 12), np.float32)
     groups = random.integers(0, 4, (30, 2))
