@@ -5,6 +5,7 @@ mod common;
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{children, expect_code, json, lives, names, program, repository, stderr, stdout};
@@ -12,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const SOON: Duration = Duration::from_secs(60);
 const SMALL: &str = "--tokens 8 --hidden 64 --experts 8";
+/// Jobs so far.
+static JOBS: AtomicU32 = AtomicU32::new(0);
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
 /// Implementations of mpirun, by their names on Debian.
@@ -31,6 +34,11 @@ impl Mpirun {
         };
         let mut command = program(Path::new(name));
         command.args(more).args(["-n", &ranks.to_string()]);
+        // Jobs of Open MPI that start at once fail where each makes the folder that they share: "File exists".
+        let folder =
+            format!("ompi-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+        command.env("OMPI_MCA_orte_tmpdir_base", folder);
         command
     }
 
