@@ -7,7 +7,7 @@
 
 /// The chip, the program, the kernel, registers of a thread, and bytes of its private memory.
 pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
-    ("gfx942", "xgmi direct", "ty_dispatch", 91, 272),
+    ("gfx942", "xgmi direct", "ty_dispatch", 110, 336),
     ("gfx942", "xgmi direct", "ty_combine_bf16", 96, 0),
     ("gfx942", "xgmi direct", "ty_combine_f16", 94, 0),
     ("gfx942", "xgmi direct", "ty_combine_f32", 76, 0),
