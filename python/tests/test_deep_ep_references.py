@@ -1,4 +1,4 @@
-"""What `deep_ep.utils` gives scripts that compare, beside plain loops over the same numbers."""
+"""The references that `deep_ep.utils` gives scripts that compare, beside plain loops over the same numbers."""
 
 import ml_dtypes
 import numpy as np
