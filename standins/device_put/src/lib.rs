@@ -9,6 +9,7 @@
 //! It is a stand-in: its times say nothing about any fabric.
 
 mod config;
+pub mod nested;
 mod ring;
 mod server;
 mod transport;

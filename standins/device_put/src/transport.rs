@@ -13,6 +13,7 @@ use tokenyard_gpu::driver::{Context, Device};
 use tokenyard_gpu::{Devices, PeersConfig};
 
 use crate::config::{COMPONENT, DevicePutConfig};
+use crate::nested;
 use crate::ring::{CAPACITY, Rings};
 use crate::server::{Habits, RingServer};
 
@@ -38,14 +39,7 @@ fn inner_config(config: &DevicePutConfig) -> PeersConfig {
 }
 
 /// The device API of `nvlink` in a namespace, then that of this transport.
-static DEVICE_API: LazyLock<String> = LazyLock::new(|| {
-    let text = Nvlink::device_source().map(|below| {
-        // SAFETY: the text of a constant.
-        let text = unsafe { std::slice::from_raw_parts(below.source.data, below.source.bytes) };
-        String::from_utf8_lossy(text).into_owned()
-    });
-    format!("namespace inner {{\n{}\n}}\n{SOURCE}", text.unwrap_or_default())
-});
+static DEVICE_API: LazyLock<String> = LazyLock::new(|| nested::text(SOURCE));
 
 /// Words of `DeviceApi::Params` behind those of `nvlink`.
 const OWN_PARAMS: usize = 3;
@@ -61,18 +55,12 @@ impl DevicePut {
 
     /// `DeviceApi::Params` of `device_put.cuh`.
     fn params(&self) -> Result<Vec<u64>> {
-        let inner = self.nvlink.device_api()?;
-        // SAFETY: as many bytes as `nvlink` reports, which lives; words of 8 bytes.
-        let words = unsafe {
-            std::slice::from_raw_parts(inner.params.cast::<u64>(), inner.param_bytes / 8)
-        };
-        let mut params = words.to_vec();
         let own: [u64; OWN_PARAMS] = [
             self.rings.address(),
             u64::from(CAPACITY - 1) | u64::from(self.habits.signals) << 32,
             self.me.into(),
         ];
-        params.extend(own);
+        let params = nested::params(&self.nvlink, &own)?;
         let server =
             RingServer::start(Arc::clone(&self.nvlink), Arc::clone(&self.rings), self.habits)?;
         // The server of a second caller is dropped, so it ends.
@@ -193,15 +181,7 @@ impl Transport for DevicePut {
     }
 
     fn device_source() -> Result<abi::TyDeviceApi> {
-        let below = Nvlink::device_source()?;
-        Ok(abi::TyDeviceApi {
-            flags: 0,
-            source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
-            params: std::ptr::null(),
-            param_bytes: below.param_bytes + 8 * OWN_PARAMS,
-            param_alignment: align_of::<u64>(),
-            ..below
-        })
+        nested::device_source(&DEVICE_API, OWN_PARAMS)
     }
 
     fn link_name(&self, peer: u32) -> String {

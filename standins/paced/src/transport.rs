@@ -8,6 +8,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_cuda::{Nvlink, PLATFORM};
+use tokenyard_device_put::nested;
 use tokenyard_gpu::driver::{Buffer, Context, Device};
 use tokenyard_gpu::{Devices, PeersConfig};
 
@@ -42,14 +43,8 @@ fn inner_config(config: &PacedConfig) -> PeersConfig {
 }
 
 /// The device API of `nvlink` in a namespace, then that of this transport.
-static DEVICE_API: LazyLock<String> = LazyLock::new(|| {
-    let text = Nvlink::device_source().map(|below| {
-        // SAFETY: the text of a constant.
-        let text = unsafe { std::slice::from_raw_parts(below.source.data, below.source.bytes) };
-        String::from_utf8_lossy(text).into_owned()
-    });
-    format!("namespace inner {{\n{}\n}}\n{REQUEST}\n{SOURCE}", text.unwrap_or_default())
-});
+static DEVICE_API: LazyLock<String> =
+    LazyLock::new(|| nested::text(&format!("{REQUEST}\n{SOURCE}")));
 
 impl Paced {
     fn engine(&self) -> Result<&Engine> {
@@ -62,19 +57,12 @@ impl Paced {
     /// `DeviceApi::Params` of `paced.cuh`, and the table of queues.
     fn params(&self) -> Result<(Vec<u64>, Buffer)> {
         let table = self.queues.for_kernels(&self.context, self.engine()?.failed())?;
-        let inner = self.nvlink.device_api()?;
-        // SAFETY: as many bytes as `nvlink` reports, which lives; words of 8 bytes.
-        let words = unsafe {
-            std::slice::from_raw_parts(inner.params.cast::<u64>(), inner.param_bytes / 8)
-        };
-        let mut params = words.to_vec();
         let own: [u64; OWN_PARAMS] = [
             table.address(),
             u64::from(CAPACITY - 1) | u64::from(self.signals) << 32,
             self.me.into(),
         ];
-        params.extend(own);
-        Ok((params, table))
+        Ok((nested::params(&self.nvlink, &own)?, table))
     }
 
     /// `nvlink` knows no queues: each has signals of its own there.
@@ -198,15 +186,7 @@ impl Transport for Paced {
     }
 
     fn device_source() -> Result<abi::TyDeviceApi> {
-        let below = Nvlink::device_source()?;
-        Ok(abi::TyDeviceApi {
-            flags: 0,
-            source: abi::TyStr { data: DEVICE_API.as_ptr(), bytes: DEVICE_API.len() },
-            params: std::ptr::null(),
-            param_bytes: below.param_bytes + 8 * OWN_PARAMS,
-            param_alignment: align_of::<u64>(),
-            ..below
-        })
+        nested::device_source(&DEVICE_API, OWN_PARAMS)
     }
 
     fn link_name(&self, peer: u32) -> String {
