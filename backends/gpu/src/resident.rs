@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokenyard_core::{Error, ErrorKind, Result, abi};
+use tokenyard_core::{Error, Result, abi};
 
 use crate::compile::{self, ProbeSource, Rows};
 use crate::config::GpuConfig;
@@ -139,7 +139,7 @@ impl Drop for Resident {
 /// The state of the thread.
 struct Launches<A> {
     stream: Stream,
-    /// Behind the launches with an even and an odd number.
+    /// Behind the two launches that are queued.
     marks: [Event; 2],
     arguments: A,
     params: Vec<u64>,
@@ -162,18 +162,18 @@ impl<A: Copy> Launches<A> {
 
     /// Queues launches until it is to stop.
     fn keep(&self, stop: &AtomicBool) -> Result<()> {
-        self.queue(&self.marks[0])?;
-        for mark in self.marks.iter().cycle().skip(1) {
-            self.queue(mark)?;
-            let other = if std::ptr::eq(mark, &raw const self.marks[0]) { 1 } else { 0 };
-            while !self.marks[other].is_done()? {
+        let [mut ahead, mut behind] = self.marks.each_ref();
+        self.queue(ahead)?;
+        loop {
+            self.queue(behind)?;
+            while !ahead.is_done()? {
                 if stop.load(Ordering::Acquire) {
                     return Ok(());
                 }
                 std::thread::sleep(NAP);
             }
+            std::mem::swap(&mut ahead, &mut behind);
         }
-        Err(Error::new(ErrorKind::Internal, "queue launches", "no mark is left"))
     }
 
     fn queue(&self, mark: &Event) -> Result<()> {

@@ -153,3 +153,16 @@ impl Engine {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_has_as_much_shared_memory_as_its_constants_take() {
+        let text = TEXT.replace(", kJobs = 64,", ",");
+        let expected =
+            format!("kCopyWarps = {COPY_WARPS}, kChunk = {CHUNK}, kSharedBytes = {SHARED};");
+        assert!(text.contains(&expected), "engine.cu does not have {expected}");
+    }
+}
