@@ -6,6 +6,7 @@ import resource
 import numpy as np
 import pytest
 from oracle import Case
+from test_deep_ep_low_latency import BF16
 from test_deep_ep_normal import buffer_of, close, layout_of, times
 
 from tokenyard import errors
@@ -115,3 +116,22 @@ def failed_opening(world, name, is_first):
 @pytest.mark.parametrize("name", OPENINGS)
 def test_buffers_go_on_after_a_communicator_that_cannot_be_opened(ranks, name, is_first):
     ranks(2, failed_opening, name, is_first)
+
+
+def larger_m_each(world):
+    """The M of each call is larger than that of the one before."""
+    buffer = buffer_of(world, low_latency_mode=True)
+    opened = {}
+    for most in range(1, 200):
+        case = Case(2, tokens=(min(most, 3), 1), max_tokens=most)
+        x, idx = case.x[world.rank].astype(BF16), case.idx[world.rank]
+        rows, *_ = buffer.low_latency_dispatch(x, idx, most, case.experts, use_fp8=False)
+        assert rows.shape[1] == 2 * most
+        current = buffer._pool.current
+        opened[id(current)] = current
+    assert [one.sizes.tokens for one in opened.values()] == [1, 64, 128, 192, 256]
+    buffer.destroy()
+
+
+def test_m_that_grows_with_each_call_opens_few_communicators(ranks):
+    ranks(2, larger_m_each)

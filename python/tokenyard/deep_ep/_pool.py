@@ -6,11 +6,11 @@ call does not fit, or is wrong, refuses there, so every rank learns it and gives
 costs no message.
 """
 
+import contextlib
 import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ from . import _world
 from ._arrays import Refusal, invalid, reason
 from ._gaps import Gaps
 from ._hooks import Hook
-from ._sizes import Sizes, by_looks, sizes_of
+from ._sizes import Sizes, by_looks, grown, sizes_of
 from ._torch import torch
 from .utils.math import align
 
@@ -207,8 +207,10 @@ class Pool:
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
         self.gaps = Gaps(self.config, self.device)
-        # By sizes but M; by M as well where each M has a communicator, and behind one with a larger M.
+        # By sizes but M; by M as well where each M has a communicator.
         self._opened: dict[tuple[int, ...], Opened] = {}
+        # Those that one with a larger M has replaced, and that graphs may have captured.
+        self._captured: list[Opened] = []
         self._counts: Opened | None = None
         # M of calls so far, which ranks have agreed on. On the CPU a new one is agreed on before it is used; on GPUs
         # ranks compare M in each call.
@@ -216,6 +218,8 @@ class Pool:
         self.current: Opened | None = None
         # The hook of the last low latency call on the CPU.
         self._last_hook: Hook | None = None
+        # Ranks that the caller leaves out of low-latency calls, also where an error has closed the communicator.
+        self.masked: set[int] = set()
         self.is_destroyed = False
 
     @property
@@ -286,7 +290,9 @@ class Pool:
         if self.is_capturing():
             self.raise_in_capture(sizes, refused, is_full)
         wanted_here = asdict(sizes) if sizes is not None and refused is None else None
-        mine = {"sizes": wanted_here, "refused": refused, "full": is_full}
+        found = self._opened.get(self._key(sizes)) if sizes is not None else None
+        is_captured = found is not None and bool(found.captured_streams)
+        mine = {"sizes": wanted_here, "refused": refused, "full": is_full, "captured": is_captured}
         views = _world.gather_json(self.world, "agree on sizes", mine)
         for full in (True, False):
             for rank, view in views.items():
@@ -314,7 +320,8 @@ class Pool:
                 named,
                 first.decodes and named is not None,
                 first.sms,
-            )
+            ),
+            any(view["captured"] for view in views.values()),
         )
         # Not of a communicator that cannot be opened: the next call agrees again.
         self._agreed_tokens.add(first.max_tokens)
@@ -355,26 +362,29 @@ class Pool:
             operation="dispatch",
         )
 
-    def _open(self, sizes: Sizes) -> Opened:
+    def _open(self, sizes: Sizes, is_captured: bool) -> Opened:
+        """Opens what takes calls of these sizes, unless it is open. `is_captured`: whether a graph of any rank may have
+        captured the one with these sizes but a smaller M."""
         key = self._key(sizes)
         found = self._opened.get(key)
-        if found is None or found.communicator.closed or found.sizes.tokens < sizes.tokens:
-            opened = self._open_new(sizes)
+        if found is not None and found.communicator.closed:
+            found = None
+        if found is None or found.sizes.tokens < sizes.tokens:
+            opened = self._open_new(sizes if found is None else grown(sizes))
             self._mask_as_before(opened)
-            # The old one lives on while handles of it do; where graphs may have captured it, as long as the buffer.
-            if found is not None and self.on_device and sizes.max_tokens is not None:
-                self._opened[(*key, found.sizes.tokens)] = found
+            # The old one lives on while handles of it do; where graphs have captured it, as long as the buffer.
+            if found is not None and is_captured:
+                self._captured.append(found)
             found = self._opened[key] = opened
         return found
 
     def _mask_as_before(self, opened: Opened) -> None:
         """Masks of low-latency calls hold for each of their communicators."""
-        if not opened.sizes.decodes or self.current is None:
+        if not opened.sizes.decodes:
             return
-        try:
-            masked = {rank for other in self.decoding() for rank in other.masked_ranks()}
-        except errors.UnsupportedError:
-            return
+        masked = set(self.masked)
+        with contextlib.suppress(errors.UnsupportedError):
+            masked.update(rank for other in self.decoding() for rank in other.masked_ranks())
         for rank in sorted(masked):
             opened.communicator.mask_rank(rank)
 
@@ -462,14 +472,14 @@ class Pool:
         if self.is_destroyed:
             return
         self.is_destroyed = True
-        opened = [*self._opened.values()]
+        opened = [*self._captured, *self._opened.values()]
         if self._counts is not None:
             opened.append(self._counts)
-        self._opened, self._counts, self.current = {}, None, None
+        self._captured, self._opened, self._counts, self.current = [], {}, None, None
         self._last_hook = None
         for one in opened:
             one.last_rows = None
-        with ExitStack() as closing:
+        with contextlib.ExitStack() as closing:
             # The last callback runs first: all ranks close in the order in which they opened.
             for each in reversed(opened):
                 closing.callback(each.communicator.close)

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,21 @@ def sizes_of(
 ) -> Sizes:
     """The same object for the same sizes: a call then computes no key of them again."""
     return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
+
+
+# The largest M of calls for low latency. Above it, rows of the packed layout are not staged.
+MOST_DECODE_TOKENS = 1024
+
+
+def grown(sizes: Sizes) -> Sizes:
+    """Sizes with room for a larger M than the one asked for, at most a quarter: callers whose M grows in each step
+    open few communicators."""
+    tokens = sizes.tokens
+    step = max(64, 1 << max(tokens.bit_length() - 3, 0))
+    most = -(-tokens // step) * step
+    if sizes.decodes:
+        most = min(most, MOST_DECODE_TOKENS)
+    return replace(sizes, tokens=max(most, tokens))
 
 
 def by_looks(looks: Callable[[], Sizes] | None) -> Sizes | None:

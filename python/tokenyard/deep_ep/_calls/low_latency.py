@@ -16,7 +16,7 @@ from .._gaps import Gaps
 from .._hooks import Hook
 from .._missing import missing
 from .._pool import Opened, Pool, mode_of
-from .._sizes import Sizes, sizes_of
+from .._sizes import MOST_DECODE_TOKENS, Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .arguments import check_experts, check_tokens
@@ -40,8 +40,6 @@ from .tensors import (
 _RANGES = 1
 
 _MODE = mode_of("packed", False)
-# Above it, rows of the packed layout are not staged.
-_MOST_DECODE_TOKENS = 1024
 
 
 @dataclass
@@ -191,7 +189,7 @@ def _judge(
 
 
 def _sizes(experts: int, topk: int, hidden: int, tokens: int) -> Sizes:
-    return sizes_of(experts, topk, hidden, tokens, tokens, tokens <= _MOST_DECODE_TOKENS)
+    return sizes_of(experts, topk, hidden, tokens, tokens, tokens <= MOST_DECODE_TOKENS)
 
 
 # Nearly every call looks like one before.
@@ -217,11 +215,11 @@ def read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any
     return sizes, (x.contiguous(), ids.contiguous())
 
 
-def _has_room(opened: Opened, x: Any) -> bool:
-    """Whether the arena has room for one more output, beside those that live."""
+def _has_room(opened: Opened, x: Any, tokens: int) -> bool:
+    """Whether the arena has room for one more output of a call with this M, beside those that live."""
     sizes = opened.sizes
     # Arrays beside the rows are smaller than an eighth of them.
-    most = sizes.experts * sizes.tokens * sizes.hidden * x.element_size() * 9 // 8
+    most = sizes.experts * tokens * sizes.hidden * x.element_size() * 9 // 8
     return bool(opened.arena_bytes - opened.communicator.held_bytes >= most)
 
 
@@ -251,7 +249,7 @@ def _dispatch(
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
-        if opened.last_rows is not None and not _has_room(opened, arrays[0]):
+        if opened.last_rows is not None and not _has_room(opened, arrays[0], call.tokens):
             opened.last_rows = None
         if call.wait_stats is not None:
             _expect_statistics(opened, "dispatch")

@@ -354,12 +354,15 @@ class Buffer:
                 communicator.mask_rank(rank_to_mask)
             else:
                 communicator.unmask_rank(rank_to_mask)
+        change = self._pool.masked.add if mask else self._pool.masked.discard
+        change(rank_to_mask)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes all ranks back that live. Collective; a rank that was lost does not come back to a buffer."""
         assert self.enable_shrink, "enable_shrink must be set"
         for communicator in self._masking("low_latency_clean_mask_buffer"):
             communicator.clear_masks()
+        self._pool.masked.clear()
 
     def _masking(self, operation: str) -> list[tokenyard.Communicator]:
         """The communicators of low-latency calls, so that a mask holds for all of them."""
