@@ -21,7 +21,7 @@ namespace up {
 #include "fused_combine.cuh"
 #include "put_combine.cuh"
 #include "decode_combine.cuh"
-#include "decode_dispatch.cuh"
+#include "decode_rank_major.cuh"
 
 using Up = up::DeviceApi;
 static_assert(Up::kLoadStore == !TY_PUTS, "the device API loads and stores, or it puts, as the host defines");
@@ -105,6 +105,17 @@ TY_DECODE_DISPATCH(ty_dispatch_decode, 2, false)
 TY_DECODE_DISPATCH(ty_dispatch_decode_long, ty::kMostPieces, false)
 TY_DECODE_DISPATCH(ty_dispatch_decode_cast, 1, true)
 TY_DECODE_DISPATCH(ty_dispatch_decode_cast_long, ty::kMostPieces, true)
+// Masks leave no rank out of rank-major rows.
+#if !TY_MASKS
+#define TY_DECODE_RANK_MAJOR(name, pieces, is_cast) \
+  TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::DecodeDispatchArgs a, TY_ARGUMENT Up::Params p) { \
+    ty::dispatch_rank_major<pieces, is_cast>(ty::in_place(a), Up(p), shared); \
+  }
+TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major, 2, false)
+TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major_long, ty::kMostPieces, false)
+TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major_cast, 1, true)
+TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major_cast_long, ty::kMostPieces, true)
+#endif
 TY_DECODE_COMBINE(ty_combine_decode_bf16, 2, Bf16, Bf16)
 TY_DECODE_COMBINE(ty_combine_decode_bf16_long, ty::kMostPieces, Bf16, Bf16)
 TY_DECODE_COMBINE(ty_combine_decode_f16, 2, F16, F16)

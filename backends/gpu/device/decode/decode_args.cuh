@@ -27,10 +27,11 @@ struct DecodeArgs {
   u32 ranks_factor;
 };
 
-// Low latency, packed: see decode_dispatch.cuh.
+// Low latency: see decode_dispatch.cuh, and decode_rank_major.cuh.
 struct DecodeDispatchArgs {
   DispatchArgs dispatch;
   DecodeArgs decode;
+  u32* sources;  // rank-major: [R * M of the call], for the handle: as in DecodeCombineArgs
 };
 
 // Low latency, the return path: see decode_combine.cuh. No field of `combine` names rows in an
@@ -39,7 +40,9 @@ struct DecodeCombineArgs {
   CombineArgs combine;
   MergeArgs merge;         // the sum that is made here; `out` and `out_weights` are not written
   DecodeArgs decode;
-  const u32* sources;      // [N]: source rank * M + source token
+  // [N]: source rank * M + source token. Rank-major: of each place, ~0 if it has no row; a row is at its place, and
+  // `merge.slots` is null.
+  const u32* sources;
   // [T, K]: weights of this call instead of the dispatch's, and ids, of which negative ones drop a term; or null.
   const float* topk_weights;
   const i64* topk_idx;
@@ -47,6 +50,7 @@ struct DecodeCombineArgs {
   u8* missing;
 
   __device__ bool weighted() const { return topk_weights || merge.dispatch_weights; }
+  __device__ bool is_rank_major() const { return combine.source_places != 0; }
 };
 
 // This rank does not take part: see `refuse_decode`.

@@ -62,12 +62,24 @@ struct OwedRow {
   // A handle of a dispatch that failed has any numbers: they are not used, but they may be loaded.
   __device__ void load(const DecodeCombineArgs& args, const SumRange& range, u32 i) {
     const Common& c = args.combine.c;
-    u32 number = range.number(i);
-    if (i >= range.rows || (u64)number * c.local_experts() >= args.merge.rows) return;
+    u32 number = range.number(i), rows_each = args.is_rank_major() ? 1 : c.local_experts();
+    if (i >= range.rows || (u64)number * rows_each >= args.merge.rows) return;
     from = args.sources[number];
-    slot = slot_of(args.merge.slots, number, args.merge.topk, args.merge.rows);
+    if (!args.is_rank_major())
+      slot = slot_of(args.merge.slots, number, args.merge.topk, args.merge.rows);
+    else if (lane_id() == 0 && from != ~0u)
+      slot = (i32)number;
   }
 };
+
+// The bits of the weight that this lane returns with a row: of rank-major rows, each has one for each selection. One
+// warp.
+__device__ TY_INLINED u32 returned_weight(const DecodeCombineArgs& args, const OwedRow& owed) {
+  const MergeArgs& m = args.merge;
+  i64 at = owed.slot;
+  if (args.is_rank_major()) at = (i64)shfl(owed.slot, 0) * m.topk + lane_id();
+  return lane_id() < m.topk && at >= 0 ? bits_of(m.weights[at]) : 0;
+}
 
 // Stores a partial row in an inbox, and returns its key. The whole block.
 template <class Partial, u32 P, u32 M>
@@ -94,6 +106,7 @@ __device__ TY_INLINED void send_partial(const DecodeCombineArgs& args, const Up&
   const Common& c = args.combine.c;
   const MergeArgs& m = args.merge;
   u32 lane = lane_id(), pieces = (u32)(m.row_bytes / 16);
+  if (owed.from == ~0u) return;
   u32 source = quotient(owed.from, c.max_tokens, args.decode.tokens_factor), token = owed.from - source * c.max_tokens;
   if (source >= c.ranks || is_left_out(args.decode, source)) return;
   i32 slot = owed.slot;
@@ -113,8 +126,9 @@ __device__ TY_INLINED void send_partial(const DecodeCombineArgs& args, const Up&
   if (wave_id() != block_waves() - 1) return;
   uint4* record = decode_record(c, args.decode, up, source, place);
   if (lane == 0) store_relaxed(first_half(record), epoch | key);
-  if (!m.weights || lane >= m.topk) return;
-  store_relaxed(first_half(record + 1 + lane), epoch | (owed.slot >= 0 ? bits_of(m.weights[owed.slot]) : 0));
+  if (!m.weights) return;
+  u32 back = returned_weight(args, owed);
+  if (lane < m.topk) store_relaxed(first_half(record + 1 + lane), epoch | back);
 }
 
 // This lane's selection of a token of this rank, and the row that it has here.
@@ -316,6 +330,30 @@ __device__ TY_INLINED void receive_weights(const DecodeCombineArgs& args, const 
   if (!guard.ended()) a.out_weights[(u64)token * c.topk + lane] = weight;
 }
 
+// The same for rank-major rows, whose weights may be summed over the owners. One warp.
+template <class Up>
+__device__ TY_INLINED void receive_weights_by_row(const DecodeCombineArgs& args, const Up& up, u32 token,
+                                                  const OwnSelection& mine, u32 owner, bool keeps, Guard& guard) {
+  const CombineArgs& a = args.combine;
+  const Common& c = a.c;
+  u32 lane = lane_id();
+  bool sums = a.returns_weights == kWeightsOfAll;
+  Lanes own = ballot(mine.expert >= 0 && owner == c.rank && (u64)(u32)mine.slot < args.merge.rows);
+  u64 own_row = own != 0 ? (u64)shfl((u32)mine.slot, first_of(own)) : 0;
+  float weight = 0.0f;
+#pragma unroll 1
+  for (Lanes left = ballot(stands_for(mine.expert >= 0, owner)); left != 0; left &= left - 1) {
+    u32 rank = shfl(owner, first_of(left));
+    if (lane >= c.topk || !(sums || (mine.expert >= 0 && owner == rank))) continue;
+    uint4* record = decode_record(c, args.decode, up, c.rank, place_of(c, rank, token));
+    What what{kPhaseCombineRows, rank, token, c.epoch()};
+    float term = keeps && rank == c.rank ? args.merge.weights[own_row * c.topk + lane]
+                                         : float_of(poll_seen(first_half(record + 1 + lane), 0, what, guard));
+    weight = sums ? add_rn(weight, term) : term;
+  }
+  if (lane < c.topk && !guard.ended()) a.out_weights[(u64)token * c.topk + lane] = weight;
+}
+
 // Notes how many selections of a token are left out of its sum. One warp.
 __device__ TY_INLINED void note_missing(const DecodeCombineArgs& args, u32 token, i32 expert, u32 owner) {
   bool is_missing = expert < -1 || (expert >= 0 && is_left_out(args.decode, owner));
@@ -370,7 +408,12 @@ __device__ TY_INLINED void receive_partials(const DecodeCombineArgs& args, const
     entered = true;
     if (!has) break;
     receive_token<Type, Partial, N, P>(args, up, token, owner, owners, keeps, own, coming, guard);
-    if (args.combine.out_weights && wave_id() == 0) receive_weights(args, up, token, mine, owner, keeps, guard);
+    if (args.combine.out_weights && wave_id() == 0) {
+      if (args.is_rank_major())
+        receive_weights_by_row(args, up, token, mine, owner, keeps, guard);
+      else
+        receive_weights(args, up, token, mine, owner, keeps, guard);
+    }
     if (kMasks && args.missing && wave_id() == 0) note_missing(args, token, mine.expert, owner);
     mine = next;
   }
@@ -416,7 +459,8 @@ __device__ TY_INLINED void combine_decode(const DecodeCombineArgs& args, const U
 #pragma unroll 1
     for (u32 d = threadIdx.x; part.posts && d < a.c.ranks; d += blockDim.x) {
       bool none = args.topk_weights || (d == a.c.rank && part.keeps_own());
-      promised[d] = none ? 0 : a.r.source_rows[d + 1] - a.r.source_rows[d];
+      u32 places = a.r.source_rows[d + 1] - a.r.source_rows[d];
+      promised[d] = none ? 0 : args.is_rank_major() ? a.r.counts[d] : places;
     }
     if (part.sends) owed.load(args, range, part.sending.first);
   });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokenyard_core::Result;
 use tokenyard_core::call::CombineCall;
-use tokenyard_core::moe::{Compression, logfmt};
+use tokenyard_core::moe::{Compression, Layout, logfmt};
 
 use crate::driver::{DeviceFacts, Function, Module};
 use crate::engine::args::THREADS;
@@ -19,6 +19,8 @@ pub(crate) struct DecodeKernels {
     dispatch: ByLength,
     /// Dispatches of rows that are cast.
     cast: ByLength,
+    /// Both to rank-major rows; none where masks may leave ranks out.
+    rank_major: Option<[ByLength; 2]>,
     /// The kernel for each type, as in [`Kernels`](crate::moe::loaded::Kernels).
     combine: [ByLength; 3],
     /// Combines of bf16 and of fp16 whose sums are rounded once.
@@ -74,9 +76,11 @@ pub(crate) struct SumKind {
 }
 
 impl SumKind {
-    pub(crate) fn of(call: &CombineCall<'_>) -> Self {
+    /// `layout`: that of the dispatch. Where a rank has one row of a token, its part of the sum is that row.
+    pub(crate) fn of(call: &CombineCall<'_>, layout: Layout) -> Self {
         let coded = call.compression == Compression::LogFmt10;
-        Self { of_type: summable(call.x.dtype).0, once: call.round_once, coded }
+        let once = call.round_once && !layout.has_a_row_per_token();
+        Self { of_type: summable(call.x.dtype).0, once, coded }
     }
 
     /// Most bytes of a partial row for a row of this many numbers.
@@ -89,13 +93,21 @@ impl SumKind {
 }
 
 impl DecodeKernels {
-    pub(crate) fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
+    pub(crate) fn load(module: &Arc<Module>, facts: &DeviceFacts, masks: bool) -> Result<Self> {
         let find = |name: &str, each| ByLength::load(module, name, each, facts);
         let refuse = module.function("ty_refuse_decode")?;
         refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
+        let rank_major = match masks {
+            true => None,
+            false => Some([
+                find("ty_dispatch_decode_rank_major", 2)?,
+                find("ty_dispatch_decode_rank_major_cast", 1)?,
+            ]),
+        };
         Ok(Self {
             dispatch: find("ty_dispatch_decode", 2)?,
             cast: find("ty_dispatch_decode_cast", 1)?,
+            rank_major,
             combine: [
                 find("ty_combine_decode_bf16", 2)?,
                 find("ty_combine_decode_f16", 2)?,
@@ -110,9 +122,29 @@ impl DecodeKernels {
         })
     }
 
+    /// Whether rows of a layout go to inboxes.
+    pub(crate) fn take(&self, layout: Layout) -> bool {
+        match layout {
+            Layout::Packed => true,
+            Layout::RankMajor { .. } => self.rank_major.is_some(),
+            Layout::Flat | Layout::ExpertMajor { .. } => false,
+        }
+    }
+
     /// The kernel of a dispatch.
     pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> &Function {
-        let kernels = if dispatch.cast != 0 { &self.cast } else { &self.dispatch };
+        let casts = dispatch.cast != 0;
+        let kernels = match &self.rank_major {
+            Some([plain, cast]) if dispatch.rank_major != 0 => {
+                if casts {
+                    cast
+                } else {
+                    plain
+                }
+            }
+            _ if casts => &self.cast,
+            _ => &self.dispatch,
+        };
         kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
     }
 

@@ -19,6 +19,7 @@ use crate::moe::args::{
     CombineArgs, DecodeCombineArgs, DecodeDispatchArgs, DecodeRefusalArgs, DispatchArgs, MergeArgs,
     RECEIVES, SENDS,
 };
+use crate::moe::combine::returned;
 use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
 use crate::moe::state::MoeState;
@@ -80,7 +81,8 @@ impl DecodeSteps<'_> {
             source_step: format.source_index.step(wanted.max_tokens()),
             ..self.call()
         };
-        let Some((kernels, sizes)) = self.moe.decode(Layout::Packed) else {
+        let layout = wanted.spec.layout;
+        let Some((kernels, sizes)) = self.moe.decode(layout) else {
             return Err(not_packed());
         };
         let (slot, phases) = (self.engine.slot(operation), Self::phases(&wanted.mode));
@@ -88,9 +90,12 @@ impl DecodeSteps<'_> {
         let shared = sizes.shared(&self.moe.exchange.shape);
         let launch = self.size(shared, wanted.max_tokens());
         let apart = phases == SENDS;
-        let by_role = if apart { 0 } else { senders(self.moe.exchange.shape.ranks, launch.blocks) };
+        // Of rank-major rows each block has the same share.
+        let alike = apart || layout.has_a_row_per_token();
+        let by_role = if alike { 0 } else { senders(self.moe.exchange.shape.ranks, launch.blocks) };
         let decode = sizes.arguments(&self.moe.exchange.shape, phases, by_role, &call);
-        let arguments = DecodeDispatchArgs { dispatch: *dispatch, decode };
+        let sources = self.moe.routing.handles[of.handle as usize].place_sources;
+        let arguments = DecodeDispatchArgs { dispatch: *dispatch, decode, sources };
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.engine.launch(kernel, launch, &arguments, slot)? };
         let decode = sizes.arguments(&self.moe.exchange.shape, RECEIVES, 0, &call);
@@ -131,7 +136,8 @@ impl DecodeSteps<'_> {
         let Some((kernels, sizes)) = self.moe.decode(state.layout) else {
             return Err(not_packed());
         };
-        let (kind, (_, element)) = (SumKind::of(call), summable(call.x.dtype));
+        let (kind, (_, element)) = (SumKind::of(call, state.layout), summable(call.x.dtype));
+        let is_rank_major = state.layout.has_a_row_per_token();
         let row_bytes = u64::from(self.moe.exchange.shape.hidden) * element;
         let masks = self.engine.waits.masks.is_some();
         // With masks the kernel writes this for each of T tokens, which takes less than work that is queued before it.
@@ -144,7 +150,7 @@ impl DecodeSteps<'_> {
             x: call.x.data as u64,
             weights: call.weights.data as u64,
             dispatch_weights: if call.weighted && own_weights == 0 { state.weights } else { 0 },
-            slots: state.slots,
+            slots: if is_rank_major { 0 } else { state.slots },
             out: 0,
             out_weights: 0,
             received: 0,
@@ -163,6 +169,8 @@ impl DecodeSteps<'_> {
             bias1: call.bias[1].data as u64,
             out: call.out.data as u64,
             out_weights: call.out_weights.data as u64,
+            returns_weights: returned(call),
+            source_places: if is_rank_major { state.max_tokens } else { 0 },
             ..crate::moe::combine::arguments(
                 common,
                 state.routing,
@@ -180,7 +188,7 @@ impl DecodeSteps<'_> {
             combine,
             merge,
             decode,
-            sources: state.landed_sources,
+            sources: if is_rank_major { state.place_sources } else { state.landed_sources },
             topk_weights: own_weights,
             topk_idx: call.topk_idx.data as u64,
             missing: if of.masking.masks == 0 { 0 } else { call.missing.data as u64 },

@@ -190,6 +190,7 @@ pub(crate) struct DecodeArgs {
 pub(crate) struct DecodeDispatchArgs {
     pub(crate) dispatch: DispatchArgs,
     pub(crate) decode: DecodeArgs,
+    pub(crate) sources: u64,
 }
 
 #[repr(C)]

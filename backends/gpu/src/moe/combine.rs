@@ -76,6 +76,15 @@ pub(crate) fn arguments(
     }
 }
 
+/// Which weights a call returns, as kernels have it.
+pub(crate) fn returned(call: &CombineCall<'_>) -> u32 {
+    match (call.returns_weights(), call.sum_weights) {
+        (false, _) => 0,
+        (true, false) => 1,
+        (true, true) => WEIGHTS_OF_ALL,
+    }
+}
+
 impl MoeState {
     /// Bytes of a row, and of the weights that go with it.
     pub(crate) fn combine_widths(&self, call: &CombineCall<'_>) -> [u64; 2] {
@@ -161,7 +170,7 @@ impl Combine<'_> {
 
     fn too_long_to_return(&self, call: &CombineCall<'_>) -> Option<String> {
         let layout = self.moe.routing.handles.get(call.handle as usize)?.layout;
-        let kind = SumKind::of(call);
+        let kind = SumKind::of(call, layout);
         self.moe.too_long(layout, kind.partial_bytes(self.moe.exchange.shape.hidden), 0)
     }
 
@@ -352,11 +361,7 @@ impl Combine<'_> {
             out_weights: call.out_weights.data as u64,
             x: staged.x,
             weights: staged.weights,
-            returns_weights: match (call.returns_weights(), call.sum_weights) {
-                (false, _) => 0,
-                (true, false) => 1,
-                (true, true) => WEIGHTS_OF_ALL,
-            },
+            returns_weights: returned(call),
             at_once: mode.at_once.into(),
             landing: staged.landing[0],
             landing_weights: staged.landing[1],

@@ -39,6 +39,8 @@ pub(crate) struct HandleState {
     /// In low latency: the place at which the first output names the source of each row in
     /// flat order.
     pub(crate) landed_sources: u64,
+    /// In low latency: `[R * M]`, the source of each rank-major place.
+    pub(crate) place_sources: u64,
     /// The stream of the dispatch that made it.
     pub(crate) stream: Option<RawStream>,
     /// The staging of captured operations: theirs until the slot is used again.
@@ -91,6 +93,7 @@ impl HandleState {
             slots: 0,
             weights: 0,
             landed_sources: 0,
+            place_sources: 0,
             stream: None,
             kept: Vec::new(),
             is_captured: false,
@@ -126,6 +129,7 @@ impl HandleState {
             4 * (groups + 1),
             groups * (of_ranks + of_experts),
             NOTE,
+            if exchange.decodes { 4 * ranks * most } else { 0 },
         ];
         let mut end = 0;
         let starts = lengths.map(|bytes| {
@@ -149,6 +153,7 @@ impl HandleState {
             group_starts,
             group_counts,
             note,
+            place_sources,
         ] = starts.map(|start| memory.address() + start);
         self.routing = Routing {
             topk,
@@ -168,6 +173,7 @@ impl HandleState {
             span: SPAN,
             blocks,
         };
+        self.place_sources = place_sources;
         self.memory = Some(memory);
         Ok(())
     }

@@ -90,7 +90,9 @@ impl Kernels {
         let has_fused = is_whole && (rows == Rows::Tma || facts.wave == 64);
         let fused = has_fused.then(|| fused(&module, most_shared)).transpose()?;
         let decode = match config.decode {
-            Decode::LowLatency if is_whole => Some(DecodeKernels::load(&module, &facts)?),
+            Decode::LowLatency if is_whole => {
+                Some(DecodeKernels::load(&module, &facts, role == Role::Masked)?)
+            }
             _ => None,
         };
         let of_moe = Self {

@@ -131,8 +131,7 @@ impl MoeState {
 
     /// Low-latency kernels and places, for rows of a layout.
     pub(crate) fn decode(&self, layout: Layout) -> Option<(&DecodeKernels, DecodeSizes)> {
-        let packed = layout == Layout::Packed;
-        self.kernels.decode.as_ref().zip(self.sizes.decode).filter(|_| packed)
+        self.kernels.decode.as_ref().filter(|kernels| kernels.take(layout)).zip(self.sizes.decode)
     }
 
     /// Whether rows of a layout go to inboxes.

@@ -5,6 +5,8 @@
 #include "helpers.h"
 #include "exchange.cu"
 #include "level.h"
+#include <map>
+#include <mutex>
 #include "casts.h"
 #include "logfmt.h"
 
@@ -82,8 +84,25 @@ void bring_anything(Rank& r, std::mt19937& random) {
     if (random() % 3 == 0) r.scales[i] = ~0u;
 }
 
+// M of calls for rank-major rows; 0: rows are packed.
+u32 by_rank = 0;
+
+// The part of a rank's handle that rank-major rows have.
+u32* sources_of(const Rank& r) {
+  static std::mutex mutex;
+  static std::map<const Rank*, u32*> all;
+  std::lock_guard lock(mutex);
+  u32*& sources = all[&r];
+  return sources ? sources : sources = room<u32>((u64)r.s.ranks * r.s.most());
+}
+
 DecodeDispatchArgs decode_dispatch(Rank& r, bool replay, Way way) {
-  DecodeDispatchArgs a{dispatch_args(r, Layout::kPacked, replay), decode_of(r, way)};
+  if (by_rank) {
+    DecodeDispatchArgs a{dispatch_args(r, kRankMajor, replay), decode_of(r, way), sources_of(r)};
+    a.dispatch.call_tokens = by_rank, a.decode.senders = 0;
+    return a;
+  }
+  DecodeDispatchArgs a{dispatch_args(r, Layout::kPacked, replay), decode_of(r, way), nullptr};
   a.dispatch.tile_rows = 0, a.dispatch.worst = 1;
   // Each rank has forms of its own.
   take_forms(a.decode, a.dispatch, (r.operations + r.me) % 2, (r.operations / 4 + r.me) % 2 * r.s.max_tokens);
@@ -94,6 +113,12 @@ DecodeDispatchArgs decode_dispatch(Rank& r, bool replay, Way way) {
 bool is_long_for(u32 pieces, u32 each) { return pieces > each * kWarps * kWave; }
 
 void run_decode(const DecodeDispatchArgs& a, const Up::Params& params, bool is_long) {
+#if !TY_MASKS
+  if (a.dispatch.rank_major && a.dispatch.casts())
+    return is_long ? ty_dispatch_decode_rank_major_cast_long(a, params) : ty_dispatch_decode_rank_major_cast(a, params);
+  if (a.dispatch.rank_major)
+    return is_long ? ty_dispatch_decode_rank_major_long(a, params) : ty_dispatch_decode_rank_major(a, params);
+#endif
   if (a.dispatch.casts())
     is_long ? ty_dispatch_decode_cast_long(a, params) : ty_dispatch_decode_cast(a, params);
   else
@@ -500,25 +525,34 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
     }
     ranks[0]->topk[0] = -1, ranks[0]->topk[1] = kind == kTwice ? -1 : kept;
   }
-  for (bool late : {false, true}) refused_combine(ranks, random, late);
+  for (bool late : {false, true})
+    if (!by_rank) refused_combine(ranks, random, late);
 }
 
-// The words of dispatches that name M = 10 and 11, and of one that names none.
-constexpr u64 kTen = 1ull << 18 | 5ull << 46, kEleven = kTen | 1ull << 19;
+// What a dispatch that names M adds to its signature.
+u64 naming(u32 m) { return 1ull << 18 | (u64)(m & 1) << 19 | (u64)(m >> 1) << 46; }
 
-// Ranks name another M than one of them: each finds it, and no row of it is left.
+// Ranks name another M than one of them: each finds it, and no row of it is left. Of the communicator's M, the others
+// name nothing.
 void another_m(const Ranks& ranks, std::mt19937& random) {
-  for (u64 of_others : {u64(0), kTen}) {
-    for (Rank* r : ranks) bring(*r, r->s.max_tokens, random);
-    std::vector<DecodeDispatchArgs> args;
-    for (Rank* r : ranks) args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
-    for (u32 i = 0; i < ranks.size(); i++) args[i].dispatch.c.signature |= i == 1 ? kEleven : of_others;
-    on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
-    for (u32 i = 0; i < ranks.size(); i++) {
-      no_ended_wait(*ranks[i]);
-      same("another M", ranks[i]->outcome->code, kAnotherM);
-      same("at rank", ranks[i]->outcome->rank, i == 1 ? 0u : 1u);
-      check_clean(*ranks[i], "behind ranks that named another M");
+  u32 most = by_rank ? ranks[0]->s.most() : ranks[0]->s.max_tokens;
+  for (u32 of_others : {most, most - 1}) {
+    for (bool is_less : {false, true}) {
+      std::vector<DecodeDispatchArgs> args;
+      for (Rank* r : ranks) {
+        u32 m = r->me == 1 ? (is_less ? of_others - 1 : of_others) : is_less ? of_others : of_others - 1;
+        bring(*r, std::min(m, r->s.max_tokens), random);
+        args.push_back(decode_dispatch(*r, false, Way::kAtOnce));
+        args.back().dispatch.call_tokens = m;
+        if (m != most) args.back().dispatch.c.signature |= naming(m);
+      }
+      on_all(ranks, random, [&](Rank& r, u32 i) { launch_decode(r, args[i], kSends | kReceives); });
+      for (u32 i = 0; i < ranks.size(); i++) {
+        no_ended_wait(*ranks[i]);
+        same("another M", ranks[i]->outcome->code, kAnotherM);
+        same("at rank", ranks[i]->outcome->rank, i == 1 ? 0u : 1u);
+        check_clean(*ranks[i], "behind ranks that named another M");
+      }
     }
   }
 }
@@ -560,7 +594,7 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) {
     if (r->me != 1) {
       same("a wait is ended", r->report->ended, 2u);
-      same("of entry", r->report->phase, kPhaseEntry);
+      same("of entry", r->report->phase, by_rank ? kPhaseRows : kPhaseEntry);
       same("of rank", r->report->peer, 1u);
       same("nothing more is entered", r->state->stopped, 1u);
       check_clean(*r, "behind an ended wait");
@@ -571,14 +605,18 @@ void ended_waits(const Ranks& ranks, std::mt19937& random) {
     ranks[1]->state->turn = ranks[0]->state->turn;
     *r->report = {}, *r->abort = 0, r->state->stopped = 0;
   }
+  if (by_rank) return;
   rounds(ranks, random, {ranks[0]->s.max_tokens}, Way::kAtOnce, false, only(2));
 }
+
+#include "decode_rank_major.h"
 
 // One turn of each way, and what goes wrong.
 void run_briefly(const Shape& shape, std::vector<u32> tokens, bool all) {
   Ranks ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks * 100 + shape.topk);
   Fabric fabric(ranks);
+  run_by_rank(ranks, random, tokens, all);
   rounds(ranks, random, tokens, Way::kAtOnce, false, {0});
   rounds(ranks, random, tokens, Way::kHalves, true, {2});
   if (!all) return;
@@ -595,6 +633,7 @@ void run(const Shape& shape, std::vector<u32> tokens, bool all) {
   Ranks ranks = all_ranks(shape);
   std::mt19937 random(shape.ranks * 100 + shape.topk);
   Fabric fabric(ranks);
+  run_by_rank(ranks, random, tokens, all);
   rounds(ranks, random, tokens, Way::kAtOnce, false);
   rounds(ranks, random, tokens, Way::kHalves, true);
   if (!all) return;
