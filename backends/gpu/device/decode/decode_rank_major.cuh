@@ -333,7 +333,8 @@ __device__ void note_rank_major(const DecodeDispatchArgs& args, const Up& up, co
   if (threadIdx.x != 0) return;
   // A combine may name each place.
   u32 places = ranks * a.call_tokens;
-  out.array<u64>(out.at.totals)[0] = all.sum;
+  u64* totals = out.array<u64>(out.at.totals);
+  totals[0] = totals[1] = all.sum;
   a.r.source_rows[ranks] = places;
   a.r.note->rows = places;
   if (!a.c.no_host_sync) a.c.outcome->tokens = all.sum, a.c.outcome->rows = 0;

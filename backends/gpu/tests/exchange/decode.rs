@@ -4,7 +4,7 @@ use super::*;
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [Mutant; 18] = [
+const MUTANTS: [Mutant; 26] = [
     (
         "a row is taken before it has come",
         "there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
@@ -95,15 +95,55 @@ const MUTANTS: [Mutant; 18] = [
         "most = (u32)a.most_tokens();\n  u32 expert = entry.named",
         "most = model::mutant == 18 ? a.c.ranks * a.c.max_tokens : (u32)a.most_tokens();\n  u32 expert = entry.named",
     ),
+    (
+        "a rank-major row is taken before it has come",
+        "there &= piece_at(j) >= at.pieces || has_come(piece[j]);",
+        "there &= model::mutant == 19 || piece_at(j) >= at.pieces || has_come(piece[j]);",
+    ),
+    (
+        "what goes with a rank-major row is read before it has come",
+        "      bool there = entry.is_there(at.record, epoch) && is_known(epoch);",
+        "      bool there = (model::mutant == 20 || entry.is_there(at.record, epoch)) && is_known(epoch);",
+    ),
+    (
+        "the place of a rank-major row is read before it has come",
+        "      if (there) return epoch;\n      if (++looks",
+        "      if (there || model::mutant == 21) return epoch;\n      if (++looks",
+    ),
+    (
+        "rank-major rows of a rank that refuses are waited for",
+        "  return token >= tokens_of(a, head);",
+        "  return model::mutant != 22 && token >= tokens_of(a, head);",
+    ),
+    (
+        "rank-major rows of ranks that name a larger M stay in the inbox",
+        "    u32 most = min(tokens_of(args.dispatch, &heard[s * kHead]), c.max_tokens);",
+        "    u32 most = model::mutant == 23 ? 0 : min(tokens_of(args.dispatch, &heard[s * kHead]), c.max_tokens);",
+    ),
+    (
+        "rank-major rows that were taken stay in the inbox",
+        "      store_16_relaxed(at.row + piece_at(j), make_uint4(0, 0, 0, 0));\n      piece[j] = with_key(piece[j], first.x);",
+        "      if (model::mutant != 24) store_16_relaxed(at.row + piece_at(j), make_uint4(0, 0, 0, 0));\n      piece[j] = with_key(piece[j], first.x);",
+    ),
+    (
+        "places behind rank-major rows stay as they are",
+        "    if (!has_row() && is_place) close_place(args, out, from);",
+        "    if (!has_row() && is_place && model::mutant != 25) close_place(args, out, from);",
+    ),
+    (
+        "a combine announces a rank-major row for each place",
+        "args.is_rank_major() ? a.r.counts[d] : places;",
+        "args.is_rank_major() && model::mutant != 26 ? a.r.counts[d] : places;",
+    ),
 ];
 
 /// A part of what one rank sends comes late while a mutant is switched on: behind what announces it. Mutants that do
 /// not wait for it are then noticed by more than chance.
-const LATE: [Mutant; 5] = [
+const LATE: [Mutant; 7] = [
     (
         "counts come behind heads",
-        "  if (part.sending.first < part.reporting) report_counts(",
-        "  model::come_late(a.c.rank);\n  if (part.sending.first < part.reporting) report_counts(",
+        "  if (part.sending.first < part.reporting) report_counts(args, up, t, {part.sending.first, part.reporting});\n#pragma",
+        "  model::come_late(a.c.rank);\n  if (part.sending.first < part.reporting) report_counts(args, up, t, {part.sending.first, part.reporting});\n#pragma",
     ),
     (
         "pieces of rows come behind their record",
@@ -112,8 +152,18 @@ const LATE: [Mutant; 5] = [
     ),
     (
         "weights that come back come behind their row",
-        "  if (!m.weights || lane >= m.topk) return;\n",
-        "  if (!m.weights || lane >= m.topk) return;\n  if (model::mutant == 14 && lane == 0) model::hold_back(c.rank);\n",
+        "  if (!m.weights) return;\n  u32 back",
+        "  if (!m.weights) return;\n  if (model::mutant == 14 && lane == 0) model::hold_back(c.rank);\n  u32 back",
+    ),
+    (
+        "pieces of rank-major rows come behind their record",
+        "    if (!(at & kRowless)) store_decode_row(",
+        "    if (model::mutant == 19 && threadIdx.x == 1) model::hold_back(c.rank);\n    if (!(at & kRowless)) store_decode_row(",
+    ),
+    (
+        "what goes with a rank-major row comes behind the row",
+        "    bool here = sent.is_at(d);\n    if (!(at & kRowless) && lane < c.topk)",
+        "    bool here = sent.is_at(d);\n    if (model::mutant == 20 && lane == 0) model::hold_back(c.rank);\n    if (!(at & kRowless) && lane < c.topk)",
     ),
     (
         "a weight of a combine comes behind its selections",
@@ -166,7 +216,7 @@ const MASKING_MUTANTS: [Mutant; 7] = [
     ),
 ];
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "transport.cuh",
     "masking.cuh",
     "decode_rows.cuh",
@@ -174,6 +224,7 @@ const SOURCES: [&str; 8] = [
     "decode.cuh",
     "decode_send.cuh",
     "decode_dispatch.cuh",
+    "decode_rank_major.cuh",
     "decode_combine.cuh",
 ];
 

@@ -163,6 +163,8 @@ void check_packed(const Ranks& ranks, const std::vector<DecodeDispatchArgs>& arg
     const u32 *counts = (u32*)(ranks[d]->arena + a.region + region.rank_counts),
               *ends = (u32*)(ranks[d]->arena + a.region + region.rank_ends);
     for (u32 s = 0, sum = 0; s < ranks.size(); s++) same("rows up to a source", ends[s], sum += counts[s]);
+    // A copy of the output reads them.
+    if (by_rank) same("rows, as tokens", ((u64*)(ranks[d]->arena + a.region + region.totals))[1], outcome.tokens);
     check_clean(*ranks[d], "behind a dispatch");
   }
 }

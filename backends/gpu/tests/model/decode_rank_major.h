@@ -144,6 +144,9 @@ void rounds_by_rank(const Ranks& ranks, std::mt19937& random, const std::vector<
 // The same operations with rank-major rows, by calls of two M.
 void run_by_rank(const Ranks& ranks, std::mt19937& random, const std::vector<u32>& tokens, bool all) {
 #if !TY_MASKS
+  // The first change that concerns these operations.
+  constexpr int kFirst = 19;
+  if (model::mutant != 0 && model::mutant < kFirst) return;
   u32 most = ranks[0]->s.max_tokens;
   for (u32 m : {most, most > 2 ? most - 2 : most}) {
     by_rank = m;
