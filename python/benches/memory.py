@@ -3,7 +3,8 @@
     python -m torch.distributed.run --nproc-per-node 2 python/benches/memory.py
 
 On GPUs it is the GPU's memory, else that of the process: pages that ranks share count as a part each. The first call of
-a shape has been made, with as many tokens as it allows, and its outputs are gone.
+a shape has been made, with as many tokens as it allows, and its outputs are gone. Before it are DeepEP's hint, and the
+results of `memory_needed` for the CPU and for NVLink, which needs no GPU.
 """
 
 import gc
@@ -15,7 +16,7 @@ import torch
 
 import tokenyard
 from tokenyard.deep_ep import Buffer, ElasticBuffer
-from tokenyard.deep_ep._pool import IN_FLIGHT
+from tokenyard.deep_ep._pool import HANDLES, IN_FLIGHT
 
 EXPERTS, TOPK, HIDDEN = 256, 8, 7168
 MIB = 1 << 20
@@ -80,6 +81,14 @@ def elastic(tokens: int) -> tuple[int, Any]:
     return buffer.num_bytes, buffer
 
 
+def needed(config: tokenyard.Config, ranks: int, tokens: int, in_flight: int) -> int:
+    """Bytes of the windows of the drop-in's communicator, before it is opened."""
+    parts = tokenyard.memory_needed(
+        config, ranks, EXPERTS, TOPK, HIDDEN, tokens, in_flight=in_flight, handles=HANDLES
+    )
+    return parts["control"] + parts["arena"]
+
+
 SHAPES: list[tuple[str, Callable[[int], tuple[int, Any]], tuple[int, ...]]] = [
     ("low latency, M", low_latency, (128, 256, 512, 1024)),
     ("V1 normal, T", normal, (4096, 8192)),
@@ -100,11 +109,13 @@ def main() -> None:
             found, ranks = taken() - before, int(os.environ["WORLD_SIZE"])
             buffer.destroy()
             cpu = tokenyard.Config.built_in("cpu")
-            needed = tokenyard.memory_needed(
-                cpu, ranks, EXPERTS, TOPK, HIDDEN, tokens, in_flight=IN_FLIGHT + 1
+            decode = "low_latency" if make is low_latency else "direct"
+            gpu = tokenyard.Config.built_in("nvlink", decode=decode)
+            windows = (
+                needed(cpu, ranks, tokens, IN_FLIGHT + 1),
+                needed(gpu, ranks, tokens, IN_FLIGHT),
             )
-            windows = needed["control"] + needed["arena"]
-            columns = (hint, windows, found)
+            columns = (hint, *windows, found)
             if rank == 0:
                 print(f"| {name} = {tokens} |", *(f"{b / MIB:.0f} |" for b in columns), flush=True)
 

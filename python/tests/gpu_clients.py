@@ -29,6 +29,7 @@ import pool as pools
 import visible
 import with_lmdeploy
 import with_megatron
+import with_megatron_layer
 import with_nemo
 import with_sglang
 import with_torchtitan
@@ -43,6 +44,7 @@ CHECKS = [
     *((client, check) for client, checks in graphs.CHECKS.items() for check in checks),
     ("megatron-core", with_megatron.fused_calls_are_a_dense_layer),
     ("megatron-core", with_megatron.trains_as_its_own_all_to_all),
+    ("megatron-core", with_megatron_layer.layer_trains_as_over_its_own_all_to_all),
     ("torchtitan", with_torchtitan.steps_are_those_of_a_dense_layer),
     ("torchtitan", with_torchtitan.checkpoints_save_the_communication),
     ("torchtitan", with_torchtitan.inference_has_the_values_of_training),
@@ -50,6 +52,7 @@ CHECKS = [
     ("vllm", with_vllm.low_latency),
     ("vllm", with_vllm.elastic),
     ("sglang", with_sglang.layers_are_dense),
+    ("sglang", with_sglang.layers_over_v1_are_dense),
     ("nemo-automodel", with_nemo.flex_dispatcher_is_a_dense_layer),
     ("nemo-automodel", with_nemo.checkpoints_replay_the_dispatch),
     ("nemo-automodel", with_nemo.buffer_is_freed_before_the_group),
@@ -65,7 +68,6 @@ NEED_GPUS = {
     *overlap.NEED_GPUS,
     graphs.sglang_first_use_in_a_capture,
     graphs.vllm_first_use_in_a_capture,
-    graphs.sglang_low_latency,
 }
 
 

@@ -27,6 +27,7 @@ import gpu_openings
 import gpu_operations
 import gpu_reports
 import gpu_streams
+import gpu_utils
 import gpu_v1
 import gpu_v1_more
 import gpu_v2
@@ -53,6 +54,7 @@ MODULES = [
     gpu_masks,
     gpu_growth,
     gpu_reports,
+    gpu_utils,
     gpu_host_time,
     gpu_device_time,
 ]
@@ -67,9 +69,14 @@ def names(on_host=False):
     return [
         f"{module.__name__.removeprefix('gpu_')}.{check.__name__}"
         for module in MODULES
-        if not on_host or not getattr(module, "NEEDS_GPUS", False)
         for check in module.CHECKS
+        if not on_host or not needs_gpus(module, check)
     ]
+
+
+def needs_gpus(module, check):
+    """Whether a check runs on GPUs alone: all of some modules, but those that are named there."""
+    return getattr(module, "NEEDS_GPUS", False) and check not in getattr(module, "ON_HOST", ())
 
 
 def find(name):

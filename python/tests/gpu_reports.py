@@ -9,8 +9,10 @@ import numpy as np
 import sweeps
 import torch
 from exact import Exchange, low_latency
-from gpu_common import is_gpu, raised, synchronize, v1, v2
+from gpu_common import device_of, is_gpu, layout_of, raised, synchronize, v1, v2
 from oracle import Case
+
+from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
 
 NEEDS_GPUS = True
 DEVICE = "cuda" if is_gpu() else "cpu"
@@ -156,4 +158,48 @@ def made_and_destroyed(world):
     assert free[0] - free[-1] < 1 << 21, f"{free[0] - free[-1]} bytes less are free"
 
 
-CHECKS = [every_m, many_tokens, shapes, one_expert, open_hooks, made_and_destroyed]
+def check_no_rows(buffer, elastic, device):
+    """One of two ranks without tokens, then both: with values of FP8 and without, cached, and without ids."""
+    me = buffer.rank
+    for tokens in ((0, 3), (3, 0), (0, 0)):
+        ids = torch.tensor([[0, 5]] * tokens[me], dtype=torch.int64, device=device).reshape(-1, 2)
+        weights = torch.ones(ids.shape, device=device)
+        x = torch.ones(tokens[me], 256, dtype=torch.bfloat16, device=device)
+        assert tokens[me] or 0 in (x.data_ptr(), ids.data_ptr())
+        layout, found = layout_of(buffer, ids, 8), sum(tokens)
+        for rows in (x, per_token_cast_to_fp8(x)):
+            for given in ({"topk_idx": ids, "topk_weights": weights}, {}):
+                recv_x, *_, handle, _ = buffer.dispatch(rows, **given, **layout)
+                again, *_ = buffer.dispatch(rows, handle=handle)
+                for one in (recv_x, again):
+                    assert len(one[0] if isinstance(rows, tuple) else one) == found
+            for expands in (False, True):
+                recv_x, _, _, handle, _ = elastic.dispatch(
+                    rows, topk_idx=ids, topk_weights=weights, num_experts=8, do_expand=expands
+                )
+                elastic.dispatch(rows, handle=handle, do_expand=expands)
+                y = torch.ones(found, 256, dtype=torch.bfloat16, device=device)
+                assert torch.equal(elastic.combine(y, handle)[0], 2 * x)
+        recv_x, _, recv_weights, _, handle, _ = buffer.dispatch(
+            x, topk_idx=ids, topk_weights=weights, **layout
+        )
+        out, back, _ = buffer.combine(recv_x, handle, recv_weights)
+        assert torch.equal(out, 2 * x)
+        assert torch.equal(back, weights)
+        for use_fp8 in (False, True):
+            _, counts, handle, *_ = buffer.low_latency_dispatch(x, ids, 4, 8, use_fp8=use_fp8)
+            assert int(counts.sum()) == found
+            y = torch.ones(4, 8, 256, dtype=torch.bfloat16, device=device)
+            assert torch.equal(buffer.low_latency_combine(y, ids, weights, handle)[0], 2 * x)
+
+
+def no_rows(world):
+    buffer, elastic = v1(world, low_latency_mode=True), v2(world, Case(2, max_tokens=4))
+    check_no_rows(buffer, elastic, device_of(world))
+    elastic.destroy()
+    buffer.destroy()
+
+
+CHECKS = [no_rows, every_m, many_tokens, shapes, one_expert, open_hooks, made_and_destroyed]
+# In host memory `test_reports.py` has the others.
+ON_HOST = (no_rows,)

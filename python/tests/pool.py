@@ -36,14 +36,17 @@ def config(arena_mib=4):
 
 
 class Pool:
-    """Up to `size` ranks. `run(n, f, *args)` calls `f(world, *args)` on n of them and returns what they return."""
+    """Up to `size` ranks. `run(n, f, *args)` calls `f(world, *args)` on n of them and returns what they return.
 
-    def __init__(self, size):
-        self.size = size
+    `method` says how multiprocessing starts them.
+    """
+
+    def __init__(self, size, method="spawn"):
+        self.size, self.method = size, method
         self.workers = []
 
     def _start(self):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(self.method)
         for _ in range(self.size):
             mine, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)

@@ -46,6 +46,7 @@ def shapes(buffer, elastic):
 
 def one_expert(buffer, elastic, hidden=16):
     """Counts stay below R * M where all tokens of all ranks go to one expert."""
-    tokens = (33,) * buffer.group_size
-    it = Exchange(tokens, topk=1, hidden=hidden, most=33, is_skewed=True)
+    ranks = buffer.group_size
+    sizes = {"experts": max(8, ranks), "topk": 1, "hidden": hidden, "most": 33}
+    it = Exchange((33,) * ranks, is_skewed=True, **sizes)
     every_kind(buffer, elastic, it)

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -17,7 +18,7 @@ from pool import free_port
 from test_deep_ep_normal import buffer_of, layout_of, same
 
 from tokenyard import errors
-from tokenyard.deep_ep import ElasticBuffer, _arrays, _missing
+from tokenyard.deep_ep import ElasticBuffer, _missing
 from tokenyard.deep_ep._arrays import BF16, from_numpy, to_numpy
 from tokenyard.deep_ep.utils import envs, gate, math, refs
 
@@ -251,41 +252,12 @@ def test_arrays_of_numpy_give_the_groups_of_tensors():
     assert bits(ids_of_torch) == bits(ids)
 
 
-def calls_of_utils(torch):
-    """Every public function of math, refs and gate, with arguments of torch, in a group of this process alone."""
-    x, ids = torch.randn(6, 256), torch.randint(-1, 8, (6, 3))
-    weights, y = torch.rand(6, 3), torch.randn(6, 3, 256).bfloat16()
-    cast = math.per_token_cast_to_fp8(x)
-    return {
-        math.ceil_div: [(7, 2)],
-        math.align: [(7, 2)],
-        math.safe_div: [(7, 2)],
-        math.calc_diff: [(x, x)],
-        math.per_token_cast_to_fp8: [(x,), (y[:, 0],)],
-        math.per_token_cast_back: [cast, (cast[0], torch.full((6, 1), 0x7F7F, dtype=torch.int32))],
-        math.inplace_unique: [(ids.clone(), 8)],
-        math.create_grouped_scores: [(torch.rand(6, 8), torch.tensor([[0, 1]] * 6), 4)],
-        math.hash_tensor: [(x,), (y,), cast[:1]],
-        math.hash_tensors: [(x, (y, cast))],
-        math.count_bytes: [(x, (y, cast))],
-        refs.dispatch: [(x, ids, weights, 6, 8), (cast, ids, weights, 6, 8)],
-        refs.arrivals: [([[*cast, ids, weights]], 0, 6, 8)],
-        refs.generate_pre_combine_data: [(torch.arange(6), 6, 3, 256)],
-        refs.ordered_accumulate: [(y,), (y, y[:, 0])],
-        refs.combine: [(y, ids, 1, 1, 8, (y[:, 0], None), True, True)],
-        gate.get_unbalanced_scores: [(50, 8, 4, 3, 1.5, True), (50, 8, 4, 3, 1.5, False)],
-    }
-
-
 @needs_torch
 def test_no_function_of_utils_takes_a_tensor_of_torch_to_the_host(monkeypatch):
-    import torch
+    import gpu_utils
     import torch.distributed as dist
 
-    def refuse(*arguments):
-        raise AssertionError("a tensor of torch became an array of numpy")
-
-    calls = calls_of_utils(torch)
+    calls = gpu_utils.calls_of_utils("cpu")
     functions = [one for module in (math, refs, gate) for one in vars(module).values()]
     public = {
         one
@@ -294,9 +266,7 @@ def test_no_function_of_utils_takes_a_tensor_of_torch_to_the_host(monkeypatch):
         if not one.__name__.startswith("_")
     }
     assert public == set(calls)
-    monkeypatch.setattr(_arrays, "to_numpy", refuse)
-    for name in ("numpy", "cpu", "__array__"):
-        monkeypatch.setattr(torch.Tensor, name, refuse)
+    gpu_utils.refuse_the_host(monkeypatch.setattr)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         for function, of_each in calls.items():
@@ -339,6 +309,34 @@ def test_it_says_whose_deep_ep_is_imported_and_what_was_overwritten(tmp_path):
     assert f"deep_ep: {tmp_path}/deep_ep/__init__.py, of sgl_deep_ep\n" in text
     assert "sgl_deep_ep 1.0: 2 files\n" in text
     assert "tokenyard_deep_ep 1.0: 1 files, overwritten or gone: deep_ep/__init__.py\n" in text
+    assert "fix: uninstall all of these" in text
+
+
+def test_it_says_so_too_where_ours_came_second(tmp_path):
+    theirs = {"deep_ep/__init__.py": "x = 1\n", "deep_ep/buffer.py": "y = 2\n"}
+    install(tmp_path, "sgl_deep_ep", theirs)
+    install(tmp_path, "tokenyard_deep_ep", {"deep_ep/__init__.py": OURS.read_text()})
+    ended = run(tmp_path, "-m", "tokenyard")
+    assert ended.returncode == 0, ended.stderr
+    assert "RuntimeWarning" not in ended.stderr, "nothing is imported here"
+    text = ended.stdout.split("\n\n")[-1]
+    assert f"deep_ep: {tmp_path}/deep_ep/__init__.py, of tokenyard_deep_ep\n" in text
+    assert "sgl_deep_ep 1.0: 2 files, overwritten or gone: deep_ep/__init__.py\n" in text
+    assert "tokenyard_deep_ep 1.0: 1 files\n" in text
+    assert "fix: uninstall all of these" in text
+
+
+def test_it_says_whose_native_module_an_import_takes(tmp_path):
+    """A binary beside `deep_ep_cpp.py` wins an import of that name that comes before one of `deep_ep`."""
+    binary = f"deep_ep_cpp{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    install(tmp_path, "tokenyard_deep_ep", {"deep_ep_cpp.py": "x = 1\n"})
+    ended = run(tmp_path, "-m", "tokenyard")
+    text = ended.stdout.split("\n\n")[-1]
+    assert f"deep_ep_cpp: {tmp_path}/deep_ep_cpp.py, of tokenyard_deep_ep\n" in text
+    install(tmp_path, "deep_ep", {binary: "no library"})
+    text = run(tmp_path, "-m", "tokenyard").stdout.split("\n\n")[-1]
+    assert f"deep_ep_cpp: {tmp_path}/{binary}, of deep_ep\n" in text
+    assert "  deep_ep 1.0: 1 files\n" in text
     assert "fix: uninstall all of these" in text
 
 

@@ -1,6 +1,7 @@
 """Public reports of faults of libraries of this kind, tried here. docs/public-reports.md lists all of them."""
 
 import contextlib
+import multiprocessing
 import os
 import random
 import signal
@@ -96,8 +97,32 @@ def one_expert(world):
         sweeps.one_expert(*made)
 
 
-def test_one_expert_may_get_all_tokens_of_all_ranks(ranks):
-    ranks(4, one_expert)
+def many_combines(world):
+    """All ranks combine, one after the other with rows of every other rank; some bring nothing."""
+    with both(world, 3) as made:
+        for step in range(3):
+            tokens = tuple((rank + step) % 4 for rank in range(world.ranks))
+            sizes = {"experts": 2 * world.ranks, "topk": 8, "most": 3, "seed": step}
+            sweeps.every_kind(*made, Exchange(tokens, **sizes))
+
+
+@contextlib.contextmanager
+def sixty_four_ranks():
+    """Forked from a process that has imported what a buffer needs: 64 imports would take most of the time, and
+    gigabytes of memory."""
+    multiprocessing.set_forkserver_preload(["pytest", "tokenyard.deep_ep", "torch._dynamo"])
+    workers = Pool(64, "forkserver")
+    try:
+        yield workers.run
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("size", [4, 64] if ALL else [4])
+def test_one_expert_may_get_all_tokens_and_combines_of_all_ranks_end(size, ranks):
+    with sixty_four_ranks() if size > 4 else contextlib.nullcontext(ranks) as run:
+        for function in (one_expert, many_combines):
+            run(size, function)
 
 
 def no_barrier(world):
@@ -289,7 +314,12 @@ step(buffer, elastic)
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(0.5)
+# From here on the interpreter ends. All processes of a host have this clock.
+print(time.monotonic(), flush=True)
 """
+# An end that waits for its peer takes a deadline, which is at least that of DeepEP here. An end without a wait has no
+# limit: a busy machine is slow.
+DEADLINE_S = 100
 
 
 @needs_torch
@@ -301,10 +331,15 @@ def test_a_program_ends_with_live_buffers_in_either_order_with_its_group_and_aft
     started = [
         subprocess.Popen(
             [sys.executable, "-c", LIVE + ORDERS, str(rank), *ports],
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    errors_of = [process.communicate(timeout=LIMIT_S)[1] for process in started]
-    assert [process.returncode for process in started] == [0, -signal.SIGKILL], "\n".join(errors_of)
+    printed, of_first = started[0].communicate(timeout=LIMIT_S)
+    took = time.monotonic() - float(printed or "nan")
+    _, of_other = started[1].communicate(timeout=LIMIT_S)
+    codes = [process.returncode for process in started]
+    assert codes == [0, -signal.SIGKILL], f"{of_first}\n{of_other}"
+    assert took < DEADLINE_S, f"the interpreter has ended after {took:.1f} s"

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from gpu_common import SMALL, inputs, output_mode, v1
 from gpu_compile import check_compiled, check_compiled_constructors
+from gpu_reports import check_no_rows
 from gradients import check_gradients
 from oracle import Case
 from pool import CONFIG
@@ -453,37 +454,8 @@ def domain_sizes(world, port):
 
 
 def no_rows(world):
-    """One rank without tokens, then both: with values of FP8 and without, cached, and without ids."""
-    me, buffer = world.rank, buffer_of(world, low_latency_mode=True)
+    buffer = buffer_of(world, low_latency_mode=True)
     elastic = ElasticBuffer(world, num_max_tokens_per_rank=4, explicitly_destroy=True)
-    for tokens in ((0, 3), (3, 0), (0, 0)):
-        ids = torch.tensor([[0, 5]] * tokens[me], dtype=torch.int64).reshape(-1, 2)
-        weights, x = torch.ones(ids.shape), torch.ones(tokens[me], 256, dtype=torch.bfloat16)
-        assert tokens[me] or 0 in (x.data_ptr(), ids.data_ptr())
-        layout, found = layout_of(buffer, ids, 8), sum(tokens)
-        for rows in (x, per_token_cast_to_fp8(x)):
-            for given in ({"topk_idx": ids, "topk_weights": weights}, {}):
-                recv_x, *_, handle, _ = buffer.dispatch(rows, **given, **layout)
-                again, *_ = buffer.dispatch(rows, handle=handle)
-                for one in (recv_x, again):
-                    assert len(one[0] if isinstance(rows, tuple) else one) == found
-            for expands in (False, True):
-                recv_x, _, _, handle, _ = elastic.dispatch(
-                    rows, topk_idx=ids, topk_weights=weights, num_experts=8, do_expand=expands
-                )
-                elastic.dispatch(rows, handle=handle, do_expand=expands)
-                y = torch.ones(found, 256, dtype=torch.bfloat16)
-                assert torch.equal(elastic.combine(y, handle)[0], 2 * x)
-        recv_x, _, recv_weights, _, handle, _ = buffer.dispatch(
-            x, topk_idx=ids, topk_weights=weights, **layout
-        )
-        out, back, _ = buffer.combine(recv_x, handle, recv_weights)
-        assert torch.equal(out, 2 * x)
-        assert torch.equal(back, weights)
-        for use_fp8 in (False, True):
-            _, counts, handle, *_ = buffer.low_latency_dispatch(x, ids, 4, 8, use_fp8=use_fp8)
-            assert int(counts.sum()) == found
-            y = torch.ones(4, 8, 256, dtype=torch.bfloat16)
-            assert torch.equal(buffer.low_latency_combine(y, ids, weights, handle)[0], 2 * x)
+    check_no_rows(buffer, elastic, "cpu")
     elastic.destroy()
     buffer.destroy()

@@ -1,4 +1,5 @@
-"""Distributions that install the top-level name `deep_ep`. pip lets a later one overwrite files of an earlier one."""
+"""Distributions that install the top-level names `deep_ep` and `deep_ep_cpp`. pip lets a later one overwrite files of
+an earlier one."""
 
 import base64
 import hashlib
@@ -8,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OURS = "tokenyard-deep-ep"
-NAME = "deep_ep"
+# The package, and DeepEP's native module. A binary `deep_ep_cpp.*.so` beside `deep_ep_cpp.py` wins its import.
+NAMES = ("deep_ep", "deep_ep_cpp")
 
 
 @dataclass(frozen=True)
 class Claimant:
-    """A distribution with files of that name, and those of them that are not as it installed them."""
+    """A distribution with files of these names, and those of them that are not as it installed them."""
 
     name: str
     version: str
@@ -37,13 +39,13 @@ def _is_changed(file: importlib.metadata.PackagePath) -> bool:
 
 
 def claimants() -> list[Claimant]:
-    """All distributions of this environment that have files of the package `deep_ep`."""
+    """All distributions of this environment that have files of these names."""
     found = []
     for distribution in importlib.metadata.distributions():
         files = [
             file
             for file in distribution.files or []
-            if file.parts[0] == NAME and "__pycache__" not in file.parts
+            if file.parts[0].partition(".")[0] in NAMES and "__pycache__" not in file.parts
         ]
         if files:
             changed = tuple(str(file) for file in files if _is_changed(file))
@@ -53,15 +55,20 @@ def claimants() -> list[Claimant]:
     return sorted(found, key=lambda one: one.name)
 
 
-def report() -> list[str]:
-    """Lines about `import deep_ep`: which file it takes, and whose files others have overwritten."""
-    spec = importlib.util.find_spec(NAME)
+def _imported(name: str, claims: list[Claimant]) -> str:
+    """The file that `import name` takes, and whose it is."""
+    spec = importlib.util.find_spec(name)
     if spec is None:
-        return [f"{NAME}: not installed"]
+        return f"{name}: not installed"
+    owners = [one.name for one in claims if one.owns(Path(str(spec.origin)))]
+    return f"{name}: {spec.origin}, of {' and '.join(owners) or 'no distribution'}"
+
+
+def report() -> list[str]:
+    """Lines about `import deep_ep` and `import deep_ep_cpp`: which files they take, and whose files others have
+    overwritten."""
     claims = claimants()
-    file = str(spec.origin)
-    owners = [one.name for one in claims if one.owns(Path(file))]
-    lines = [f"{NAME}: {file}, of {' and '.join(owners) or 'no distribution'}"]
+    lines = [_imported(name, claims) for name in NAMES]
     for one in claims:
         lines.append(f"  {one.name} {one.version}: {len(one.files)} files")
         if one.changed:

@@ -141,6 +141,7 @@ def vllm_elastic(world, port, size, folder):
     buffer.destroy()
 
 
+@with_sglang.properties_of_a_gpu()
 def sglang_low_latency(world, port, size, folder):
     """One M, and a graph for each T, asynchronous as SGLang's decode without two batches."""
     layer = Layer(group_of(world, port, size), 8, 512, 3, torch.bfloat16, seed=63)

@@ -13,7 +13,7 @@ import fetch
 PAGE = Path(__file__).parents[3] / "docs/deep_ep.md"
 BEGIN = "<!-- made by python/tests/clients/table.py from what ran -->\n"
 END = "<!-- end of what ran -->\n"
-HEAD = "| framework | version | last change | what ran, on 2 and 4 ranks | passed |\n|---|---|---|---|---|\n"
+HEAD = "| framework | version | ran | last change | what ran, on 2 and 4 ranks | passed |\n|---|---|---|---|---|---|\n"
 GPU_BEGIN = "<!-- python/tests/clients/table.py FILE puts here what ran on GPUs -->\n"
 GPU_END = "<!-- end of what ran on GPUs -->\n"
 GPU_HEAD = "| framework | version | date | where | what ran | passed |\n|---|---|---|---|---|---|\n"
@@ -28,16 +28,18 @@ class Outcomes:
     def add(self, client, check, passed):
         self.by_client.setdefault(client, {}).setdefault(check, []).append(passed)
 
-    def rows(self, dates):
-        """A row per client: its cells but the date, which stays while the others do."""
-        lines = []
+    def rows(self, dates, is_written=False):
+        """A row per client. The day of its run is that of the page, unless the row is `is_written` now; the day of its
+        last change stays while the other cells do."""
+        lines, today = [], datetime.date.today().isoformat()
         for client, pin in fetch.pins().items():
             checks = self.by_client.get(client, {})
             runs = [passed for of_check in checks.values() for passed in of_check]
             ran = ", ".join(name.replace("_", " ") for name in checks) or "not run"
             cells = (client, pin["version"], ran, f"{sum(runs)} of {len(runs)}")
-            date = dates.get(cells, datetime.date.today().isoformat())
-            lines.append("| {} | {} | {date} | {} | {} |\n".format(*cells, date=date))
+            ran_on, changed = dates.get(cells, (today, today))
+            days = f"{today if is_written else ran_on} | {changed}"
+            lines.append("| {} | {} | {days} | {} | {} |\n".format(*cells, days=days))
         return lines
 
 
@@ -55,11 +57,11 @@ def read(page):
 
 
 def dates_of(rows):
-    """The date of each row, by its other cells."""
+    """The days of each row's run and last change, by its other cells."""
     dates = {}
     for row in rows:
-        client, version, date, *others = (cell.strip() for cell in row.strip(" |\n").split("|"))
-        dates[(client, version, *others)] = date
+        client, version, ran_on, changed, *others = map(str.strip, row.strip(" |\n").split("|"))
+        dates[(client, version, *others)] = (ran_on, changed)
     return dates
 
 
@@ -74,7 +76,7 @@ def differs(outcomes, page=PAGE, writes=False, excused=()):
     Rows of `excused` clients, none of whose checks has run, are compared with nothing.
     """
     before, rows, after = read(page.read_text())
-    now = outcomes.rows(dates_of(rows))
+    now = outcomes.rows(dates_of(rows), is_written=writes)
     if writes:
         page.write_text(before + BEGIN + HEAD + "".join(now) + END + after)
         return False

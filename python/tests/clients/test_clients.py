@@ -8,6 +8,7 @@ import gpu_clients
 import pytest
 import with_lmdeploy
 import with_megatron
+import with_megatron_layer
 import with_nemo
 import with_sglang
 import with_torchtitan
@@ -19,7 +20,11 @@ SIZES = pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
 @SIZES
 @pytest.mark.parametrize(
     "function",
-    [with_megatron.fused_calls_are_a_dense_layer, with_megatron.trains_as_its_own_all_to_all],
+    [
+        with_megatron.fused_calls_are_a_dense_layer,
+        with_megatron.trains_as_its_own_all_to_all,
+        with_megatron_layer.layer_trains_as_over_its_own_all_to_all,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_megatron_core(check, function, size):
@@ -101,6 +106,7 @@ def test_lmdeploy(check, function, size):
     "function",
     [
         with_sglang.layers_are_dense,
+        with_sglang.layers_over_v1_are_dense,
     ],
     ids=lambda f: f.__name__,
 )

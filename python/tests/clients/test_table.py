@@ -1,5 +1,6 @@
 """The tables of what has run, on a page of their own."""
 
+import datetime
 import json
 
 import gpu_clients
@@ -29,9 +30,15 @@ def test_a_page_is_written_once_and_keeps_its_dates(tmp_path):
     assert "| not run | 0 of 0 |" in text
     assert not table.differs(outcomes(True), page)
     _, rows, _ = table.read(text)
-    old = [row.replace(row.split(" | ")[2], "2020-01-02") for row in rows]
-    page.write_text(text.replace("".join(rows), "".join(old)))
+    today = datetime.date.today().isoformat()
+    both = f"| {today} | {today} |"
+    assert all(both in row for row in rows)
+    # A check on a later day changes nothing; a row that is written anew has that day, and its last change.
+    page.write_text(text.replace(both, "| 2020-01-03 | 2020-01-02 |"))
     assert not table.differs(outcomes(True), page)
+    assert "| 2020-01-03 | 2020-01-02 |" in page.read_text()
+    assert not table.differs(outcomes(True), page, writes=True)
+    assert page.read_text() == text.replace(both, f"| {today} | 2020-01-02 |")
 
 
 def test_a_check_that_fails_changes_the_page(tmp_path):

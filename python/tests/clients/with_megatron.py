@@ -140,7 +140,8 @@ def trains_as_its_own_all_to_all(world, port, size, folder):
     losses, router, weights = train(layer, "MoEFlexTokenDispatcher")
     with cuda_of_the_host():
         of_oracle = train(layer, "MoEAlltoAllTokenDispatcher")
-    # Sums of a token's rows are in another order, so that bits differ: docs/semantics.md.
+    # Sums of a token's rows are in another order, so that bits differ: docs/semantics.md. Training carries that on.
+    close(losses[0], of_oracle[0][0], 1e-6)
     close(losses, of_oracle[0], 1e-4)
     close(router, of_oracle[1], 1e-3)
     close(weights, of_oracle[2], 1e-3)

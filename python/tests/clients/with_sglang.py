@@ -1,13 +1,15 @@
-"""SGLang's dispatchers on the drop-in, with stubs of the modules they import: over V2 for prefill and for decode, and
-in low latency, which needs a GPU."""
+"""SGLang's dispatchers on the drop-in, with stubs of the modules they import: over V1 in normal mode, in low latency,
+and in the mode that takes the one for prefill and the other for decode; over V2 for both."""
 
+import contextlib
 import enum
 import importlib
+import itertools
 import sys
 import types
 
 import torch
-from common import Layer, close, group_of, on_path, stub
+from common import Layer, close, group_of, on_path, replaced, stub
 from deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
 
 PACKAGE = "sglang.srt.layers.moe.token_dispatcher"
@@ -42,8 +44,13 @@ class Mode(enum.Enum):
     def is_low_latency(self):
         return self is Mode.LOW_LATENCY
 
+    def is_normal(self):
+        return self is Mode.NORMAL
+
     def resolve(self, is_extend):
-        return self
+        if self is not Mode.AUTO:
+            return self
+        return Mode.NORMAL if is_extend else Mode.LOW_LATENCY
 
 
 DataType = enum.Enum("DataType", "BF16 FP8 INT8 NVFP4 MXFP4 MXFP8")
@@ -96,8 +103,11 @@ def of_the_run():
 def of_layers():
     """Stubs of the router's types, of the numbers of experts, and of SGLang's kernels."""
     scale = types.SimpleNamespace(ue8m0=False, tma_aligned=False)
-    recorder = types.SimpleNamespace(on_deepep_dispatch_low_latency=lambda counts: None)
-    gemm = {"ENABLE_JIT_DEEPGEMM": True, "DEEPGEMM_BLACKWELL": False}
+    recorder = types.SimpleNamespace(
+        on_deepep_dispatch_low_latency=lambda counts: None,
+        on_deepep_dispatch_normal=lambda counts, **_: None,
+    )
+    gemm = {"ENABLE_JIT_DEEPGEMM": True, "DEEPGEMM_BLACKWELL": False, "DEEPGEMM_SCALE_UE8M0": False}
     stub("sglang.srt.layers.deep_gemm_wrapper", **gemm)
     stub("sglang.srt.layers.dp_attention", get_is_extend_in_batch=lambda: _mode.is_extend)
     stub("sglang.srt.layers.moe.topk", TopKOutput=object)
@@ -131,19 +141,38 @@ def module_of(folder, name):
     return importlib.import_module(f"{PACKAGE}.{name}")
 
 
-def low_latency_of(folder, layer, is_fp8):
-    """The dispatcher of low latency, and the type of its combine's input."""
-    module = module_of(folder, "deepep")
-    _mode.is_extend, _mode.is_fp8 = False, is_fp8
-    dispatcher = module.DeepEPDispatcher(
+@contextlib.contextmanager
+def properties_of_a_gpu():
+    """Inside, SGLang learns the size of the GPU, before it makes a buffer, also where there is none."""
+    if torch.cuda.is_available():
+        yield
+        return
+    gpu = types.SimpleNamespace(multi_processor_count=132)
+    with replaced(torch.cuda, get_device_properties=lambda device: gpu):
+        yield
+
+
+def dispatcher_of(module, layer, is_fp8, mode, is_late=False):
+    """The dispatcher over V1 in a mode. `is_late`: it sends asynchronously, and in low latency receives by a hook."""
+    _mode.is_fp8 = is_fp8
+    return module.DeepEPDispatcher(
         layer.group,
         layer.topk,
         num_experts=layer.experts,
         num_local_experts=layer.local,
         hidden_size=layer.hidden,
         params_dtype=layer.dtype,
-        deepep_mode=Mode.LOW_LATENCY,
+        deepep_mode=mode,
+        async_finish=is_late,
+        return_recv_hook=is_late,
     )
+
+
+def low_latency_of(folder, layer, is_fp8):
+    """The dispatcher of low latency, and the type of its combine's input."""
+    module = module_of(folder, "deepep")
+    _mode.is_extend = False
+    dispatcher = dispatcher_of(module, layer, is_fp8, Mode.LOW_LATENCY)
     return dispatcher, module.DeepEPLLCombineInput
 
 
@@ -211,3 +240,47 @@ def layers_are_dense(world, port, size, folder):
                 expected = layer.dense(x.float(), ids, weights, layer.weights.float())
                 close(out, expected, 0.1 if is_fp8 else 0.03)
     drop_buffers()
+
+
+def blocks(layer, got):
+    """Outputs of the rows of low latency: a block for each expert."""
+    rows, scales = got.hidden_states, got.hidden_states_scale
+    if scales is not None:
+        rows = torch.stack([per_token_cast_back(*one) for one in zip(rows, scales, strict=True)])
+    return layer.by_blocks(rows.to(layer.dtype))
+
+
+def pass_through(module, dispatcher, layer, step):
+    """One pass through a dispatcher over V1; rank 1 has no tokens in the last step."""
+    tokens = 0 if step == 2 and layer.me == 1 else 4 + 3 * ((step + layer.me) % 3)
+    x, ids, weights = layer.inputs(tokens, step)
+    routed = types.SimpleNamespace(topk_ids=ids.int(), topk_weights=weights)
+    got = dispatcher.dispatch(x, routed)
+    if _mode.is_extend:
+        assert isinstance(got, module.DeepEPNormalDispatchOutput)
+        found = torch.bincount(got.topk_ids[got.topk_ids >= 0], minlength=layer.local)
+        # DeepGEMM wants groups of whole blocks.
+        assert got.num_recv_tokens_per_expert == (-(-found // 128) * 128).tolist()
+        given = module.DeepEPNormalCombineInput(compact(layer, got), got.topk_ids, got.topk_weights)
+    else:
+        assert isinstance(got, module.DeepEPLLDispatchOutput)
+        counted = layer.sum_of_ranks(torch.bincount(ids.flatten(), minlength=layer.experts))
+        assert torch.equal(got.masked_m, counted[layer.first :][: layer.local].int())
+        given = module.DeepEPLLCombineInput(blocks(layer, got), got.topk_ids, got.topk_weights)
+    expected = layer.dense(x.float(), ids, weights, layer.weights.float())
+    close(dispatcher.combine(given), expected, 0.1 if _mode.is_fp8 else 0.03)
+
+
+def layers_over_v1_are_dense(world, port, size, folder):
+    """Over V1: prefill in normal mode, decode in low latency, and both in turn in the mode `auto`, whose one buffer is
+    cleaned between them; at once and late, in bfloat16 and FP8."""
+    module = module_of(folder, "deepep")
+    layer = Layer(group_of(world, port, size), 8, 512, 3, torch.bfloat16, seed=52)
+    kinds = {Mode.NORMAL: (True,), Mode.LOW_LATENCY: (False,), Mode.AUTO: (True, False, True)}
+    with properties_of_a_gpu():
+        for mode, is_extend in kinds.items():
+            for is_fp8, is_late in itertools.product((False, True), repeat=2):
+                dispatcher = dispatcher_of(module, layer, is_fp8, mode, is_late)
+                for _mode.is_extend, step in itertools.product(is_extend, range(3)):
+                    pass_through(module, dispatcher, layer, step)
+            drop_buffers()
