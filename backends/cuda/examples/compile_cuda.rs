@@ -26,7 +26,7 @@ fn programs() -> Result<[(Over, Role, usize); 6]> {
     let puts = unsafe { Over::transport(&PLATFORM.dialect, "device-put", Some(&given))? };
     let ring = Over::gpu_ring();
     Ok([
-        (nvlink.clone(), Role::Direct, 26),
+        (nvlink.clone(), Role::Direct, 30),
         (nvlink.clone(), Role::Masked, 26),
         (ring.clone(), Role::Direct, 13),
         (puts, Role::Direct, 13),

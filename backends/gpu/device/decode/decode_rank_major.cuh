@@ -276,7 +276,8 @@ struct ArrivingRankMajor {
 #pragma unroll
       for (u32 j = 0; j < N; j++) there &= piece_at(j) >= at.pieces || has_come(piece[j]);
       if (there) return epoch;
-      if (++looks % kLooksApart == 0 && !is_known(epoch) && never_comes(args.dispatch, up, source, token)) comes = false;
+      bool asks = ++looks % kLooksApart == 0 && !is_known(epoch);
+      if (asks && never_comes(args.dispatch, up, source, token)) comes = false;
       return comes ? 0 : epoch;
     };
     guard.until({kPhaseRows, source, token, epoch}, look_again, [&](u64 found) { return found == epoch; });

@@ -76,7 +76,7 @@ pub(crate) fn arguments(
     }
 }
 
-/// Which weights a call returns, as kernels have it.
+/// The weights that a call returns, as kernels have it.
 pub(crate) fn returned(call: &CombineCall<'_>) -> u32 {
     match (call.returns_weights(), call.sum_weights) {
         (false, _) => 0,

@@ -107,8 +107,8 @@ const MUTANTS: [Mutant; 26] = [
     ),
     (
         "the place of a rank-major row is read before it has come",
-        "      if (there) return epoch;\n      if (++looks",
-        "      if (there || model::mutant == 21) return epoch;\n      if (++looks",
+        "      if (there) return epoch;\n      bool asks",
+        "      if (there || model::mutant == 21) return epoch;\n      bool asks",
     ),
     (
         "rank-major rows of a rank that refuses are waited for",

@@ -531,7 +531,7 @@ void refusals(const Ranks& ranks, std::mt19937& random) {
     if (!by_rank) refused_combine(ranks, random, late);
 }
 
-// What a dispatch that names M adds to its signature.
+// The bits that a dispatch which names M adds to its signature.
 u64 naming(u32 m) { return 1ull << 18 | (u64)(m & 1) << 19 | (u64)(m >> 1) << 46; }
 
 // Ranks name another M than one of them: each finds it, and no row of it is left. Of the communicator's M, the others
