@@ -11,7 +11,7 @@ from .._arrays import Tensor, invalid, to_write
 from .._calls import halves, low_latency, normal, streams
 from .._calls.arguments import DispatchCall
 from .._calls.by_handle import CombineCall
-from .._calls.judged import MOST_BYTES, timing_of, truths, wrong_integer
+from .._calls.judged import MOST, MOST_BYTES, timing_of, truths, wrong_integer
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
 from .._hooks import Hook
@@ -192,7 +192,8 @@ class Buffer:
         timing, _, wrong = timing_of(
             "async_finish", async_finish, allocate_on_comm_stream, previous_event
         )
-        if type(num_worst_tokens) is not int:
+        # It decides which communicator the call is for: one that cannot be is as none.
+        if type(num_worst_tokens) is not int or not 0 <= num_worst_tokens <= MOST:
             wrong = wrong or wrong_integer(num_worst_tokens=num_worst_tokens)
             num_worst_tokens = 0 if wrong else int(num_worst_tokens)
         call = DispatchCall(
