@@ -108,7 +108,7 @@ fn a_rank_that_the_launcher_s_signal_ends_is_no_fault_whichever_of_them_gets_it_
             std::thread::sleep(Duration::from_millis(200));
             let ranks = job.ranks.iter().filter_map(|rank| Pid::from_raw(*rank));
             if ranks_first {
-                // Those of a short test may have ended.
+                // A short test of the suite may have ended, with its ranks.
                 for rank in ranks {
                     let _ = kill_process(rank, Signal::INT);
                 }
