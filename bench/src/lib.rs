@@ -32,7 +32,7 @@ mod table;
 pub mod workload;
 
 pub use job::{Job, Output, Plan, Scenario, Sizes};
-pub use ranks::{Progress, measure_gpu, measure_link, run, run_gpu, run_link, run_rank};
+pub use ranks::{Join, Progress, measure_gpu, measure_link, run, run_gpu, run_link, run_rank};
 pub use report::{BenchReport, SCHEMA_VERSION};
 
 /// Links the measured components into the calling program.

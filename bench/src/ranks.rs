@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment, with_call};
-use tokenyard_core::config::Config;
+use tokenyard_core::config::{Config, WorldConfig};
 use tokenyard_launch::{Event, Exit, Hosts, Launcher, Running, Stderr, interrupt};
 
 use crate::job::{Job, Output, Plan, Scenario};
@@ -142,13 +142,20 @@ pub fn run_gpu(
     Ok(BenchReport { gpu: Some(gpu::report(&config, task, &all)?), ..BenchReport::new(&config) })
 }
 
+/// The way into the world of a config: the caller may pass the rank's warnings on from then.
+pub type Join<'a> = &'a dyn Fn(&WorldConfig) -> tokenyard_core::Result<World>;
+
 /// Measures GPUs as one of the ranks that another launcher started. Rank 0 gets the report.
 ///
 /// # Errors
 /// As [`run_gpu`].
-pub fn measure_gpu(config: &Path, task: &gpu::GpuTask) -> Result<Option<BenchReport>> {
+pub fn measure_gpu(
+    config: &Path,
+    task: &gpu::GpuTask,
+    join: Join<'_>,
+) -> Result<Option<BenchReport>> {
     let config = Config::load(config)?;
-    let world = Arc::new(World::from_config(&config.world)?);
+    let world = Arc::new(join(&config.world)?);
     world.agree("bench", &[("task".to_owned(), serde_json::to_string(task)?)])?;
     let figures = gpu::measure(&world, &config, task, &Speaker { speaks: false })?;
     let all = world.all_gather("gpu figures", &serde_json::to_vec(&figures)?)?;
@@ -301,10 +308,14 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn measure_link(config: &Path, task: &link::LinkTask) -> Result<Option<BenchReport>> {
+pub fn measure_link(
+    config: &Path,
+    task: &link::LinkTask,
+    join: Join<'_>,
+) -> Result<Option<BenchReport>> {
     task.check()?;
     let config = Config::load(config)?;
-    let world = Arc::new(World::from_config(&config.world)?);
+    let world = Arc::new(join(&config.world)?);
     let figures = link::measure(&world, &config, task, &Speaker { speaks: false })?;
     let all = world.all_gather("link figures", &serde_json::to_vec(&figures)?)?;
     world.barrier("bench done")?;

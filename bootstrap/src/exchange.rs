@@ -8,6 +8,7 @@ use super::handshake::Credentials;
 use super::identity::{ExchangeFn, RankId};
 use super::interface::Local;
 use super::message::{MAX_REASON, decode, encode};
+use super::other_hosts::OtherHosts;
 use super::rendezvous::{Address, Entry, NextStep, OPERATION, Target, listen_anywhere};
 use super::roster::{Card, Roster};
 use super::secret::Secret;
@@ -67,7 +68,7 @@ pub(super) fn enter_by_exchange(
             let secret = if fresh { exchanged.secret } else { secret };
             let Address { host, port, job } = exchanged.address;
             let credentials = Credentials { secret, job };
-            let target = Target::Address { host, port, spans_hosts: false };
+            let target = Target::Address { host, port, others: OtherHosts::default() };
             NextStep::Spoke { target, credentials, local }
         }
     };

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::launcher::{self, Env};
+use super::other_hosts::OtherHosts;
 use tokenyard_errors::{Error, ErrorKind, Result};
 
 pub(super) const OPERATION: &str = "resolve identity";
@@ -155,8 +156,8 @@ pub struct Identity {
     pub rendezvous: Rendezvous,
     /// The source of both, as text for display: `"torchrun"`, `"tcp://a:1, ranks from Slurm"`.
     pub source: String,
-    /// Whether the launcher states that it has ranks on several hosts.
-    pub spans_hosts: bool,
+    /// The ranks on other hosts, as far as the source knows it.
+    pub others: OtherHosts,
 }
 
 impl Identity {
@@ -166,7 +167,7 @@ impl Identity {
     /// See [`RankId::new`].
     pub fn new(place: RankId, rendezvous: Rendezvous) -> Result<Self> {
         let source = "the caller".to_owned();
-        Ok(Self { place: place.new()?, rendezvous, source, spans_hosts: false })
+        Ok(Self { place: place.new()?, rendezvous, source, others: OtherHosts::default() })
     }
 
     /// Resolves the identity from `spec` and the environment.
@@ -202,7 +203,7 @@ impl Identity {
             place,
             rendezvous: launcher.rendezvous(place, &env)?,
             source: launcher.name().to_owned(),
-            spans_hosts: launcher.spans_hosts(place, &env),
+            others: launcher.other_hosts(place, &env),
         })
     }
 
@@ -210,11 +211,11 @@ impl Identity {
         let (place, launcher) = launcher::place(env)?;
         let ranks_from = launcher.map_or("TOKENYARD_RANK", launcher::Launcher::name);
         let source = format!("{rendezvous}, ranks from {ranks_from}");
-        let spans_hosts = match launcher {
-            Some(launcher) => launcher.spans_hosts(place, env),
-            None => launcher::spans_hosts(place, env),
+        let others = match launcher {
+            Some(launcher) => launcher.other_hosts(place, env),
+            None => launcher::other_hosts(place, env),
         };
-        Ok(Self { place, rendezvous, source, spans_hosts })
+        Ok(Self { place, rendezvous, source, others })
     }
 }
 

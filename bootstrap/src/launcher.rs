@@ -5,6 +5,7 @@ mod mpirun;
 
 use super::hostlist;
 use super::identity::{BOOTSTRAP_VARIABLE, OPERATION, RankId, Rendezvous};
+use super::other_hosts::OtherHosts;
 use tokenyard_errors::{Error, ErrorKind, Result};
 
 const PORT_VARIABLE: &str = "TOKENYARD_PORT";
@@ -121,9 +122,9 @@ impl Launcher {
     }
 
     /// Whether this launcher states that it has ranks on several hosts.
-    pub(super) fn spans_hosts(self, place: RankId, env: &Env<'_>) -> bool {
+    pub(super) fn other_hosts(self, place: RankId, env: &Env<'_>) -> OtherHosts {
         let number = |name: &str| env.get(name)?.parse::<u32>().ok();
-        match self {
+        let are_stated = match self {
             Self::Slurm => {
                 let hosts = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"].into_iter().find_map(number);
                 hosts.is_some_and(|hosts| hosts > 1)
@@ -132,7 +133,8 @@ impl Launcher {
             Self::OpenMpi | Self::Hydra => {
                 number(mpirun::local_ranks(self)).is_some_and(|here| here < place.ranks)
             }
-        }
+        };
+        if are_stated { OtherHosts::Stated } else { OtherHosts::NotStated }
     }
 
     /// The address of rank 0, as far as this launcher gives it.
@@ -232,13 +234,19 @@ pub fn local_rank_of_environment(env: &dyn Fn(&str) -> Option<String>) -> Option
     std::iter::once(OWN[2]).chain(launchers).find_map(|name| env.get(name)?.parse().ok())
 }
 
-/// Whether some launcher that counts as many ranks states that it has them on several hosts. tokenyard's own
-/// variables do not say it.
-pub(super) fn spans_hosts(place: RankId, env: &Env<'_>) -> bool {
+/// The statement of the launchers that count as many ranks. Without one it is not known: tokenyard's own variables do
+/// not say it.
+pub(super) fn other_hosts(place: RankId, env: &Env<'_>) -> OtherHosts {
     let same = |launcher: &Launcher| {
         launcher.is_present(env) && launcher.claim(env)[1] == Some(place.ranks)
     };
-    Launcher::ALL.into_iter().filter(same).any(|launcher| launcher.spans_hosts(place, env))
+    let launchers = Launcher::ALL.into_iter().filter(same);
+    let stated: Vec<_> = launchers.map(|launcher| launcher.other_hosts(place, env)).collect();
+    match stated.contains(&OtherHosts::Stated) {
+        true => OtherHosts::Stated,
+        false if stated.is_empty() => OtherHosts::Unknown,
+        false => OtherHosts::NotStated,
+    }
 }
 
 /// The rank's place, and the launcher that gave it; none where tokenyard's own variables did.

@@ -28,8 +28,8 @@
 //!
 //! # Where to find what
 //! `identity`, `launcher`, `hostlist`: the rank's identity · `interface`: its address · `secret`, `noise`:
-//! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `loopback`, `exchange`, `roster`, `files`, `door`,
-//! `handshake`: joining ·
+//! keys · `frame`, `message`, `text`: bytes · `rendezvous`, `loopback`, `other_hosts`, `exchange`, `roster`,
+//! `files`, `door`, `handshake`: joining ·
 //! `link`: one connection · `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` ·
 //! `members`: the present ranks · `waiting`: reports of waits · `warnings` · `announcer` · `control`, `world`:
 //! the thread and its interface.
@@ -56,6 +56,7 @@ pub mod machine;
 mod members;
 pub mod message;
 pub mod noise;
+mod other_hosts;
 mod rendezvous;
 mod roster;
 mod rounds;
@@ -82,6 +83,7 @@ pub use launcher::{is_rank_of_mpirun, launched_world, local_rank_of_environment,
 pub use liveness::{Ended, Liveness, Loss, PeerState};
 pub use members::{Members, Membership, Next};
 pub use message::{Ask, MAX_REASON, MAX_TOPIC};
+pub use other_hosts::OtherHosts;
 pub use secret::{
     MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, environment,
     take_secret_from_environment,

@@ -4,8 +4,9 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use super::identity::BOOTSTRAP_VARIABLE;
+use super::other_hosts::OtherHosts;
 use super::rendezvous::OPERATION;
-use tokenyard_errors::{Error, ErrorKind};
+use tokenyard_errors::{Error, ErrorKind, Result};
 
 /// Whether a host's name, rather than an address that a config or variable names, stands for loopback addresses alone.
 pub(super) fn is_loopback_name(host: &str, addresses: &[SocketAddr]) -> bool {
@@ -13,22 +14,31 @@ pub(super) fn is_loopback_name(host: &str, addresses: &[SocketAddr]) -> bool {
     !is_chosen && !addresses.is_empty() && addresses.iter().all(|a| a.ip().is_loopback())
 }
 
-/// The error where rank 0 would listen at the loopback addresses that the name of its host has there, and ranks are
-/// on other hosts.
-pub(super) fn only_loopback(host: &str, addresses: &[SocketAddr]) -> Error {
+/// Refuses a name of rank 0's host that stands for loopback addresses alone, where ranks are on other hosts or may be.
+pub(super) fn check_loopback(
+    host: &str,
+    addresses: &[SocketAddr],
+    others: OtherHosts,
+) -> Result<()> {
+    let why = match others {
+        _ if !is_loopback_name(host, addresses) => return Ok(()),
+        OtherHosts::NotStated => return Ok(()),
+        OtherHosts::Stated => "the launcher has ranks on several hosts",
+        OtherHosts::Unknown => "no launcher says that all ranks are on this one",
+    };
     let found: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
     let message = format!(
-        "rank 0 would listen on loopback only: its host, {host:?}, is {} here, and the launcher has ranks on several \
-         hosts; expected an address that all of them reach",
+        "rank 0 would listen on loopback only: its host, {host:?}, is {} here, and {why}; expected an address that \
+         all ranks reach",
         found.join(", ")
     );
-    Error::new(ErrorKind::InvalidInput, OPERATION, message).with_fix(fix())
+    Err(Error::new(ErrorKind::InvalidInput, OPERATION, message).with_fix(fix()))
 }
 
 fn fix() -> String {
     format!(
         "give all ranks an address of that host on the network (`hostname -I` prints them) as MASTER_ADDR or \
-         {BOOTSTRAP_VARIABLE}=tcp://ADDRESS:PORT; ranks that are all on one host can meet at 127.0.0.1"
+         {BOOTSTRAP_VARIABLE}=tcp://ADDRESS:PORT; ranks that are all on one host can meet at localhost or 127.0.0.1"
     )
 }
 

@@ -12,8 +12,9 @@ use super::files::make_room;
 use super::handshake::Credentials;
 use super::identity::{Identity, Launched, Rendezvous};
 use super::interface::Local;
-use super::loopback::{OnlyHere, is_loopback_name, only_loopback};
+use super::loopback::{OnlyHere, check_loopback, is_loopback_name};
 use super::noise::{JOB_BYTES, random};
+use super::other_hosts::OtherHosts;
 use super::roster::{Card, Roster};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret, open_private};
 use super::text::{clean, hex};
@@ -51,7 +52,7 @@ pub(super) enum NextStep {
 /// The place where a rank looks for rank 0.
 #[derive(Debug)]
 pub(super) enum Target {
-    Address { host: String, port: u16, spans_hosts: bool },
+    Address { host: String, port: u16, others: OtherHosts },
     File { path: PathBuf },
 }
 
@@ -80,13 +81,13 @@ pub(super) fn enter(
     local: Local,
     launched: Launched,
 ) -> Result<Entry> {
-    let Identity { place, rendezvous, spans_hosts, .. } = identity;
+    let Identity { place, rendezvous, others, .. } = identity;
     let credentials = Credentials { secret, job: [0; JOB_BYTES] };
     let next = match rendezvous {
         _ if place.ranks == 1 => NextStep::Alone,
         Rendezvous::Tcp { host, port } if place.rank == 0 => {
             let addresses = match &local {
-                Local::Any => resolve_own(&host, port, spans_hosts)?,
+                Local::Any => resolve_own(&host, port, others)?,
                 Local::Address(own) => {
                     let mut own = *own;
                     own.set_port(port);
@@ -99,7 +100,7 @@ pub(super) fn enter(
             NextStep::Hub { listener, credentials, notice: None, only_here }
         }
         Rendezvous::Tcp { host, port } => {
-            let target = Target::Address { host, port, spans_hosts };
+            let target = Target::Address { host, port, others };
             NextStep::Spoke { target, credentials, local }
         }
         Rendezvous::File { path } if place.rank == 0 => {
@@ -173,15 +174,13 @@ pub(super) fn check_secret(secret: &Secret, ip: IpAddr) -> Result<()> {
     )))
 }
 
-fn resolve_own(host: &str, port: u16, spans_hosts: bool) -> Result<Vec<SocketAddr>> {
+fn resolve_own(host: &str, port: u16, others: OtherHosts) -> Result<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs().map_err(|error| unresolved(host, error))?;
     let mut addresses: Vec<SocketAddr> = found.collect();
     // Debian gives a host's own name a loopback address; others cannot reach rank 0 there.
     addresses.sort_by_key(|address| address.ip().is_loopback());
+    check_loopback(host, &addresses, others)?;
     if is_loopback_name(host, &addresses) {
-        if spans_hosts {
-            return Err(only_loopback(host, &addresses));
-        }
         tracing::warn!(
             host,
             "the host of rank 0 is a loopback address here: other hosts cannot \
@@ -457,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_loopback_here_is_refused_at_once_where_the_launcher_has_other_hosts() {
+    fn a_name_that_is_loopback_here_is_refused_at_once_where_ranks_may_be_on_other_hosts() {
         let loopback: Vec<SocketAddr> = vec!["127.0.1.1:9".parse().unwrap()];
         assert!(is_loopback_name("node-7", &loopback));
         assert!(!is_loopback_name("127.0.1.1", &loopback));
@@ -465,12 +464,18 @@ mod tests {
         assert!(!is_loopback_name("node-7", &[loopback[0], reachable]));
         // Resolvers ignore case: a name that stands for loopback everywhere.
         let name = "LOCALHOST";
-        assert!(resolve_own(name, 9, false).unwrap().iter().all(|a| a.ip().is_loopback()));
-        let error = resolve_own(name, 9, true).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        let text = error.to_string();
-        assert!(text.contains("rank 0 would listen on loopback only"), "{text}");
-        assert!(text.contains("MASTER_ADDR") && text.contains(BOOTSTRAP_VARIABLE), "{text}");
+        let found = resolve_own(name, 9, OtherHosts::NotStated).unwrap();
+        assert!(found.iter().all(|a| a.ip().is_loopback()));
+        for others in [OtherHosts::Stated, OtherHosts::Unknown] {
+            let error = resolve_own(name, 9, others).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            let text = error.to_string();
+            assert!(text.contains("rank 0 would listen on loopback only"), "{text}");
+            assert!(text.contains("MASTER_ADDR") && text.contains(BOOTSTRAP_VARIABLE), "{text}");
+            for chosen in ["localhost", "127.0.0.1", "::1"] {
+                assert!(resolve_own(chosen, 9, others).is_ok(), "{chosen}");
+            }
+        }
     }
 
     #[test]

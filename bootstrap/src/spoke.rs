@@ -19,11 +19,12 @@ use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused
 use super::interface::Local;
 use super::link::{ControlLink, Event, Inbox, Secured, What};
 use super::liveness::PeerState;
-use super::loopback::{is_loopback_name, only_loopback};
+use super::loopback::check_loopback;
 use super::message::{
     Admitted, Beat, Contribution, End, Missing, Op, Proof, Start, Warning, decode, decode_reason,
     encode, encode_reason,
 };
+use super::other_hosts::OtherHosts;
 use super::rendezvous::{Address, Target, check_secret, read_notice, unresolved};
 use super::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use super::warnings;
@@ -429,12 +430,12 @@ async fn attempt(
     credentials: &Credentials,
 ) -> std::result::Result<Secured, Setback> {
     let mut credentials = credentials.clone();
-    let (host, port, spans_hosts) = match target {
-        Target::Address { host, port, spans_hosts } => (host.clone(), *port, *spans_hosts),
+    let (host, port, others) = match target {
+        Target::Address { host, port, others } => (host.clone(), *port, *others),
         Target::File { path } => {
             let Address { host, port, job } = read_notice(path).map_err(Setback::Again)?;
             credentials.job = job;
-            (host, port, false)
+            (host, port, OtherHosts::NotStated)
         }
     };
     let unreachable =
@@ -444,9 +445,7 @@ async fn attempt(
         .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
     let found = found.map_err(|error| Setback::Unresolved(unresolved(&host, error)))?;
     let addresses: Vec<SocketAddr> = found.map(|address| local.scoped(address)).collect();
-    if spans_hosts && is_loopback_name(&host, &addresses) {
-        return Err(Setback::Fatal(only_loopback(&host, &addresses)));
-    }
+    check_loopback(&host, &addresses, others).map_err(Setback::Fatal)?;
     let mut last = None;
     for address in addresses {
         check_secret(&credentials.secret, address.ip()).map_err(Setback::Fatal)?;

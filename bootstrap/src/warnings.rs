@@ -50,6 +50,11 @@ impl ToRankZero {
         Self { rank, waiting: Arc::clone(waiting), liveness }
     }
 
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
     /// Whether this rank can still pass warnings on, or is rank 0.
     pub fn is_open(&self) -> bool {
         self.liveness.gone("pass warning").is_none()

@@ -357,7 +357,7 @@ impl World {
             let message = format!("{topic:?}: found {found} outgoing items, expected {ranks}");
             return Err(Error::new(ErrorKind::InvalidInput, Op::Exchange.name(), message));
         }
-        check_size(Op::Exchange, topic, items_bytes(outgoing.iter().map(Vec::len)))?;
+        check_size(Op::Exchange.name(), topic, items_bytes(outgoing.iter().map(Vec::len)))?;
         self.call(Op::Exchange, topic, encode_items(&outgoing)).map(|outcome| outcome.items)
     }
 
@@ -396,6 +396,21 @@ impl World {
         tracing::debug!("refusing to {what}: {refused:?}");
     }
 
+    /// Checks what a collective refuses before anything is sent: the others wait for this rank then. A caller that
+    /// checks it first can [`refuse`](Self::refuse).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a topic or a number of bytes that cannot be.
+    pub fn check_call(operation: &'static str, topic: &str, bytes: usize) -> Result<()> {
+        if topic.is_empty() || topic.len() > MAX_TOPIC || topic.contains(char::is_control) {
+            let message = format!(
+                "found topic {topic:?}, expected 1 to {MAX_TOPIC} bytes without control characters"
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, operation, message));
+        }
+        check_size(operation, topic, bytes)
+    }
+
     /// Reports to the others that this rank ends because of an error, and leaves the world. They
     /// receive `why` (cut to about 500 bytes) at once: `rank 2 failed: ...`. A collective under way on
     /// another thread ends with [`ErrorKind::PeerLost`], and so does every later one. Returns within
@@ -426,13 +441,7 @@ impl World {
     }
 
     pub(super) fn call(&self, op: Op, topic: &str, data: Vec<u8>) -> Result<Outcome> {
-        if topic.is_empty() || topic.len() > MAX_TOPIC || topic.contains(char::is_control) {
-            let message = format!(
-                "found topic {topic:?}, expected 1 to {MAX_TOPIC} bytes without control characters"
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, op.name(), message));
-        }
-        check_size(op, topic, data.len())?;
+        Self::check_call(op.name(), topic, data.len())?;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let under_way = self.under_way.enter(op, topic);
         let outcome = self.collect(op, topic, data).map_err(|error| under_way.failed(error))?;
@@ -491,13 +500,13 @@ impl Drop for World {
     }
 }
 
-fn check_size(op: Op, topic: &str, bytes: usize) -> Result<()> {
+fn check_size(operation: &'static str, topic: &str, bytes: usize) -> Result<()> {
     let most = MAX_PAYLOAD - Contribution::OVERHEAD;
     if bytes <= most {
         return Ok(());
     }
     let message = format!("{topic:?}: found {bytes} bytes, expected at most {most}");
-    Err(Error::new(ErrorKind::InvalidInput, op.name(), message))
+    Err(Error::new(ErrorKind::InvalidInput, operation, message))
 }
 
 /// The control thread.

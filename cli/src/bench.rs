@@ -18,7 +18,7 @@ use tokenyard_launch::interrupt::Interrupted;
 
 use crate::output::{People, print_json};
 use crate::writable::Files;
-use crate::{memory, preload, progress, writable};
+use crate::{memory, preload, progress, warnings, writable};
 
 /// The allocator counts, so that the ranks of `steady`, which are this program, can report the
 /// allocations of a step.
@@ -327,7 +327,7 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
         let report = measuring(|progress| tokenyard_bench::run_link(&task, &start, progress))?;
         return judge(output, &report);
     }
-    match tokenyard_bench::measure_link(&args.config, &task)? {
+    match tokenyard_bench::measure_link(&args.config, &task, &warnings::join)? {
         Some(report) => judge(output, &report),
         None => Ok(ExitCode::SUCCESS),
     }

@@ -24,6 +24,7 @@ mod signals;
 mod version;
 #[cfg(feature = "full")]
 mod warm;
+mod warnings;
 mod welcome;
 mod writable;
 

@@ -12,11 +12,12 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard_core::Error;
 use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::{LevelFilter, Targets, dynamic_filter_fn};
+use tracing_subscriber::layer::Layer as _;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::run::ToLauncher;
+use crate::warnings::{self, ToPeople};
 
 /// Version of the JSON documents; grows when a field changes its meaning or goes away.
 ///
@@ -47,8 +48,9 @@ pub(crate) fn init_log() {
     });
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(colours(std::io::stderr().is_terminal()));
-    tracing_subscriber::registry().with(filter).with(lines).with(ToLauncher).init();
+        .with_ansi(colours(std::io::stderr().is_terminal()))
+        .with_filter(dynamic_filter_fn(|metadata, _| warnings::is_in_log(metadata)));
+    tracing_subscriber::registry().with(filter).with(lines).with(ToPeople).init();
 }
 
 /// Whether a part of the filter is neither a level, nor a target of this program, nor one with a level.

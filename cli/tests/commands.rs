@@ -3,10 +3,9 @@
 
 mod common;
 
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
-use common::{Config, Library, expect_code, json, stderr, stdout, tokenyard};
+use common::{Config, expect_code, json, stderr, stdout, tokenyard};
 
 fn call(arguments: &[&str]) -> Output {
     tokenyard().args(arguments).output().unwrap()
@@ -481,45 +480,6 @@ fn each_of_several_errors_of_a_config_begins_as_an_error() {
     assert_eq!(text.lines().count(), 2, "{text}");
     assert!(text.lines().all(|line| line.starts_with("error: ")), "{text}");
     assert!(text.contains("`threads`: found 0") && text.contains("unknown key `hosts`"), "{text}");
-}
-
-#[test]
-fn a_run_shows_each_warning_of_its_ranks_once_without_a_wish_for_their_log() {
-    let (library, mode) = (Library::new(""), std::fs::Permissions::from_mode(0o666));
-    std::fs::set_permissions(library.file(), mode).unwrap();
-    let paths = [library.file()];
-    let config =
-        Config::with(&format!("[plugins]\npaths = {paths:?}\n[kernels.cpuu]\nthreads = 1"));
-    let output = tokenyard()
-        .env_remove("TOKENYARD_LOG")
-        .args(["run", config.path().to_str().unwrap(), "--ranks", "4", "--steps", "1"])
-        .output()
-        .unwrap();
-    expect_code(&output, 0);
-    let (text, shown) = (stderr(&output), stdout(&output));
-    for words in ["no component is called `cpuu` here", "libearly.so, mode 0666"] {
-        let found: Vec<_> = text.lines().filter(|line| line.contains(words)).collect();
-        assert!(matches!(found[..], [line] if line.contains("] warning: ")), "{words}: {text}");
-        assert!(!shown.contains(words), "{shown}");
-    }
-}
-
-#[test]
-fn a_benchmark_and_the_suite_show_each_warning_of_their_ranks_once() {
-    let config = Config::with("[kernels.cpuu]\nthreads = 1");
-    let path = config.path().to_str().unwrap().to_owned();
-    let bench = ["bench", &path, "--scenario", "steady", "--ranks", "2", "--samples", "1"];
-    // Two tests, in worlds of two sizes.
-    let suite =
-        ["conformance", &path, "--filter", "l1/worlds/flat.bf16.r1-*,l1/worlds/flat.bf16.r2-*"];
-    for words in [&bench[..], &suite] {
-        let output = tokenyard().env_remove("TOKENYARD_LOG").args(words).output().unwrap();
-        expect_code(&output, 0);
-        let text = stderr(&output);
-        let is_of_a_rank = |line: &&str| line.contains("no component is called `cpuu` here");
-        let is_of_a_rank = |line: &&str| is_of_a_rank(line) && line.contains(": rank ");
-        assert_eq!(text.lines().filter(is_of_a_rank).count(), 1, "{text}");
-    }
 }
 
 #[test]

@@ -99,26 +99,34 @@ fn a_terminal_s_signal_reaches_the_ranks_too_and_is_no_fault_of_theirs() {
 
 #[test]
 fn a_rank_that_the_launcher_s_signal_ends_is_no_fault_whichever_of_them_gets_it_first() {
-    for ranks_first in [true, false] {
-        let config = Config::new();
-        let job = Job::start(&config, &endless(&config)).await_ranks(2);
-        std::thread::sleep(Duration::from_millis(200));
-        let ranks = job.ranks.iter().filter_map(|rank| Pid::from_raw(*rank));
-        if ranks_first {
-            ranks.for_each(|rank| kill_process(rank, Signal::INT).unwrap());
-            await_end(&job.ranks);
-            // The launcher has seen their ends for long.
-            std::thread::sleep(Duration::from_millis(500));
-            kill_process(job.pid(), Signal::INT).unwrap();
-        } else {
-            kill_process(job.pid(), Signal::INT).unwrap();
-            // The launcher may have ended them already.
-            for rank in ranks {
-                let _ = kill_process(rank, Signal::INT);
+    let config = Config::new();
+    let run = endless(&config);
+    let bench = "bench --scenario exchange --ranks 2 --samples 10000";
+    for words in [&run, bench, "conformance --level L1 --filter l1/routing"] {
+        for ranks_first in [true, false] {
+            let job = Job::start(&config, words).await_ranks(2);
+            std::thread::sleep(Duration::from_millis(200));
+            let ranks = job.ranks.iter().filter_map(|rank| Pid::from_raw(*rank));
+            if ranks_first {
+                // A short test of the suite may have ended, with its ranks.
+                for rank in ranks {
+                    let _ = kill_process(rank, Signal::INT);
+                }
+                await_end(&job.ranks);
+                // The launcher has seen their ends for long.
+                std::thread::sleep(Duration::from_millis(500));
+                kill_process(job.pid(), Signal::INT).unwrap();
+            } else {
+                kill_process(job.pid(), Signal::INT).unwrap();
+                // The launcher may have ended them already.
+                for rank in ranks {
+                    let _ = kill_process(rank, Signal::INT);
+                }
             }
+            let text = job.end(130);
+            assert!(text.contains("interrupted by SIGINT"), "{words}: {text}");
+            assert!(!text.contains("died") && !text.contains("killed by"), "{words}: {text}");
         }
-        let text = job.end(130);
-        assert!(text.contains("interrupted by SIGINT") && !text.contains("died"), "{text}");
     }
 }
 

@@ -58,6 +58,12 @@ impl Kind for Cow<'_, str> {
     }
 }
 
+impl Kind for Vec<u8> {
+    fn expected() -> String {
+        "bytes".to_owned()
+    }
+}
+
 impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Argument<T> {
     type Error = Infallible;
 
@@ -70,8 +76,16 @@ impl<T: Kind> Argument<T> {
     /// # Errors
     /// `InvalidInput`, with what was found in the argument `name`.
     pub(crate) fn get(&self, name: &str) -> Result<T> {
+        self.clone().take(name)
+    }
+
+    /// As [`get`](Self::get), without a copy.
+    ///
+    /// # Errors
+    /// As those of `get`.
+    pub(crate) fn take(self, name: &str) -> Result<T> {
         match self {
-            Self::Fits(value) => Ok(value.clone()),
+            Self::Fits(value) => Ok(value),
             Self::Wrong(found) => {
                 Err(invalid(format!("{name}: found {found}; expected {}", T::expected())))
             }

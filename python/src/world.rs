@@ -12,9 +12,9 @@ use tokenyard_core::bootstrap::{
 use tokenyard_core::config::{Config as CoreConfig, WorldConfig};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::argument::Argument;
+use crate::argument::{Argument, Word};
 use crate::config::Config;
-use crate::errors::raise;
+use crate::errors::{invalid, raise};
 use crate::gather::{Failure, Gather, gpu_of_torch};
 use crate::log;
 use crate::owned::Owned;
@@ -256,19 +256,37 @@ impl World {
     fn all_gather<'py>(
         &self,
         py: Python<'py>,
-        topic: &str,
-        mine: Vec<u8>,
+        topic: Word<'_>,
+        mine: Argument<Vec<u8>>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let world = self.core().map_err(|error| raise(py, &error))?;
-        let gathered = py.detach(|| world.get()?.all_gather(topic, &mine));
+        let read = || {
+            let (topic, mine) = (topic.take("topic")?, mine.take("mine")?);
+            CoreWorld::check_call("all_gather", &topic, mine.len())?;
+            Ok((topic, mine))
+        };
+        let (topic, mine) = read().map_err(|why| refuse(py, &world, &why))?;
+        let gathered = py.detach(|| world.get()?.all_gather(&topic, &mine));
         let items = gathered.map_err(|error| raise(py, &error))?;
         Ok(items.iter().map(|item| PyBytes::new(py, item)).collect())
     }
 
     /// Returns once all ranks have called it. Collective.
-    fn barrier(&self, py: Python<'_>, topic: &str) -> PyResult<()> {
+    fn barrier(&self, py: Python<'_>, topic: Word<'_>) -> PyResult<()> {
         let world = self.core().map_err(|error| raise(py, &error))?;
-        py.detach(|| world.get()?.barrier(topic)).map_err(|error| raise(py, &error))
+        let read = || {
+            let topic = topic.take("topic")?;
+            CoreWorld::check_call("barrier", &topic, 0)?;
+            Ok(topic)
+        };
+        let topic = read().map_err(|why| refuse(py, &world, &why))?;
+        py.detach(|| world.get()?.barrier(&topic)).map_err(|error| raise(py, &error))
+    }
+
+    /// For the drop-in: takes part in the collective that the other ranks call now, with a refusal, and raises `why`.
+    fn _refuse(&self, py: Python<'_>, why: &str) -> PyResult<()> {
+        let world = self.core().map_err(|error| raise(py, &error))?;
+        Err(refuse(py, &world, &invalid(why)))
     }
 
     /// Leaves the world. Communicators that are open keep it until they are closed. Not collective; again is no error.
@@ -305,6 +323,17 @@ impl World {
     fn __repr__(&self) -> String {
         format!("tokenyard.World(rank={}, ranks={})", self.place.rank, self.place.ranks)
     }
+}
+
+/// Takes part in a collective whose arguments cannot be read, so that the other ranks learn it, and returns what to
+/// raise.
+fn refuse(py: Python<'_>, world: &Owned<Arc<CoreWorld>>, why: &Error) -> PyErr {
+    py.detach(|| {
+        if let Ok(world) = world.get() {
+            world.refuse("take part", why);
+        }
+    });
+    raise(py, why)
 }
 
 impl Drop for World {

@@ -290,7 +290,17 @@ def one_kernel_for_each(world):
         rows, _, _, _, handle, _ = buffer.dispatch(x, **routes)
         buffer.combine(rows, handle)
 
+    elastic = v2(world, DECODE)
+
+    def of_v2(is_expanded, has_sync):
+        rows, _, _, handle, _ = elastic.dispatch(
+            x, idx, weights, None, DECODE.experts, do_expand=is_expanded, do_cpu_sync=has_sync
+        )
+        elastic.combine(rows, handle)
+
     steps = {"normal": normal}
+    for how in ((False, True), (False, False), (True, True), (True, False)):
+        steps["V2, expanded {}, CPU sync {}".format(*how)] = functools.partial(of_v2, *how)
     for has_hook in (False, True):
         for is_cast in (False, True):
             steps[f"low latency, hook {has_hook}, FP8 {is_cast}"] = functools.partial(
@@ -304,6 +314,7 @@ def one_kernel_for_each(world):
             return Skipped("the profiler sees no kernel")
         for word in ("dispatch", "combine"):
             assert sum(word in name for name in names[what]) == 1, (what, names[what])
+    elastic.destroy()
     buffer.destroy()
     return None
 

@@ -92,8 +92,7 @@ def recorded_on_another_stream(world):
     """Outputs obey `record_stream` as torch's own memory does, whether or not the buffer was called on that stream."""
     for name, dispatch in kinds(world):
         for has_called in (False, True):
-            rounds = ROUNDS if name == "normal" else FEWER
-            found = overwritten(dispatch, rounds, has_called)
+            found = overwritten(dispatch, ROUNDS, has_called)
             assert not found, f"{name}, called: {has_called}: overwritten in rounds {found}"
 
 

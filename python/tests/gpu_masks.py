@@ -13,6 +13,7 @@ from gpu_kill import answers_of_others
 from oracle import Case
 
 import tokenyard
+from tokenyard import errors
 
 NEEDS_GPUS = True
 # Ranks share GPUs and take turns, so an operation of all of them takes long.
@@ -154,6 +155,7 @@ def by_hand(world):
             take_back()
         steps.check(everyone)
         check_queries(steps, other)
+        check_wrong_ranks(steps, other)
         steps.captured = None
         steps.buffer.destroy()
 
@@ -178,6 +180,19 @@ def check_queries(steps, other):
     torch.cuda.synchronize()
     same(found, x)
     steps.check(set(range(case.ranks)))
+
+
+def check_wrong_ranks(steps, other):
+    """No rank that cannot be is masked, here, or taken back, on both ranks; and nothing else changes."""
+    update = steps.buffer.low_latency_update_mask_buffer
+    for wrong in (-1, 2, 2**70, 1.5, "4"):
+        error = raised(lambda wrong=wrong: update(wrong, True))
+        assert isinstance(error, errors.InvalidInputError), repr(error)
+        error = raised(lambda wrong=wrong: update(wrong if steps.world.rank == 1 else other, False))
+        expected = (errors.RefusedError, errors.InvalidInputError)[steps.world.rank]
+        assert isinstance(error, expected), repr(error)
+    assert "mask: found 'yes'" in str(raised(lambda: update(other, "yes")))
+    steps.check(set(range(steps.case.ranks)))
 
 
 def too_late(world):

@@ -1,8 +1,12 @@
-"""Errors that all ranks get, and behind which their buffers go on: a GPU without memory for an arena, and another M."""
+"""Errors that all ranks get, and behind which their buffers go on: shapes that cannot be, a GPU without memory for an
+arena, and another M."""
+
+import functools
 
 import torch
 from gpu_common import (
     CASE,
+    SMALL,
     device_of,
     inputs,
     layout_of,
@@ -22,6 +26,15 @@ NEEDS_GPUS = True
 LARGE = Case(2, experts=32, topk=6, hidden=7168, max_tokens=4096, tokens=(4096, 4096), seed=11)
 # Enough for what torch takes before the arena.
 LEFT = 32 << 20
+MANY = Case(2, seed=9, experts=36, topk=33, hidden=256, tokens=(5, 7))
+# Of each: the case, the numbers that are other ones, and the message.
+SHAPES = {
+    "top-k 33": (MANY, {}, "found topk = 33; expected at most 32"),
+    "top-k above E": (SMALL, {"topk": 9}, "found topk = 9; expected at most 8"),
+    "hidden 6": (CASE, {"hidden": 6}, "found hidden = 6; expected rows of"),
+    "M = 2^31 - 1": (CASE, {"max_tokens": 2**31 - 1}, "found max_tokens * ranks = 4294967294"),
+    "M = 2^31": (CASE, {"max_tokens": 2**31}, "num_max_tokens_per_rank: found 2147483648"),
+}
 
 
 def right(world, buffer):
@@ -30,6 +43,40 @@ def right(world, buffer):
     options = layout_of(buffer, idx, CASE.experts)
     rows, *_ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **options)
     same(rows, rows_of(world, CASE, CASE.sources(world.rank)))
+
+
+def of_shape(world, elastic, case, topk=None, hidden=None, max_tokens=64):
+    """A dispatch of V2, which judges less before a communicator is opened."""
+    x, idx, _ = inputs(world, case)
+    more = idx.new_full((len(idx), (topk or case.topk) - case.topk), -1)
+    return elastic.dispatch(
+        x[:, :hidden].contiguous(),
+        torch.cat([idx, more], dim=1),
+        num_experts=case.experts,
+        num_max_tokens_per_rank=max_tokens,
+    )
+
+
+def shapes_that_cannot_be(world):
+    """The buffer, another one and a new one go on, whether or not a communicator was open before."""
+    for is_first in (True, False):
+        buffer, elastic = v1(world), v2(world, CASE)
+        if not is_first:
+            right(world, buffer)
+            of_shape(world, elastic, CASE)
+        for case, numbers, says in SHAPES.values():
+            for _ in range(2):
+                call = functools.partial(of_shape, world, elastic, case, **numbers)
+                error = raised(call)
+                assert isinstance(error, (errors.InvalidInputError, errors.RefusedError))
+                assert says in str(error), error
+        new = v1(world)
+        for each in (buffer, new):
+            right(world, each)
+        rows = of_shape(world, elastic, CASE)[0]
+        same(rows, rows_of(world, CASE, CASE.sources(world.rank)))
+        for each in (buffer, new, elastic):
+            each.destroy()
 
 
 def filled(device):
@@ -88,6 +135,6 @@ def ranks_that_name_different_m(world):
     buffer.destroy()
 
 
-CHECKS = [an_arena_without_memory, ranks_that_name_different_m]
+CHECKS = [shapes_that_cannot_be, an_arena_without_memory, ranks_that_name_different_m]
 # Ranks that share a GPU share its memory.
 NEED_ONE_EACH = {an_arena_without_memory}

@@ -10,6 +10,7 @@ import gc
 import sys
 import time
 
+import gpu_arguments
 import gpu_captures
 import gpu_compile
 import gpu_device_time
@@ -39,6 +40,7 @@ from gpu_common import Skipped, share_one_gpu
 MODULES = [
     gpu_native,
     gpu_openings,
+    gpu_arguments,
     gpu_operations,
     gpu_v1,
     gpu_v1_more,

@@ -18,9 +18,13 @@ from gpu_common import (
     v1,
 )
 from gradients import check_gradients
+from oracle import Case
 
 from tokenyard.deep_ep._calls.tensors import _dummies
 from tokenyard.deep_ep.utils.math import per_token_cast_to_fp8
+
+# Its ids and weights are wider than its rows.
+NARROW = Case(2, experts=64, topk=32, hidden=32, max_tokens=64, tokens=(64, 61), seed=8)
 
 
 def layout_counts(world):
@@ -87,7 +91,7 @@ def check_normal(world, buffer, case, dtype, captures=False, **options):
 
 def normal_round_trip(world):
     buffer = v1(world)
-    for case in (SMALL, CASE, EMPTY):
+    for case in (SMALL, CASE, EMPTY, NARROW):
         for dtype in (torch.bfloat16, torch.float32):
             check_normal(world, buffer, case, dtype)
     buffer.destroy()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracle import Case
 from pool import LIMIT_S
-from test_deep_ep_normal import buffer_of, close, layout_of, same, times
+from test_deep_ep_normal import NARROW, buffer_of, close, layout_of, same, times
 from test_deep_ep_refusals import raises
 
 import tokenyard.deep_ep
@@ -154,6 +154,26 @@ def exchange(world, case, cast, with_hook, domains):
 @pytest.mark.parametrize("cast", CASTS)
 def test_rows_lie_in_a_block_for_each_expert_and_come_back(ranks, case, cast, with_hook):
     ranks(case.ranks, exchange, case, cast, with_hook, 1)
+
+
+def narrow(world, case):
+    """Rows whose ids and weights are wider than they are."""
+    me, buffer = world.rank, buffer_of(world)
+    x, idx, weights = case.x[me], case.idx[me], case.weights[me]
+    packed, _, handle, _, _ = buffer.low_latency_dispatch(
+        x, idx, case.max_tokens, case.experts, use_fp8=False
+    )
+    for expert in range(case.local):
+        expected = case.rows([(s, t) for s, t, _ in case.expert_rows(me, expert)])
+        same(packed[expert, : len(expected)], expected)
+    combined, _, _ = buffer.low_latency_combine(packed, idx, weights, handle)
+    close(combined, x * np.where(idx >= 0, weights, 0).sum(axis=1, keepdims=True))
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("case", NARROW, ids=["H = K", "H < K"])
+def test_rows_may_be_narrower_than_their_choices(ranks, case):
+    ranks(case.ranks, narrow, case)
 
 
 def test_rows_cross_between_domains_too(ranks):

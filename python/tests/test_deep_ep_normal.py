@@ -152,7 +152,11 @@ def exchange(world, case, domains):
     buffer.destroy()
 
 
-@every_case
+# Their ids and weights are wider than their rows.
+NARROW = [Case(2, seed=8, experts=64, topk=32, hidden=32), Case(4, seed=8, topk=8, hidden=4)]
+
+
+@pytest.mark.parametrize("case", [*CASES, *NARROW], ids=[*NAMES, "H = K", "H < K"])
 @every_split
 def test_rows_ids_and_weights_arrive_in_order_and_come_back(ranks, case, domains):
     if case.ranks > 1 or domains == 1:

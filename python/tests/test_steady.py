@@ -3,11 +3,16 @@
 import ctypes
 import gc
 import os
+<<<<<<< HEAD
 import time
+=======
+import pathlib
+import subprocess
+>>>>>>> s46
 
 import numpy as np
 import pytest
-from pool import Pool, config
+from pool import CONFIG, Pool, config
 from test_deep_ep_normal import buffer_of
 
 import tokenyard
@@ -123,21 +128,37 @@ def test_five_thousand_more_steps_take_no_more_memory(ranks, loop):
         assert all_steps[1] - half[1] < 8 << 20, f"rank {rank}: {half} bytes, then {all_steps}"
 
 
-def openings(world):
-    found = []
+def openings(world, plugin):
+    found, its = [], config()
+    if plugin:
+        text = CONFIG.format(arena_mib=4).replace('use = "shm"', 'use = "example_c"')
+        text += f'[plugins]\npaths = ["{plugin}"]\n'
+        its = tokenyard.Config.parse(text, "plugin.toml")
     for number in range(50):
         if number in (10, 49):
             found.append((allocated()[0], len(os.listdir("/proc/self/fd"))))
-        tokenyard.Communicator(world, config(), experts=2, topk=2, hidden=8, max_tokens=2).close()
+        tokenyard.Communicator(world, its, experts=2, topk=2, hidden=8, max_tokens=2).close()
     return found
 
 
-def test_forty_more_openings_take_no_more_memory_and_open_files(monkeypatch):
+def plugin_of(folder):
+    """A transport in C, which is loaded from its file."""
+    root = pathlib.Path(__file__).parents[2]
+    library = folder / "libtokenyard_example_c.so"
+    source, include = root / "plugins/example-c/shm.c", root / "abi/include"
+    command = ["cc", "-std=c11", "-O2", "-fPIC", "-shared", "-I", include, source, "-o", library]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
+@pytest.mark.parametrize("has_plugin", [False, True], ids=["built in", "with a plugin"])
+def test_forty_more_openings_take_no_more_memory_and_open_files(monkeypatch, tmp_path, has_plugin):
+    plugin = plugin_of(tmp_path) if has_plugin else None
     # Each thread stores some of what it has freed, and glibc counts that as in use.
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     pool = Pool(2)
     try:
-        found = pool.run(2, openings)
+        found = pool.run(2, openings, plugin)
     finally:
         pool.close()
     for rank, (early, late) in enumerate(found):

@@ -1,28 +1,32 @@
-"""A number, word or truth value that cannot be is an exception of the package on all ranks of a call, whichever call
-and argument it is of, and what is open goes on."""
+"""An argument that cannot be is an exception of the package on all ranks of a call, whichever call and argument it is
+of, and what is open goes on."""
 
 import ast
-import contextlib
 import inspect
-import os
 import pathlib
 
 import numpy as np
 import pytest
 from oracle import Case
 from pool import config
-from test_deep_ep_normal import buffer_of, layout_of
 from test_exchange import opened, same
 
 import tokenyard
 from tokenyard import errors
-from tokenyard.deep_ep import Buffer, ElasticBuffer
 
 CASE = Case(2, seed=9, tokens=(5, 7))
 SIZES = {"experts": 8, "topk": 3, "hidden": 64, "max_tokens": 12}
-INTEGER, TRUTH, WORD = "an integer from 0 to", "True or False", "a str"
+INTEGER, TRUTH, WORD, BYTES = "an integer from 0 to", "True or False", "a str", "bytes"
+# A tensor, or a handle.
+OBJECT = "an object"
 # Values that are refused where such a one is expected.
-WRONG = {INTEGER: (-1, 2**70, 1.5, "4"), TRUTH: (2, "yes"), WORD: (7, b"flat")}
+WRONG = {
+    INTEGER: (-1, 2**70, 1.5, "4"),
+    TRUTH: (2, "yes"),
+    WORD: (7, b"flat"),
+    BYTES: (7, "text", [300]),
+    OBJECT: (7, "4"),
+}
 OWN, OTHERS = errors.InvalidInputError, errors.RefusedError
 
 
@@ -33,6 +37,9 @@ class Calls:
         me, self._world, self._comm, self.layout = world.rank, world, comm, "expert_major"
         self._x, self._routing = CASE.x[me], (CASE.idx[me], CASE.weights[me])
         self._received, self._handle = comm.dispatch(self._x, *self._routing)
+        # A combine takes weights of tokens for rows of experts.
+        self._rows, self._of_rows = comm.dispatch(self._x, *self._routing, layout="expert_major")
+        self.has_topk = False
 
     def _finished(self, call, *arguments, **options):
         pending = call(*arguments, **options)
@@ -41,12 +48,21 @@ class Calls:
     def _dispatch(self, name, options):
         call = getattr(self._comm, name)
         # A rank that names no layout refuses a flat dispatch.
-        options = {"layout": self.layout, **options}
-        return self._finished(call, self._x, *self._routing, **options)
+        tensors = dict(zip(("topk_idx", "topk_weights"), self._routing, strict=True))
+        options = {"layout": self.layout, "x": self._x, **tensors, **options}
+        return self._finished(call, **options)
+
+    def _by_handle(self, name, half, options):
+        x = {"replay": self._x, "combine": self._received.x}[name]
+        given = {"handle": self._handle, "x": x}
+        if self.has_topk:
+            ids, weights = self._routing
+            given = {"handle": self._of_rows, "x": self._rows.x, "weighted": True}
+            given |= {"topk_idx": ids, "topk_weights": weights}
+        return self._finished(getattr(self._comm, name + half), **{**given, **options})
 
     def of(self, name):
-        comm, received, handle = self._comm, self._received, self._handle
-        rows = {"replay": self._x, "combine": received.x}
+        comm, received = self._comm, self._received
         return {
             "memory_needed": lambda **o: tokenyard.memory_needed(
                 config(), **{"ranks": 2, **SIZES, **o}
@@ -66,12 +82,19 @@ class Calls:
             ),
             "Communicator.copy_out": lambda **o: comm.copy_out(received, **o),
             "Communicator.count_routing": lambda **o: comm.count_routing(
-                self._routing[0],
-                np.zeros(2, np.int32),
-                np.zeros(8, np.int32),
-                np.zeros((len(self._x), 2), np.uint8),
-                **o,
+                **{
+                    "topk_idx": self._routing[0],
+                    "rank_tokens": np.zeros(2, np.int32),
+                    "expert_tokens": np.zeros(8, np.int32),
+                    "is_token_in_rank": np.zeros((len(self._x), 2), np.uint8),
+                    "stream": 0,
+                    **o,
+                }
             ),
+            "World.all_gather": lambda **o: self._world.all_gather(
+                **{"topic": "topic", "mine": b"mine", **o}
+            ),
+            "World.barrier": lambda topic="topic": self._world.barrier(topic),
             "Communicator.release_after": lambda streams: comm.release_after([streams]),
             "Communicator.mask_rank": lambda rank: comm.mask_rank(rank),
             "Communicator.unmask_rank": lambda rank=0: comm.unmask_rank(rank),
@@ -80,10 +103,10 @@ class Calls:
                 for name in ("dispatch", "dispatch_send")
             },
             **{
-                f"Communicator.{name}{half}": lambda name=name, half=half, **o: self._finished(
-                    getattr(comm, name + half), handle, rows[name], **o
+                f"Communicator.{name}{half}": lambda name=name, half=half, **o: self._by_handle(
+                    name, half, o
                 )
-                for name in rows
+                for name in ("replay", "combine")
                 for half in ("", "_send")
             },
         }[name]
@@ -104,7 +127,7 @@ LOCAL = {
 
 
 def kind_of(annotation):
-    """The kind of a parameter that is judged with its call; none of objects, which are read by what they have."""
+    """The kind of a parameter that is judged with its call."""
     plain = annotation.removesuffix(" | None")
     if plain in ("int", "Sequence[int]"):
         return INTEGER
@@ -112,7 +135,9 @@ def kind_of(annotation):
         return TRUTH
     if plain in ("str", "_Layout", "_Cast") or plain.startswith("Literal["):
         return WORD
-    return None
+    if plain == "bytes":
+        return BYTES
+    return OBJECT if plain == "Handle" or plain.startswith("_Tensor") else None
 
 
 def judged(function):
@@ -136,8 +161,10 @@ def native_arguments():
                     found += [(f"{node.name}.{name}", *it) for it in judged(function)]
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             found += [(node.name, *it) for it in judged(node)]
-    # Other calls are of one rank, or are those by which ranks meet: Python raises a TypeError for what is no word.
-    return [it for it in found if it[2] == INTEGER or it[0].startswith("Communicator")]
+    # Python raises a TypeError for what is no word or object of other calls, which are of one rank.
+    calls = ("Communicator", "World.")
+    found = [it for it in found if it[2] == INTEGER or it[0].startswith(calls)]
+    return [it for it in found if it[:2] != ("Communicator.combine_input", "handle")]
 
 
 NATIVE = native_arguments()
@@ -148,10 +175,13 @@ def refused(world, comm, name, call, parameter, kind):
         if name in LOCAL or world.rank == 1:
             with pytest.raises(OWN) as raised:
                 call(**{parameter: value})
-            says = f"{parameter}: found {value!r}; expected {kind}"
+            says = f"{parameter}: found "
+            if kind is not OBJECT:
+                says += f"{value!r}; expected {kind}"
             assert says in str(raised.value), str(raised.value)
         else:
-            with pytest.raises(OTHERS, match=f"expected {kind}") as raised:
+            says = f"{parameter}: found" if kind is OBJECT else f"expected {kind}"
+            with pytest.raises(OTHERS, match=says) as raised:
                 call()
             assert raised.value.rank == 1, repr(raised.value)
         received, _ = comm.dispatch(CASE.x[world.rank], CASE.idx[world.rank])
@@ -165,18 +195,19 @@ def all_refused(world, name):
         call = calls.of(name)
         for _, parameter, kind in (it for it in NATIVE if it[0] == name):
             calls.layout = "flat" if parameter == "layout" else "expert_major"
+            calls.has_topk = "combine" in name and parameter.startswith("topk_")
             refused(world, comm, name, call, parameter, kind)
     with opened(world, CASE):
         pass
 
 
 @pytest.mark.parametrize("name", sorted({name for name, *_ in NATIVE}))
-def test_what_is_no_number_word_or_truth_value_is_refused_in_every_native_call(ranks, name):
+def test_what_is_no_number_word_truth_value_or_object_is_refused_in_every_native_call(ranks, name):
     ranks(2, all_refused, name)
 
 
 def test_defaults_are_those_of_the_stub():
-    assert len(NATIVE) >= 70
+    assert len(NATIVE) >= 120
     stub = ast.parse(pathlib.Path(tokenyard.__file__).with_name("_native.pyi").read_text())
     (communicator,) = [it for it in stub.body if getattr(it, "name", "") == "Communicator"]
     functions = {it.name: it.args for it in communicator.body if isinstance(it, ast.FunctionDef)}
@@ -192,107 +223,20 @@ def test_defaults_are_those_of_the_stub():
         assert expected == {key: found[key].default for key in expected}, name
 
 
-def dropin_integers():
-    """(class, method, parameter) of the integers that callers give to the collective calls of the drop-in."""
-    found = []
-    for kind in (Buffer, ElasticBuffer):
-        for name, method in inspect.getmembers(kind, inspect.isfunction):
-            is_static = isinstance(inspect.getattr_static(kind, name), staticmethod)
-            if name.startswith("_") or is_static:
-                continue
-            parameters = inspect.signature(method).parameters.values()
-            found += [
-                (kind, name, it.name) for it in parameters if it.annotation in (int, int | None)
-            ]
-    return found
+def wrong_topics(world):
+    """Topics and sizes that fit their types, and cannot be sent."""
+    topics = ("", "x" * 200, "a\nb")
+    calls = [(world.barrier, (topic,)) for topic in topics]
+    calls += [(world.all_gather, (topic, b"")) for topic in topics]
+    for call, arguments in (*calls, (world.all_gather, ("topic", bytes(1 << 26)))):
+        if world.rank == 1:
+            with pytest.raises(OWN, match=r"found topic|found 67108864 bytes"):
+                call(*arguments)
+        else:
+            with pytest.raises(OTHERS, match=r"rank 1 cannot take part: .*: found"):
+                world.barrier("another topic")
+    assert world.all_gather("the world goes on", bytes([world.rank])) == [b"\0", b"\1"]
 
 
-# No call on the CPU reads these: a memory that is local, calls that only GPUs have, and what stands for a network.
-UNREAD_CALLS = (
-    "clean_low_latency_buffer",
-    "get_local_buffer_tensor",
-    "get_theoretical_num_qps",
-    "low_latency_update_mask_buffer",
-)
-UNREAD = ("num_qps", "num_sms")
-DROPIN = [it for it in dropin_integers() if it[1] not in UNREAD_CALLS and it[2] not in UNREAD]
-
-
-def dropin_call(world, kind, name):
-    """A right call, which takes arguments that replace others; and how to end what it needs."""
-    me = world.rank
-    buffer = buffer_of(world)
-    x, idx, weights = CASE.x[me], CASE.idx[me], CASE.weights[me]
-    if kind is ElasticBuffer:
-        elastic = ElasticBuffer(world, explicitly_destroy=True)
-        good = {"num_experts": 8, "num_max_tokens_per_rank": 12}
-        return lambda **o: elastic.dispatch(x, idx, weights, **{**good, **o}), elastic
-    calls = {
-        "dispatch": lambda **o: buffer.dispatch(
-            x, topk_idx=idx, topk_weights=weights, **layout_of(buffer, CASE), **o
-        ),
-        "low_latency_dispatch": lambda **o: buffer.low_latency_dispatch(
-            x,
-            idx,
-            **{"num_max_dispatch_tokens_per_rank": 12, "num_experts": 8, "use_fp8": False, **o},
-        ),
-        "get_dispatch_layout": lambda **o: buffer.get_dispatch_layout(
-            idx, **{"num_experts": 8, **o}
-        ),
-    }
-    return calls[name.removeprefix("internode_")], buffer
-
-
-def dropin_refused(world, kind, name, parameter):
-    call, owner = dropin_call(world, kind, name)
-    call()
-    for value in (-1, 2**70):
-        with pytest.raises((OWN, OTHERS)) as raised:
-            call(**({parameter: value} if world.rank == 1 or name == "get_dispatch_layout" else {}))
-        assert raised.value.rank in (None, 1, world.rank), repr(raised.value)
-        assert f"{parameter}: found " in str(raised.value), str(raised.value)
-        call()
-    owner.destroy()
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "parameter"),
-    DROPIN,
-    ids=[f"{kind.__name__}.{name}.{parameter}" for kind, name, parameter in DROPIN],
-)
-def test_what_is_no_integer_is_refused_in_every_call_of_the_drop_in(ranks, kind, name, parameter):
-    ranks(2, dropin_refused, kind, name, parameter)
-
-
-def wrong_timeouts(world):
-    path = os.environ.pop("TOKENYARD_CONFIG", None)
-    try:
-        for value in (-1, 2**70):
-            given = {"num_gpu_timeout_secs": value} if world.rank == 1 else {}
-            with pytest.raises(OWN if world.rank == 1 else OTHERS, match="deadline_ms: found"):
-                ElasticBuffer(world, explicitly_destroy=True, **given)
-    finally:
-        if path is not None:
-            os.environ["TOKENYARD_CONFIG"] = path
-    buffer_of(world).destroy()
-
-
-def test_a_timeout_that_cannot_be_is_refused_on_all_ranks(ranks):
-    ranks(2, wrong_timeouts)
-
-
-def wrong_constructors(world):
-    """A constructor takes a number that says nothing here, or refuses it on all ranks."""
-    for kind in (Buffer, ElasticBuffer):
-        parameters = inspect.signature(kind).parameters.values()
-        names = [it.name for it in parameters if it.annotation in (int, int | None)]
-        assert len(names) >= 3
-        for name in names:
-            given = {name: 2**70} if world.rank == 1 else {}
-            with contextlib.suppress(OWN, OTHERS):
-                kind(world, explicitly_destroy=True, **given).destroy()
-    buffer_of(world).destroy()
-
-
-def test_no_integer_of_a_constructor_makes_other_ranks_wait(ranks):
-    ranks(2, wrong_constructors)
+def test_a_topic_that_cannot_be_sent_is_refused_on_all_ranks(ranks):
+    ranks(2, wrong_topics)

@@ -76,18 +76,21 @@ fn a_launcher_states_whether_it_has_ranks_on_several_hosts() {
     ] {
         let spans = |name, value| {
             let set = &[(name, value)];
-            resolve("env", &[launcher, bootstrap, set]).unwrap().spans_hosts
+            resolve("env", &[launcher, bootstrap, set]).unwrap().others
         };
-        assert!(!spans(one.0, one.1) && spans(several.0, several.1), "{several:?}");
-        assert!(!spans(one.0, ""));
+        assert_eq!(spans(one.0, one.1), OtherHosts::NotStated);
+        assert_eq!(spans(several.0, several.1), OtherHosts::Stated, "{several:?}");
+        assert_eq!(spans(one.0, ""), OtherHosts::NotStated);
     }
     // tokenyard's own variables say nothing of hosts. A launcher's do, if they are about the same ranks.
     let own = |ranks| {
         let several = &[("LOCAL_WORLD_SIZE", "8")];
         let ranks = &[("TOKENYARD_RANKS", ranks)];
-        resolve("env", &[TORCHRUN, several, OWN, ranks, bootstrap]).unwrap().spans_hosts
+        resolve("env", &[TORCHRUN, several, OWN, ranks, bootstrap]).unwrap().others
     };
-    assert!(own("16") && !own("2"));
+    assert_eq!((own("16"), own("2")), (OtherHosts::Stated, OtherHosts::Unknown));
+    let alone = |spec| resolve(spec, &[OWN]).unwrap().others;
+    assert_eq!(alone("tcp://h:1"), OtherHosts::Unknown);
 }
 
 #[test]

@@ -444,17 +444,49 @@ fn a_name_without_an_address_is_an_error_on_every_rank_long_before_late() {
 #[test]
 fn a_host_that_is_loopback_here_is_refused_on_every_rank_where_ranks_are_on_other_hosts() {
     let late = Duration::from_secs(600);
-    let errors = on_threads(2, |rank| {
-        let place = RankId { rank, ranks: 2, local_rank: rank };
-        let own_name = Rendezvous::Tcp { host: "LOCALHOST".into(), port: free_port() };
-        let mut identity = Identity::new(place, own_name).unwrap();
-        identity.spans_hosts = true;
-        World::join(WorldOptions { late, ..WorldOptions::new(identity) }).unwrap_err()
-    });
-    for error in errors {
-        assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(error.message().contains("rank 0 would listen on loopback only"), "{error}");
+    for (others, why) in [
+        (OtherHosts::Stated, "the launcher has ranks on several hosts"),
+        (OtherHosts::Unknown, "no launcher says that all ranks are on this one"),
+    ] {
+        let errors = on_threads(2, |rank| {
+            let place = RankId { rank, ranks: 2, local_rank: rank };
+            let own_name = Rendezvous::Tcp { host: "LOCALHOST".into(), port: free_port() };
+            let mut identity = Identity::new(place, own_name).unwrap();
+            identity.others = others;
+            World::join(WorldOptions { late, ..WorldOptions::new(identity) }).unwrap_err()
+        });
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            let text = error.message();
+            assert!(text.contains("rank 0 would listen on loopback only"), "{error}");
+            assert!(text.contains(why), "{error}");
+        }
     }
+}
+
+#[test]
+fn a_host_that_is_loopback_here_is_refused_where_tokenyard_s_variables_alone_give_the_ranks() {
+    let join = |host: &str, ranks: &str| {
+        let port = free_port();
+        let spec = format!("tcp://{host}:{port}");
+        let variable = |name: &str| match name {
+            "TOKENYARD_BOOTSTRAP" => Some(spec.clone()),
+            "TOKENYARD_RANK" | "TOKENYARD_LOCAL_RANK" => Some("0".to_owned()),
+            "TOKENYARD_RANKS" => Some(ranks.to_owned()),
+            _ => None,
+        };
+        let identity = Identity::resolve("env", &variable).unwrap();
+        let late = Duration::from_millis(200);
+        World::join(WorldOptions { late, ..WorldOptions::new(identity) })
+    };
+    let error = join("LOCALHOST", "2").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("can meet at localhost or 127.0.0.1"), "{error}");
+    // A user who writes these means one host. The other rank does not come.
+    for host in ["localhost", "127.0.0.1"] {
+        assert_eq!(join(host, "2").unwrap_err().kind(), ErrorKind::Deadline, "{host}");
+    }
+    assert!(join("LOCALHOST", "1").is_ok());
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::layout::LayoutName;
 use crate::memory;
 use crate::output::{People, SCHEMA_VERSION, print_json};
 use crate::preload;
+use crate::warnings;
 use crate::writable::Files;
 
 use super::{Csv, FEWER, Output, check_files, judge, measuring, print_head, start};
@@ -271,7 +272,7 @@ fn measure(
     let loaded = Config::load(config)?;
     preload::try_plugins(Some(&loaded))?;
     if ranks.are_started() {
-        return tokenyard_bench::measure_gpu(config, task);
+        return tokenyard_bench::measure_gpu(config, task, &warnings::join);
     }
     let gpus = gpu::ranks_here(&loaded)?;
     let ranks = ranks.ranks.unwrap_or(gpus);

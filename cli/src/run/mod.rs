@@ -3,7 +3,7 @@
 //! `plan` turns arguments into exchanges · `judge` lets the components check the config · `rank` is
 //! the work of one process · `launch` starts the processes and reads their messages · `message`
 //! defines the messages · `diagnosis` finds the cause of a failure · `summary` prints the result,
-//! with the `times` of operations · `results` writes it to a file · `warnings` of ranks.
+//! with the `times` of operations · `results` writes it to a file.
 
 mod diagnosis;
 mod judge;
@@ -14,7 +14,6 @@ mod rank;
 mod results;
 mod summary;
 mod times;
-mod warnings;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +24,6 @@ use tokenyard_conformance::oracle::Routing;
 use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 
 pub(crate) use judge::WrongConfig;
-pub(crate) use warnings::ToLauncher;
 
 use crate::launched::StartRanks;
 use crate::layout::LayoutName;

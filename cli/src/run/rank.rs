@@ -19,9 +19,9 @@ use super::plan::Plan;
 use super::results::RankTally;
 use super::summary::Summary;
 use super::times::{Times, settle};
-use super::{RunArgs, Verdict, results, warnings};
+use super::{RunArgs, Verdict, results};
 use crate::output::{People, print_json};
-use crate::{preload, signals, writable};
+use crate::{preload, signals, warnings, writable};
 
 /// The interval at which the communicator is asked for lost ranks, while this rank waits for news
 /// of a loss.
@@ -41,7 +41,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
     let launched = tokenyard_launch::adopt()?;
     signals::report_to_launcher(launched);
     if launched {
-        warnings::tell_launcher();
+        warnings::tell_launcher(tell_warning);
     }
     let mut name = "rank".to_owned();
     let end = Rank::join(args, launched).map_err(Failure::from).and_then(|rank| {
@@ -68,6 +68,10 @@ pub(crate) fn main(args: &RunArgs) -> Result<Verdict> {
 fn tell_call(call: &str) {
     // A launcher that is gone reads none.
     let _ = print_json(&Message::Calls { call: call.to_owned() });
+}
+
+fn tell_warning(text: String) {
+    let _ = print_json(&Message::Warned { text });
 }
 
 fn env(name: &str) -> Option<String> {
@@ -102,6 +106,9 @@ impl<'a> Rank<'a> {
             on_call: if launched { Some(tell_call) } else { None },
             ..WorldOptions::configured(&config.world, identity)
         })?;
+        if !launched {
+            warnings::tell_rank_zero(&world);
+        }
         let rank = Self { args, config, plan, world: Arc::new(world), launched };
         rank.say(&Message::Joined)?;
         Ok(rank)

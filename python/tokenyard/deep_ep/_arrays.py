@@ -83,7 +83,8 @@ def adopted(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, (tuple, list)):
-        return type(value)(map(adopted, value))
+        # A named tuple is made of its fields one by one.
+        return (tuple if isinstance(value, tuple) else list)(map(adopted, value))
     with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
         if isinstance(value, np.ndarray):
             return from_numpy(value)

@@ -5,7 +5,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tokenyard
@@ -25,6 +25,11 @@ class Waits:
 
     deadline: int
     late: int
+    # The fault of an argument of the buffer, if one has some: ranks say so where they meet.
+    wrong: str | None = None
+
+    def of_buffer(self, wrong: str | None) -> "Waits":
+        return self if wrong is None else replace(self, wrong=wrong)
 
 
 # DeepEP waits 100 s for a peer's rows, and ranks may be late by half an hour (compilation, checkpoints).
@@ -169,15 +174,12 @@ def settings(waits: Waits) -> tuple[tokenyard.Config, str, errors.Error | None]:
         mode = output_mode()
     except errors.Error as error:
         wrong = error
+    if waits.wrong is not None:
+        return _built_in("cpu", DEFAULT_WAITS), mode, invalid("make buffer", waits.wrong)
     try:
         return load_config(waits), mode, wrong
     except errors.Error as error:
         wrong = wrong or error
-    except TypeError:
-        wrong = wrong or invalid(
-            "make buffer",
-            f"timeouts: found {waits.deadline!r} and {waits.late!r} seconds; expected integers",
-        )
     return _built_in("cpu", DEFAULT_WAITS), mode, wrong
 
 

@@ -1,6 +1,5 @@
 """Arguments of the calls, and the checks of several of them. On GPUs the host reads no values."""
 
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +10,17 @@ from tokenyard import errors
 
 from .._arrays import Array, Refusal, Tensor
 from .._torch import torch
+from .judged import MOST as MOST
+from .judged import Judged, expect_integer
 from .tensors import floats, read
 
 FIRST_TOKENS = 1024
 # Above it, a map of ranks cannot route: its ranks are the choices of a token.
 MOST_CHOICES = 32
-# DeepEP's integers have 32 bits.
-MOST = 2**31 - 1
 
 
 @dataclass
-class DispatchCall:
+class DispatchCall(Judged):
     """The arguments of a dispatch: as they were given, and as they were read."""
 
     x: Tensor | tuple[Tensor, Tensor]
@@ -37,11 +36,14 @@ class DispatchCall:
     handle: Any = None
     # Of `x`, where the tensors were read and checked; before, they come with it.
     scales: Any = None
+    wrong: str | None = None
     layout = "flat"
 
     def expect_equal(self, record: object) -> None:
         """Refuses what a cached call does not take."""
         expect_none(topk_idx=self.topk_idx, topk_weights=self.topk_weights)
+        expect_integer("expert_alignment", self.expert_alignment, 1)
+        expect_integer("num_worst_tokens", self.num_worst_tokens, 0)
 
     @property
     def reference(self) -> Tensor:
@@ -78,12 +80,6 @@ def expect_none(**tensors: Any) -> None:
     for name, tensor in tensors.items():
         if tensor is not None:
             raise Refusal(f"{name}: found some with a handle; expected None")
-
-
-def expect_integer(name: str, value: Any, least: int) -> None:
-    """Refuses what is no integer of 32 bits, or too small."""
-    if not isinstance(value, numbers.Integral) or not least <= int(value) <= MOST:
-        raise Refusal(f"{name}: found {value!r}; expected an integer from {least} to {MOST}")
 
 
 def check_tokens(tokens: int, name: str, most: int | None) -> int:

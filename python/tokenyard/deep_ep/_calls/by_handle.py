@@ -9,6 +9,7 @@ from .._pool import Opened, Pool
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .arguments import read_bias, read_rows
+from .judged import Judged
 from .ordered import Ordered
 from .streams import CallStream, Timing
 from .tensors import add_lost, expect_device, fit, floats, name_stream, read, stream_of
@@ -66,6 +67,7 @@ def replay(
     try:
         record = record_of(pool, call.handle)
         opened, layout = record.opened, record.native.layout
+        call.expect_right()
         call.expect_equal(record)
         tokens, sizes = record.native.tokens, opened.sizes
         x, scales = read_rows(call.x, tokens, sizes.hidden)
@@ -86,7 +88,7 @@ def replay(
 
 
 @dataclass
-class CombineCall:
+class CombineCall(Judged):
     """The arguments of a combine, as they were given."""
 
     x: Any
@@ -97,6 +99,7 @@ class CombineCall:
     rounds_per_rank: bool = True
     # Whether weights are summed over the ranks that got the token.
     sums_weights: bool = False
+    wrong: str | None = None
 
 
 def _read_rows(call: CombineCall, record: Record) -> tuple[Any, Any]:
@@ -133,6 +136,7 @@ def combine(
         try:
             record = record_of(pool, call.handle)
             opened, native = record.opened, record.native
+            call.expect_right()
             rows, weights = _read_rows(call, record)
             shape = (native.tokens, opened.sizes.hidden)
             biases = read_bias(call.bias, rows.dtype, shape)

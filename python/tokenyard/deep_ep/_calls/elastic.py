@@ -1,5 +1,6 @@
 """Dispatch and combine of V2: flat rows, or expanded ones, a row per (token, local expert)."""
 
+import numbers
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,15 +12,9 @@ from ..buffers.handle import EPHandle
 from ..utils.event import EventOverlap
 from ..utils.math import align
 from . import by_handle
-from .arguments import (
-    check_experts,
-    check_ids,
-    check_tokens,
-    expect_integer,
-    expect_none,
-    read_rows,
-)
+from .arguments import check_experts, check_ids, check_tokens, expect_none, read_rows
 from .by_handle import CombineCall, DelayedReceive
+from .judged import Judged, expect_integer
 from .streams import CallStream, Timing
 from .tensors import (
     add_lost,
@@ -38,7 +33,7 @@ from .tensors import (
 
 
 @dataclass
-class DispatchCall:
+class DispatchCall(Judged):
     """The arguments of a dispatch: as they were given, with defaults filled in, and as they were read."""
 
     x: Tensor | tuple[Tensor, Tensor]
@@ -55,9 +50,11 @@ class DispatchCall:
     num_sms: int
     chosen_sms: int | None
     copies_handle: bool
-    has_cpu_sync: bool
+    # The choice of the caller, if it has one.
+    asked_cpu_sync: bool | None
     is_expanded: bool
     is_column_major: bool
+    wrong: str | None
     # Of `x`, where the tensors were read and checked; before, they come with it.
     scales: Any = None
 
@@ -65,6 +62,10 @@ class DispatchCall:
     def reference(self) -> Tensor:
         """The rows, without their scales."""
         return self.x[0] if isinstance(self.x, tuple) else self.x
+
+    @property
+    def has_cpu_sync(self) -> bool:
+        return self.asked_cpu_sync is not False
 
     @property
     def layout(self) -> Literal["flat", "expert_major", "packed"]:
@@ -76,13 +77,19 @@ class DispatchCall:
 
     def expect_equal(self, record: Any) -> None:
         """Arguments that a cached call may repeat must equal those of the handle."""
+        if self.asked_cpu_sync:
+            raise Refusal(
+                "do_cpu_sync: found True with a handle; expected None or False: its sizes are known"
+            )
         for name, found, expected in (
             ("num_experts", self.experts, record.experts),
             ("expert_alignment", self.alignment, record.alignment),
             ("num_max_tokens_per_rank", self.tokens, record.tokens),
             ("do_expand", self.is_expanded, record.is_expanded),
         ):
-            if found is not None and found != expected:
+            # An array would be compared by its elements.
+            is_equal = isinstance(found, numbers.Integral) and found == expected
+            if not (found is None or is_equal):
                 raise Refusal(f"{name}: found {found}; expected {expected}, that of the handle")
         expect_none(topk_idx=self.topk_idx, cumulative_local_expert_recv_stats=self.stats)
 
@@ -188,6 +195,7 @@ def _finish(
 
 
 def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
+    call.expect_right()
     x, scales = read_rows(call.x, None, None)
     tokens = x.shape[0]
     if call.topk_idx is None or call.experts is None:
@@ -424,10 +432,20 @@ def combine(
     return by_handle.combine(pool, call, record_of, timing, before_epilogue)
 
 
-def barrier(pool: Pool, device: Any, timing: Timing) -> CallStream:
+def host_barrier(pool: Pool, wrong: str | None) -> None:
+    """A barrier of the hosts. Collective."""
+    if wrong is None:
+        pool.barrier()
+    else:
+        pool.world._refuse(wrong)
+
+
+def barrier(pool: Pool, device: Any, timing: Timing, wrong: str | None) -> CallStream:
     """Work that is queued on the stream next runs once all ranks have come to the barrier. Collective."""
     # It may refuse in a capture. So the communication stream joins the capture behind it.
     opened = pool.open_counts(1)
+    if wrong is not None:
+        opened.communicator.refuse("dispatch", wrong)
     stream = CallStream(device if device.type == "cuda" else None, timing)
     rows = torch.empty((0, opened.sizes.hidden), dtype=torch.float32, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)

@@ -106,7 +106,7 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, An
 
 
 def dispatch(
-    pool: Pool, call: DispatchCall, has_hook: bool, is_async: bool
+    pool: Pool, call: DispatchCall
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which the hook fills."""
     adopt(pool, call)
@@ -145,11 +145,11 @@ def dispatch(
     x, counts, source, scales, ranges = arrays
     ranges = anchored(ranges, record)
     hook = pool.hook(receive, pool.current, 1)
-    if not has_hook:
+    if not call.has_hook:
         hook()
     packed = x if scales is None else (x, scales)
     handle = (source, ranges, call.tokens, x.shape[2], call.experts)
-    return packed, counts, handle, finished(is_async), hook if has_hook else None
+    return packed, counts, handle, finished(call.is_async), hook if call.has_hook else None
 
 
 def _own_rows(call: CombineCall, record: Record, rows: Any) -> Any:
@@ -172,7 +172,7 @@ def _expect_same_ids(ids: Any, dispatched: Any) -> None:
         )
 
 
-def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOverlap, Hook | None]:
+def combine(pool: Pool, call: CombineCall) -> tuple[Any, EventOverlap, Hook | None]:
     """The output, which the hook fills."""
     adopt(pool, call)
     opened = None
@@ -214,6 +214,6 @@ def combine(pool: Pool, call: CombineCall, is_async: bool) -> tuple[Any, EventOv
         hook()
     return (
         (out if call.out is None else call.out),
-        finished(is_async),
+        finished(call.is_async),
         hook if call.has_hook else None,
     )

@@ -20,6 +20,7 @@ from .._sizes import MOST_DECODE_TOKENS, Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
 from .arguments import check_experts, check_tokens
+from .judged import Judged
 from .streams import CallStream
 from .tensors import (
     anchored,
@@ -42,8 +43,16 @@ _RANGES = 1
 _MODE = mode_of("packed", False)
 
 
+def _expect_one_end(call: "DispatchCall | CombineCall") -> None:
+    """Refuses a call that has an event and a hook: DeepEP's has one of them."""
+    if call.is_async and call.has_hook:
+        raise Refusal(
+            "async_finish: found True with return_recv_hook; expected at most one of them"
+        )
+
+
 @dataclass
-class DispatchCall:
+class DispatchCall(Judged):
     """The arguments of a dispatch, as they were given."""
 
     x: Tensor
@@ -55,6 +64,9 @@ class DispatchCall:
     use_fp8: bool
     round_scale: bool
     use_ue8m0: bool
+    is_async: bool
+    has_hook: bool
+    wrong: str | None
 
     @property
     def cast(self) -> Literal["fp8", "fp8_round", "fp8_ue8m0"] | None:
@@ -64,7 +76,7 @@ class DispatchCall:
 
 
 @dataclass
-class CombineCall:
+class CombineCall(Judged):
     """The arguments of a combine, as they were given."""
 
     x: Tensor
@@ -73,10 +85,12 @@ class CombineCall:
     handle: Any
     zero_copy: bool
     out: Tensor | None
+    is_async: bool
     # Whether the caller may write `x` before the rows are summed.
     has_hook: bool
-    wait_stats: Tensor | None = None
-    use_logfmt: bool = False
+    wait_stats: Tensor | None
+    use_logfmt: bool
+    wrong: str | None
 
     @property
     def compress(self) -> Literal["logfmt10"] | None:
@@ -84,6 +98,7 @@ class CombineCall:
 
     def check_format(self) -> None:
         """Refuses what DeepEP does not take together."""
+        _expect_one_end(self)
         if self.use_logfmt and self.zero_copy:
             raise Refusal("use_logfmt: found True with zero_copy; expected at most one of them")
 
@@ -192,11 +207,13 @@ def _sizes(experts: int, topk: int, hidden: int, tokens: int) -> Sizes:
     return sizes_of(experts, topk, hidden, tokens, tokens, tokens <= MOST_DECODE_TOKENS)
 
 
-# Nearly every call looks like one before.
-_judged = functools.lru_cache(maxsize=256)(_judge)
+# Nearly every call looks like one before. Numbers of other types are equal to integers.
+_judged = functools.lru_cache(maxsize=256, typed=True)(_judge)
 
 
 def read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
+    call.expect_right()
+    _expect_one_end(call)
     x, ids, ranks = call.x, call.topk_idx, pool.ranks
     if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
         expect_tensor("x", x)
@@ -236,17 +253,19 @@ def _expect_statistics(opened: Opened, operation: str) -> None:
 
 
 def dispatch(
-    pool: Pool, call: DispatchCall, has_hook: bool, is_async: bool
+    pool: Pool, call: DispatchCall
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, (None, is_async))
+    stream = stream_of(pool, call, (None, call.is_async))
     with stream.inside():
-        return _dispatch(pool, call, has_hook, stream)
+        return _dispatch(pool, call, stream)
 
 
 def _dispatch(
-    pool: Pool, call: DispatchCall, has_hook: bool, stream: CallStream
+    pool: Pool, call: DispatchCall, stream: CallStream
 ) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
+    has_hook = call.has_hook
+
     def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
         name_stream(opened, stream)
         if opened.last_rows is not None and not _has_room(opened, arrays[0], call.tokens):
@@ -333,6 +352,7 @@ def arrived(handle: Any) -> Record:
 
 
 def read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
+    call.expect_right()
     call.check_format()
     shape = record.ids.shape
     ids = read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
@@ -371,11 +391,9 @@ def _weigh(record: Record, stream: CallStream, rows: Any, sent: Any, weights: An
     return torch.where(factors.isnan(), 0, rows * factors).to(rows.dtype)
 
 
-def combine(
-    pool: Pool, call: CombineCall, is_async: bool
-) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
+def combine(pool: Pool, call: CombineCall) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, (None, is_async))
+    stream = stream_of(pool, call, (None, call.is_async))
     with stream.inside():
         return _combine(pool, call, stream)
 

@@ -111,6 +111,7 @@ def _count_on_host(pool: Pool, ids: Any, experts: int) -> tuple[Any, Any, Any, A
 
 
 def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
+    call.expect_right()
     sizes, checked = _read_at_once(pool, call) or _read_each(pool, call)
     if not pool.on_device:
         _expect_one_routing(pool, checked, sizes.experts)

@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
+from .judged import Timing as Timing
 
 _communication: dict[Any, Any] = {}
 
@@ -21,11 +22,6 @@ def communication_stream(device: Any) -> Any:
 def gpu_stream(pool: Any) -> Any:
     """The stream of a buffer's asynchronous calls; None on the CPU."""
     return communication_stream(pool.device) if pool.on_device and pool.gpu is not None else None
-
-
-# The event that a call waits for, or None, and whether it gives one. Whether outputs are allocated on the communication
-# stream follows from the latter: the allocator knows both streams in any case.
-Timing: TypeAlias = tuple[Any, bool]
 
 
 # It has no state.

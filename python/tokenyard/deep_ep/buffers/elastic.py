@@ -6,6 +6,7 @@ from .. import _C
 from .._arrays import Tensor
 from .._calls import elastic, streams
 from .._calls.by_handle import CombineCall
+from .._calls.judged import MOST_BYTES, timing_of, truths, wrong_integer
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
 from .._missing import absent, refuse_missing
@@ -17,6 +18,16 @@ from ..utils.math import align
 from .handle import EPHandle as EPHandle
 
 _SMS = 20
+
+
+def _sms_of(num_sms: Any, num_qps: Any) -> tuple[int, str | None]:
+    """Multiprocessors that a call asks for, 0 for none, and what is wrong with the numbers, if something is."""
+    if int is type(num_sms) is type(num_qps) and num_sms == 0 == num_qps:
+        return 0, None
+    wrong = wrong_integer(
+        num_sms=0 if num_sms is None else num_sms, num_qps=0 if num_qps is None else num_qps
+    )
+    return (0 if wrong or num_sms is None else int(num_sms)), wrong
 
 
 class ElasticBuffer:
@@ -48,8 +59,39 @@ class ElasticBuffer:
         **others: Any,
     ) -> None:
         refuse_missing("ElasticBuffer", others, ())
+        wrong = wrong_integer(
+            num_max_tokens_per_rank=num_max_tokens_per_rank,
+            hidden=hidden,
+            num_topk=num_topk,
+            sl_idx=sl_idx,
+            num_allocated_qps=num_allocated_qps,
+            num_cpu_timeout_secs=num_cpu_timeout_secs,
+            num_gpu_timeout_secs=num_gpu_timeout_secs,
+        ) or wrong_integer(
+            most=MOST_BYTES,
+            num_bytes=0 if num_bytes is None else num_bytes,
+            num_cpu_bytes=num_cpu_bytes,
+        )
+        (
+            wrong_flag,
+            (
+                use_fp8_dispatch,
+                deterministic,
+                allow_hybrid_mode,
+                allow_multiple_reduction,
+                prefer_overlap_with_compute,
+                explicitly_destroy,
+            ),
+        ) = truths(
+            use_fp8_dispatch=use_fp8_dispatch,
+            deterministic=deterministic,
+            allow_hybrid_mode=allow_hybrid_mode,
+            allow_multiple_reduction=allow_multiple_reduction,
+            prefer_overlap_with_compute=prefer_overlap_with_compute,
+            explicitly_destroy=explicitly_destroy,
+        )
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
-        waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs)
+        waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs, wrong or wrong_flag)
         self._pool = pool = Pool(group, waits=waits)
         self.group = group
         self.rank_idx, self.num_ranks = pool.rank, pool.ranks
@@ -152,14 +194,17 @@ class ElasticBuffer:
         behind it.
         `sequential`, an order of DeepEP's kernels between levels, makes no difference.
         """
+        wrong, (use_comm_stream, with_cpu_sync, _) = truths(
+            use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential
+        )
         if not self._pool.on_device:
-            self._pool.barrier()
+            elastic.host_barrier(self._pool, wrong)
             return
         device = self._pool.device
         waits = with_cpu_sync and device.type == "cuda"
         if waits:
             torch.cuda.synchronize(device)
-        stream = elastic.barrier(self._pool, device, (None, use_comm_stream))
+        stream = elastic.barrier(self._pool, device, (None, use_comm_stream), wrong)
         if stream.stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream.stream)
         if waits:
@@ -205,10 +250,34 @@ class ElasticBuffer:
         """
         if others:
             refuse_missing("ElasticBuffer.dispatch", others, ())
-        is_cached = handle is not None
-        assert not (is_cached and do_cpu_sync), "a cached dispatch has nothing to sync"
-        if not is_cached:
-            num_max_tokens_per_rank = num_max_tokens_per_rank or self.num_max_tokens_per_rank
+        timing, before_epilogue, wrong = timing_of(
+            "async_with_compute_stream",
+            async_with_compute_stream,
+            allocate_on_comm_stream,
+            previous_event,
+            previous_event_before_epilogue,
+        )
+        if not (
+            bool is type(do_handle_copy) is type(do_expand) is type(do_zero_padding)
+            and bool is type(use_tma_aligned_col_major_sf)
+            and (do_cpu_sync is None or type(do_cpu_sync) is bool)
+        ):
+            wrong_flag, (do_handle_copy, do_expand, _, use_tma_aligned_col_major_sf, syncs) = (
+                truths(
+                    do_handle_copy=do_handle_copy,
+                    do_expand=do_expand,
+                    do_zero_padding=do_zero_padding,
+                    use_tma_aligned_col_major_sf=use_tma_aligned_col_major_sf,
+                    do_cpu_sync=do_cpu_sync,
+                )
+            )
+            do_cpu_sync, wrong = None if do_cpu_sync is None else syncs, wrong or wrong_flag
+        num_sms, wrong_sms = _sms_of(num_sms, num_qps)
+        wrong = wrong or wrong_sms
+        if handle is None:
+            # Of one that is no number, the operation says so.
+            if type(num_max_tokens_per_rank) in (int, type(None)) and not num_max_tokens_per_rank:
+                num_max_tokens_per_rank = self.num_max_tokens_per_rank
             expert_alignment = 1 if expert_alignment is None else expert_alignment
         call = elastic.DispatchCall(
             x=x,
@@ -223,12 +292,12 @@ class ElasticBuffer:
             num_sms=num_sms or _SMS,
             chosen_sms=None if num_sms in (0, _SMS) else num_sms,
             copies_handle=do_handle_copy,
-            has_cpu_sync=do_cpu_sync is not False,
+            asked_cpu_sync=do_cpu_sync,
             is_expanded=do_expand,
             is_column_major=use_tma_aligned_col_major_sf,
+            wrong=wrong,
         )
-        timing = (previous_event, async_with_compute_stream)
-        results = elastic.dispatch(self._pool, call, timing, previous_event_before_epilogue)
+        results = elastic.dispatch(self._pool, call, timing, before_epilogue)
         if handle is None and is_array(self._pool, x):
             results[3].give_arrays(None if do_handle_copy else topk_idx)
         return given_back(self._pool, x, results)
@@ -258,9 +327,23 @@ class ElasticBuffer:
         """
         if others:
             refuse_missing("ElasticBuffer.combine", others, ())
-        call = CombineCall(x, handle, topk_weights, bias, self.allow_multiple_reduction)
-        timing = (previous_event, async_with_compute_stream)
-        results = elastic.combine(self._pool, call, timing, previous_event_before_epilogue)
+        timing, before_epilogue, wrong = timing_of(
+            "async_with_compute_stream",
+            async_with_compute_stream,
+            allocate_on_comm_stream,
+            previous_event,
+            previous_event_before_epilogue,
+        )
+        _, wrong_sms = _sms_of(num_sms, num_qps)
+        call = CombineCall(
+            x,
+            handle,
+            topk_weights,
+            bias,
+            self.allow_multiple_reduction,
+            wrong=wrong or wrong_sms,
+        )
+        results = elastic.combine(self._pool, call, timing, before_epilogue)
         return given_back(self._pool, x, results)
 
     get_engram_storage_size_hint = absent("get_engram_storage_size_hint")

@@ -11,6 +11,7 @@ from .._arrays import Tensor, invalid, to_write
 from .._calls import halves, low_latency, normal, streams
 from .._calls.arguments import DispatchCall
 from .._calls.by_handle import CombineCall
+from .._calls.judged import MOST, MOST_BYTES, timing_of, truths, wrong_integer
 from .._calls.tensors import given_back, is_array
 from .._dynamo import make_opaque
 from .._hooks import Hook
@@ -18,6 +19,7 @@ from .._missing import ignored_keywords, refuse_missing
 from .._pool import Pool
 from .._tables import chunk_config
 from .._torch import torch
+from .._world import DEFAULT_WAITS
 from ..utils.event import EventHandle, EventOverlap
 
 
@@ -66,7 +68,20 @@ class Buffer:
         # Forks have them. The ranks that share a host are found here.
         ignored = ("use_fabric", "allow_nvlink_for_normal_mode", "is_intranode")
         refuse_missing("Buffer", others, ignored)
-        self._pool = Pool(group, comm)
+        wrong = wrong_integer(
+            most=MOST_BYTES,
+            num_nvl_bytes=num_nvl_bytes,
+            num_rdma_bytes=num_rdma_bytes,
+            num_qps_per_rank=num_qps_per_rank,
+        )
+        wrong_flag, (low_latency_mode, _, _, explicitly_destroy, enable_shrink) = truths(
+            low_latency_mode=low_latency_mode,
+            allow_nvlink_for_low_latency_mode=allow_nvlink_for_low_latency_mode,
+            allow_mnnvl=allow_mnnvl,
+            explicitly_destroy=explicitly_destroy,
+            enable_shrink=enable_shrink,
+        )
+        self._pool = Pool(group, comm, DEFAULT_WAITS.of_buffer(wrong or wrong_flag))
         self.group = group
         self.rank, self.group_size = self._pool.rank, self._pool.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -135,7 +150,11 @@ class Buffer:
 
         Local. Raises InvalidInputError.
         """
-        timing = (previous_event, async_finish)
+        timing, _, wrong = timing_of(
+            "async_finish", async_finish, allocate_on_comm_stream, previous_event
+        )
+        if wrong is not None:
+            raise invalid("get_dispatch_layout", wrong, self.rank)
         return given_back(
             self._pool, topk_idx, normal.layout(self._pool, topk_idx, num_experts, timing)
         )
@@ -170,6 +189,13 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.dispatch", others, ())
+        timing, _, wrong = timing_of(
+            "async_finish", async_finish, allocate_on_comm_stream, previous_event
+        )
+        # It decides which communicator the call is for: one that cannot be is as none.
+        if type(num_worst_tokens) is not int or not 0 <= num_worst_tokens <= MOST:
+            wrong = wrong or wrong_integer(num_worst_tokens=num_worst_tokens)
+            num_worst_tokens = 0 if wrong else int(num_worst_tokens)
         call = DispatchCall(
             x,
             topk_idx,
@@ -181,8 +207,8 @@ class Buffer:
             num_worst_tokens,
             self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
             handle,
+            wrong=wrong,
         )
-        timing = (previous_event, async_finish)
         if handle is None:
             return given_back(self._pool, x, normal.dispatch(self._pool, call, timing))
         recv_x, event = normal.replay(self._pool, call, timing)
@@ -209,8 +235,10 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.combine", others, ())
-        call = CombineCall(x, handle, topk_weights, bias, sums_weights=True)
-        timing = (previous_event, async_finish)
+        timing, _, wrong = timing_of(
+            "async_finish", async_finish, allocate_on_comm_stream, previous_event
+        )
+        call = CombineCall(x, handle, topk_weights, bias, sums_weights=True, wrong=wrong)
         return given_back(self._pool, x, normal.combine(self._pool, call, timing))
 
     internode_dispatch = dispatch
@@ -253,7 +281,18 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.low_latency_dispatch", others, ())
-        assert not (async_finish and return_recv_hook)
+        wrong = None
+        if not (
+            bool is type(use_fp8) is type(round_scale) is type(use_ue8m0)
+            and bool is type(async_finish) is type(return_recv_hook)
+        ):
+            wrong, (use_fp8, round_scale, use_ue8m0, async_finish, return_recv_hook) = truths(
+                use_fp8=use_fp8,
+                round_scale=round_scale,
+                use_ue8m0=use_ue8m0,
+                async_finish=async_finish,
+                return_recv_hook=return_recv_hook,
+            )
         # Fields by their order, here and below: to make an object with keywords takes three times as long.
         call = low_latency.DispatchCall(
             x,
@@ -265,9 +304,12 @@ class Buffer:
             use_fp8,
             round_scale,
             use_ue8m0,
+            async_finish,
+            return_recv_hook,
+            wrong,
         )
         dispatch = low_latency.dispatch if self._pool.on_device else halves.dispatch
-        return given_back(self._pool, x, dispatch(self._pool, call, return_recv_hook, async_finish))
+        return given_back(self._pool, x, dispatch(self._pool, call))
 
     def low_latency_combine(
         self,
@@ -296,7 +338,17 @@ class Buffer:
         """
         if others:
             refuse_missing("Buffer.low_latency_combine", others, ignored_keywords(others))
-        assert not (async_finish and return_recv_hook)
+        wrong = None
+        if not (
+            bool is type(use_logfmt) is type(zero_copy)
+            and bool is type(async_finish) is type(return_recv_hook)
+        ):
+            wrong, (use_logfmt, zero_copy, async_finish, return_recv_hook) = truths(
+                use_logfmt=use_logfmt,
+                zero_copy=zero_copy,
+                async_finish=async_finish,
+                return_recv_hook=return_recv_hook,
+            )
         call = low_latency.CombineCall(
             x,
             topk_idx,
@@ -304,12 +356,14 @@ class Buffer:
             handle,
             zero_copy,
             out,
+            async_finish,
             return_recv_hook,
             combine_wait_recv_cost_stats,
             use_logfmt,
+            wrong,
         )
         combine = low_latency.combine if self._pool.on_device else halves.combine
-        combined, event, hook = given_back(self._pool, x, combine(self._pool, call, async_finish))
+        combined, event, hook = given_back(self._pool, x, combine(self._pool, call))
         return (out if is_array(self._pool, out) else combined), event, hook
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
@@ -349,6 +403,9 @@ class Buffer:
         Needs a config with `on_failure = "mask"` and low-latency kernels of a GPU, and a call before.
         """
         assert self.enable_shrink, "enable_shrink must be set"
+        wrong, (mask,) = truths(mask=mask)
+        if wrong is not None:
+            raise invalid("low_latency_update_mask_buffer", wrong, self.rank)
         for communicator in self._masking("low_latency_update_mask_buffer"):
             if mask:
                 communicator.mask_rank(rank_to_mask)
