@@ -17,6 +17,7 @@ mod errors;
 mod headway;
 mod hot_calls;
 mod instances;
+mod leaks;
 mod limits;
 mod lost_early;
 mod lost_in_post;
