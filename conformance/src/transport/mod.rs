@@ -22,6 +22,7 @@ mod limits;
 mod lost_early;
 mod lost_in_post;
 mod lost_peer;
+mod mad_peer;
 mod masking;
 mod memory;
 mod needs;
@@ -114,6 +115,7 @@ const CASES: &[&[TransportCase]] = &[
     slots::CASES,
     structures::CASES,
     strangers::CASES,
+    mad_peer::CASES,
     instances::CASES,
     shortage::CASES,
     ending::CASES,
