@@ -28,7 +28,9 @@ pub(super) const CASES: &[TransportCase] = &[TransportCase {
 }];
 
 /// Times that the thread stands still. One that has no lock then shows nothing.
-const STOPS: u32 = 64;
+const STOPS: u32 = 32;
+/// As many at least, where a busy machine takes long for each.
+const FEWEST: u32 = 16;
 /// The signal that lets it: by default it does nothing.
 const SIGNAL: libc::c_int = libc::SIGURG;
 const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
@@ -84,6 +86,8 @@ impl Drop for Handler {
 fn progress_returns_at_once(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     let mut rig = Rig::bring_up(rank, needs)?;
     let posted = beside_a_thread_that_stands(&mut rig, rig::short(rank) / 10)?;
+    // The other rank may still look: this one takes its puts until then.
+    rig.barrier("both ranks have looked")?;
     let previous = rig.previous();
     let total = of_rank(rig.world, previous as usize, &posted.to_le_bytes())?;
     rig.wait_signal(0, rig.signal(0, 0, previous), total)?;
@@ -100,11 +104,11 @@ fn beside_a_thread_that_stands(rig: &mut Rig<'_>, limit: Duration) -> Result<u64
     let (peer, bytes) = (rig.next(), rig.put_bytes(1 << 18) as u64);
     let put = Command { op, peer, signal, add: 1, dst_window: 1, bytes, ..NO_COMMAND };
     let (is_over, calls) = (AtomicBool::new(false), AtomicU64::new(0));
-    let until = rig.until();
+    let (deadline, enough) = (rig.needs.deadline, Instant::now() + rig.needs.deadline / 2);
     let (transport, queue) = (&rig.transport, &mut rig.queues[0]);
     let (sender, receiver) = mpsc::channel();
     std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
+        let worker = scope.spawn(|| -> Result<u64> {
             // SAFETY: the number of this thread.
             let _ = sender.send(unsafe { libc::pthread_self() });
             let mut posted = 0;
@@ -117,18 +121,24 @@ fn beside_a_thread_that_stands(rig: &mut Rig<'_>, limit: Duration) -> Result<u64
         });
         let clock = Clock::new(limit);
         let thread = receiver.recv().context("the thread of the queue");
-        let looked = thread.and_then(|thread| {
-            (1..=STOPS).try_for_each(|round| {
+        let wait = |what: &dyn Fn() -> bool| comes(deadline, || what() || worker.is_finished());
+        let looked: Result<()> = thread.and_then(|thread| {
+            for round in 1..=STOPS {
                 let before = calls.load(Ordering::Acquire);
-                comes(until, || calls.load(Ordering::Acquire) > before || worker.is_finished())?;
+                wait(&|| calls.load(Ordering::Acquire) > before)?;
                 // Not always at the same place.
                 std::thread::sleep(Duration::from_micros(u64::from(round) * 37 % 200));
-                if worker.is_finished() { Ok(()) } else { look(transport, thread, &clock, until) }
-            })
+                if worker.is_finished() || round > FEWEST && Instant::now() > enough {
+                    break;
+                }
+                look(transport, thread, &clock, wait)?;
+            }
+            Ok(())
         });
         is_over.store(true, Ordering::Release);
-        let posted = worker.join().map_err(|_| anyhow!("the thread of the queue panicked"))?;
-        looked.and(posted)
+        // The error of the thread is the cause of others.
+        let posted = worker.join().map_err(|_| anyhow!("the thread of the queue panicked"))??;
+        looked.map(|()| posted)
     })
 }
 
@@ -137,22 +147,23 @@ fn look(
     transport: &OpenTransport,
     thread: libc::pthread_t,
     clock: &Clock,
-    until: Instant,
+    wait: impl Fn(&dyn Fn() -> bool) -> Result<()>,
 ) -> Result<()> {
     let (stopped, went_on) = (STOPPED.load(Ordering::Acquire), WENT_ON.load(Ordering::Acquire));
     MAY_GO_ON.store(false, Ordering::Release);
     // SAFETY: the thread is not joined yet.
     let sent = unsafe { libc::pthread_kill(thread, SIGNAL) };
     ensure!(sent == 0, "pthread_kill: {}", std::io::Error::from_raw_os_error(sent));
-    let stands = comes(until, || STOPPED.load(Ordering::Acquire) != stopped);
+    let stands = wait(&|| STOPPED.load(Ordering::Acquire) != stopped);
     let driven = clock.time("progress", || drive(transport));
     MAY_GO_ON.store(true, Ordering::Release);
-    comes(until, || WENT_ON.load(Ordering::Acquire) != went_on)?;
+    wait(&|| WENT_ON.load(Ordering::Acquire) != went_on)?;
     let meanwhile = "while the thread of a queue stands still inside post or poll";
     stands.and(driven.context(meanwhile)?)
 }
 
-fn comes(until: Instant, what: impl Fn() -> bool) -> Result<()> {
+fn comes(deadline: Duration, what: impl Fn() -> bool) -> Result<()> {
+    let until = Instant::now() + deadline;
     while !what() {
         ensure!(Instant::now() < until, "the thread of the queue does not run, on a busy machine");
         std::thread::yield_now();
