@@ -263,14 +263,8 @@ fn commands_are_given_back(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let mut posted = 0;
     keeps_nothing(rank, "commands that have ended", || {
         posted += MANY as u64;
-        put_many(&mut rig, posted, |rig| rig.drive())
+        put_many(&mut rig, posted)
     })?;
-    if rig.is_driven() {
-        keeps_nothing(rank, "commands beside progress", || {
-            posted += MANY as u64;
-            put_many(&mut rig, posted, |rig| drive(&rig.transport))
-        })?;
-    }
     keeps_nothing(rank, "health, link_name and peer_address", || {
         for peer in 0..rig.ranks() {
             rig.transport.link_name(peer);
@@ -311,17 +305,15 @@ const MANY: usize = 512;
 const BATCH: usize = 32;
 
 /// Puts to the next rank, moves them, and waits for their ends, until `posted` in all have arrived from the one before.
-fn put_many(
-    rig: &mut Rig<'_>,
-    posted: u64,
-    moves: impl Fn(&mut Rig<'_>) -> Result<()>,
-) -> Result<()> {
+fn put_many(rig: &mut Rig<'_>, posted: u64) -> Result<()> {
     let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
     let (peer, signal) = (rig.next(), rig.signal(0, 0, rig.me()));
     let put = Command { op, flags, peer, signal, add: 1, bytes: 64, ..NO_COMMAND };
     for _ in 0..MANY / BATCH {
         rig.post(0, &[put; BATCH])?;
-        (0..BATCH).try_for_each(|_| moves(rig))?;
+        if rig.is_driven() {
+            (0..BATCH).try_for_each(|_| drive(&rig.transport))?;
+        }
         rig.wait_events(0, BATCH)?;
     }
     rig.wait_signal(0, rig.signal(0, 0, rig.previous()), posted)?;
