@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use tokenyard_core::abi::TY_TRANSPORT_MINOR;
 
 use common::{expect_code, stderr, stdout, tokenyard};
 
@@ -86,6 +87,22 @@ fn a_transport_that_was_built_against_an_older_header_loads_and_passes() {
     let not_run = tests.iter().filter(|test| is(test, "not_supported") && lacks(test)).count();
     assert_eq!(passed + not_run, tests.len(), "{report}");
     assert!(passed > 30, "{passed} passed, {not_run} did not run");
+}
+
+/// An author who ports a transport goes down this table, from the version of the own header.
+#[test]
+fn each_minor_version_of_the_transport_abi_has_a_row_in_the_list_of_changes() {
+    let page = include_str!("../../docs/plugin-abi.md");
+    let changes = page.split("### Changes of the transport ABI\n").nth(1).unwrap();
+    let changes = changes.split("\n## ").next().unwrap();
+    let row = |line: &str| line.strip_prefix("| ")?.split(' ').next()?.parse::<u32>().ok();
+    let rows: Vec<u32> = changes.lines().filter_map(row).collect();
+    assert_eq!(rows, (1..=TY_TRANSPORT_MINOR).collect::<Vec<_>>(), "rows of docs/plugin-abi.md");
+    // Of stricter rules it says since which version they are new.
+    let since = changes.split("These rules are new since minor").nth(1).unwrap();
+    let since = since.trim_start().split(|c: char| !c.is_ascii_digit()).next().unwrap();
+    let since: u32 = since.parse().unwrap();
+    assert!(rows.contains(&since), "found {since}; expected one of the rows {rows:?}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("bench/src/steady.rs", 1, "/proc/self"),
     ("bench/abi/src/main.rs", 1, "samples that criterion has just written"),
     ("conformance/src/transport/lost_peer.rs", 1, "/proc/PID/stat"),
-    ("conformance/src/transport/ending.rs", 1, "/proc/self"),
+    ("conformance/src/transport/leaks.rs", 1, "/proc/self"),
     ("conformance/src/transport/strangers.rs", 1, "/proc/net"),
     ("conformance/src/names.rs", 3, "/proc"),
     ("abi/header/src/header.rs", 2, "sources and the header of this repository"),

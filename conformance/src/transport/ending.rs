@@ -1,17 +1,19 @@
 //! The end: a peer that has left in order is no failure, and what was opened is given back.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, NO_COMMAND};
 
+use super::errors::{UNKNOWN_OP, has_status};
+use super::leaks::{keeps_nothing, settles};
 use super::limits::LARGE;
 use super::lost_peer::{PART, PUTS, puts_fail};
+use super::memory::Area;
 use super::needs::Needs;
-use super::patience::{PATIENCE, open_before, timed};
+use super::patience::{PATIENCE, open_before};
+use super::progress::drive;
 use super::rig::{self, Rig};
 use super::shortage::DescriptorLimit;
 use super::slots::with_unknown_key;
@@ -51,7 +53,7 @@ pub(super) const CASES: &[TransportCase] = &[
     },
     TransportCase {
         name: "what_was_opened_is_given_back",
-        about: "probe, calls that fail, and open to close leave no descriptor, thread, mapping or name behind",
+        about: "probe, commands, calls that fail, and open to close leave no descriptor, thread, mapping or name",
         invariants: "the order of calls: `probe`, `close`; INV-8",
         ranks: &[2],
         needs: Needs::SMALL,
@@ -164,18 +166,6 @@ pub(super) fn exchange(rig: &mut Rig<'_>) -> Result<()> {
     rig.barrier("all have exchanged")
 }
 
-/// Counted calls of each kind: enough to see a leak at every third one. The two calls before them may keep what a
-/// process has once, such as a library's handle.
-const CALLS: i32 = 6;
-/// Counted calls of a kind that takes long, behind one that does not count.
-const SLOW_CALLS: i32 = 2;
-/// A call that takes long waits for a peer, as some fabrics do.
-const SLOW: Duration = Duration::from_millis(40);
-/// The time that descriptors and names have to go after `close`: more on slow machines.
-fn settles(rank: &Rank<'_>) -> Duration {
-    3 * rig::short(rank)
-}
-
 /// Looks at names: names of other programs are new at some of them, and those of the transport at each.
 const LOOKS: u32 = 3;
 
@@ -208,9 +198,10 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
     })?;
     keeps_nothing(rank, "a refused probe", || {
         // Each must refuse the key: `unknown_keys_are_refused`.
-        let _ = component.probe(&with_unknown_key(&choice.table));
-        Ok(())
+        may_fail(component.probe(&with_unknown_key(&choice.table)))
     })?;
+    // Most transports have none.
+    keeps_nothing(rank, "device_source", || may_fail(component.device_source()))?;
     keeps_nothing(rank, "open to close", || {
         let mut rig = Rig::bring_up(rank, needs)?;
         exchange(&mut rig)?;
@@ -221,26 +212,25 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
     let peer = 1 - rank.world.rank();
     keeps_nothing(rank, "a refused connect, and close", || {
         let mut rig = open_before(rank, needs, peer)?;
-        // An error is right, and so is success.
-        let _ = rig.transport.connect(peer, &[0xff; 64]);
-        Ok(())
+        may_fail(rig.transport.connect(peer, &[0xff; 64]))
     })?;
     keeps_nothing(rank, "a connect to a closed instance, and close", || {
         let ends = Rig::open(rank, needs, PATIENCE)?.exchange_endpoints()?;
         rank.world.barrier("all have closed")?;
         let mut rig = open_before(rank, needs, peer)?;
-        let _ = rig.transport.connect(peer, &ends[peer as usize]);
-        Ok(())
+        may_fail(rig.transport.connect(peer, &ends[peer as usize]))
     })?;
     keeps_nothing(rank, "an open that fails, or close", || {
         SPARE.into_iter().try_for_each(|spare| open_with(spare, rank, needs))
     })?;
+    if rank.capabilities.memory_kinds & abi::TY_MEMORY_HOST != 0 {
+        keeps_nothing(rank, "a register that fails, or close", || register_with_few(rank, needs))?;
+    }
     if rank.capabilities.flags & abi::TY_CAP_OWNS_MEMORY != 0 {
         keeps_nothing(rank, "an alloc that fails, and close", || {
             let (mut transport, _) = rig::open_transport(rank, needs, PATIENCE)?;
             // No machine has as much.
-            let _ = transport.alloc(0, 1 << 60);
-            Ok(())
+            may_fail(transport.alloc(0, 1 << 60))
         })?;
     }
     if rank.capabilities.flags & abi::TY_CAP_BOUNDED_PUT != 0 {
@@ -254,6 +244,21 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
             commit_fails_without_the_peer(rank, needs).map(drop)
         })?;
     }
+    commands_are_given_back(rank, needs)?;
+    // Names of the other rank's instance are in use until it has closed as well.
+    rank.world.barrier("all have closed")?;
+    let mut left = names.left(|| settles(rank));
+    left.own.extend(names.left_files(|_| true));
+    Ok(left)
+}
+
+/// An error is right, with a status that the slot has, and so is success.
+fn may_fail<T>(result: tokenyard_core::Result<T>) -> Result<()> {
+    result.map_or_else(|error| has_status(&error), |_| Ok(()))
+}
+
+/// The slots of connected instances: one that stays well, and one whose commands fail.
+fn commands_are_given_back(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let mut rig = Rig::bring_up(rank, needs)?;
     let mut posted = 0;
     keeps_nothing(rank, "commands that have ended", || {
@@ -264,16 +269,18 @@ fn open_and_close(rank: &Rank<'_>, needs: &Needs) -> Result<LeftNames> {
         for peer in 0..rig.ranks() {
             rig.transport.link_name(peer);
             // Without load and store it is an error.
-            let _ = rig.transport.peer_address(0, peer);
+            may_fail(rig.transport.peer_address(0, peer))?;
         }
         Ok(rig.transport.health()?)
     })?;
     rig.end(true)?;
-    // Names of the other rank's instance are in use until it has closed as well.
-    rank.world.barrier("all have closed")?;
-    let mut left = names.left(|| settles(rank));
-    left.own.extend(names.left_files(|_| true));
-    Ok(left)
+    let mut bad = Rig::bring_up(rank, needs)?;
+    bad.expect_errors();
+    keeps_nothing(rank, "commands that have failed", || fail_many(&mut bad))?;
+    keeps_nothing(rank, "health behind a failure", || {
+        (0..MANY).try_for_each(|_| may_fail(bad.transport.health()))
+    })?;
+    bad.end(false)
 }
 
 /// One put, which may fail or succeed, and its end if that comes soon.
@@ -294,18 +301,33 @@ fn put_once(rig: &mut Rig<'_>) -> Result<()> {
 /// Commands of a call: a few bytes for each of them show among those that the allocator takes.
 const MANY: usize = 512;
 
-/// Puts to the next rank and waits for their ends, until `posted` in all have arrived from the one before.
+/// Commands of a batch: as many fit into a queue.
+const BATCH: usize = 32;
+
+/// Puts to the next rank, moves them, and waits for their ends, until `posted` in all have arrived from the one before.
 fn put_many(rig: &mut Rig<'_>, posted: u64) -> Result<()> {
     let (op, flags) = (abi::TY_OP_PUT_SIGNAL, abi::TY_FLAG_NOTIFY);
     let (peer, signal) = (rig.next(), rig.signal(0, 0, rig.me()));
     let put = Command { op, flags, peer, signal, add: 1, bytes: 64, ..NO_COMMAND };
-    let batch = [put; 32];
-    for _ in 0..MANY / batch.len() {
-        rig.post(0, &batch)?;
-        rig.wait_events(0, batch.len())?;
+    for _ in 0..MANY / BATCH {
+        rig.post(0, &[put; BATCH])?;
+        if rig.is_driven() {
+            (0..BATCH).try_for_each(|_| drive(&rig.transport))?;
+        }
+        rig.wait_events(0, BATCH)?;
     }
     rig.wait_signal(0, rig.signal(0, 0, rig.previous()), posted)?;
     rig.barrier("all commands have ended")
+}
+
+/// Posts commands with an unknown op, which fail.
+fn fail_many(rig: &mut Rig<'_>) -> Result<()> {
+    let bad = Command { op: UNKNOWN_OP, peer: rig.next(), ..NO_COMMAND };
+    for _ in 0..MANY / BATCH {
+        rig.post(0, &[bad; BATCH])?;
+        rig.wait_events(0, BATCH)?;
+    }
+    Ok(())
 }
 
 /// Numbers of descriptors that are free while a transport opens: one that needs more fails, early or late.
@@ -319,6 +341,27 @@ fn open_with(spare: usize, rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     let _ = rig::open_chosen(component, choice, rank, needs, PATIENCE / 4);
     drop(few_left);
     Ok(())
+}
+
+/// Registers a window where one descriptor is free, and closes.
+fn register_with_few(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
+    let (mut transport, _) = rig::open_transport(rank, needs, PATIENCE)?;
+    let memory = transport.memory_needs()?;
+    let owns = rank.capabilities.flags & abi::TY_CAP_OWNS_MEMORY != 0;
+    let bytes = needs.windows[0];
+    let (area, window) = if owns {
+        (None, transport.alloc(0, bytes)?)
+    } else {
+        let (area, window) = Area::new(0, bytes, &memory)?;
+        (Some(area), window)
+    };
+    let few_left = leave_descriptors(SPARE[0])?;
+    // SAFETY: the memory is the transport's, or lives until the transport has closed.
+    let registered = unsafe { transport.register(&window) };
+    drop(few_left);
+    drop(transport);
+    drop(area);
+    may_fail(registered)
 }
 
 /// Leaves this process so many descriptors.
@@ -341,118 +384,4 @@ fn commit_fails_without_the_peer(rank: &Rank<'_>, needs: &Needs) -> Result<bool>
     let failed = rig::of_any(rank.world, failed)?;
     rig.close_behind_others()?;
     Ok(failed)
-}
-
-/// The resources of a process: its descriptors, its mappings of files and shared memory, its threads, the bytes that
-/// it has of the allocator, and those of other memory. Bytes count modulo 2^32, as the allocator counts them.
-#[derive(Clone, Copy, Debug)]
-struct Held([u32; KINDS.len()]);
-
-/// The kinds, each with the growth by each call that is a leak, if each must grow. Bytes must: the allocator's caches,
-/// and the host's own tables, take some now and then (up to 7 KiB were seen on the heap), and a thread's stack stays
-/// for the next. Of the others two in all are a leak, which may come at every third call alone.
-const KINDS: [(&str, Option<i32>); 5] = [
-    ("descriptors", None),
-    ("mappings", None),
-    ("threads", None),
-    ("bytes on the heap", Some(4 * PAGE)),
-    ("bytes of other memory", Some(PAGE)),
-];
-const IN_ALL: i32 = 2;
-const PAGE: i32 = 4096;
-
-impl Held {
-    fn now() -> Result<Self> {
-        let descriptors = std::fs::read_dir("/proc/self/fd")?.count() as u32;
-        // The allocator makes anonymous mappings when it likes, and joins them: their bytes count, less its own.
-        let maps = std::fs::read_to_string("/proc/self/maps")?;
-        let named = |line: &&str| line.contains(" rw-s ") || line.contains(" /");
-        let bytes: usize = maps.lines().filter(|line| !named(line)).map(writable).sum();
-        let mappings = maps.lines().filter(named).count() as u32;
-        // SAFETY: it takes no argument, and locks what it reads.
-        let heap = unsafe { libc::mallinfo() };
-        let [arenas, used, mapped] = [heap.arena, heap.uordblks, heap.hblkhd].map(|n| n as u32);
-        let other = (bytes as u32).wrapping_sub(arenas).wrapping_sub(mapped);
-        let threads = threads()?.len() as u32;
-        Ok(Self([descriptors, mappings, threads, used.wrapping_add(mapped), other]))
-    }
-
-    fn more_than(self, before: Self) -> [i32; KINDS.len()] {
-        std::array::from_fn(|kind| self.0[kind].wrapping_sub(before.0[kind]).cast_signed())
-    }
-}
-
-/// The bytes of a mapping, a line of the kernel's list, if this process may write them.
-fn writable(line: &str) -> usize {
-    let bytes = || {
-        let (first, rest) = line.split_once('-')?;
-        let (end, _) = rest.split_once(" rw-p ")?;
-        let at = |text| usize::from_str_radix(text, 16).ok();
-        at(end)?.checked_sub(at(first)?)
-    };
-    bytes().unwrap_or(0)
-}
-
-/// The time that a thread which was joined stays in the system's list, on a busy machine.
-const LEAVES: Duration = Duration::from_millis(50);
-
-/// The threads of this process.
-fn threads() -> Result<BTreeSet<OsString>> {
-    let tasks = std::fs::read_dir("/proc/self/task").context("this process's threads")?;
-    tasks.map(|task| Ok(task?.file_name())).collect()
-}
-
-/// Whether threads go on that are not among these.
-fn go_on_beside(before: &BTreeSet<OsString>) -> Result<bool> {
-    let until = Instant::now() + LEAVES;
-    while !threads()?.is_subset(before) {
-        if Instant::now() > until {
-            return Ok(true);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(false)
-}
-
-/// Calls `what` some times, and checks that what this process holds does not grow with each call, and that no thread
-/// goes on after each. Collective.
-fn keeps_nothing(rank: &Rank<'_>, what: &str, mut call: impl FnMut() -> Result<()>) -> Result<()> {
-    let (called, took) = timed(&mut call);
-    called?;
-    let is_slow = rig::of_any(rank.world, took >= SLOW)?;
-    let calls = if is_slow { SLOW_CALLS } else { call().map(|()| CALLS)? };
-    let before = Held::now()?;
-    let (mut last, mut by_each, mut each_leaves_threads) = (before, [i32::MAX; KINDS.len()], true);
-    for _ in 0..calls {
-        let threads = threads()?;
-        call()?;
-        each_leaves_threads = each_leaves_threads && go_on_beside(&threads)?;
-        let now = Held::now()?;
-        let more = now.more_than(last);
-        by_each = std::array::from_fn(|kind| by_each[kind].min(more[kind]));
-        last = now;
-    }
-    ensure!(
-        !each_leaves_threads,
-        "{what}: a thread goes on after each of {calls} calls; expected that close waits for its end"
-    );
-    let until = Instant::now() + settles(rank);
-    loop {
-        let now = Held::now()?;
-        let more = now.more_than(before);
-        let is_leak = |(kind, (_, each)): &(usize, (&str, Option<i32>))| match each {
-            None => more[*kind] >= IN_ALL,
-            Some(each) => by_each[*kind] >= *each && more[*kind] >= calls * each,
-        };
-        let Some((kind, (words, _))) = KINDS.into_iter().enumerate().find(is_leak) else {
-            return Ok(());
-        };
-        ensure!(
-            Instant::now() < until,
-            "{what}: found {} {words} after {calls} calls; expected {}, as before",
-            now.0[kind],
-            before.0[kind]
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }

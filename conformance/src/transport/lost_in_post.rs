@@ -49,7 +49,7 @@ fn others_go_on(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
         return posts_until_killed(rank, rig);
     }
     rig.expect_errors();
-    rig.queues[0].clock = Some(Clock::new(rig::short(rank) / 2));
+    rig.queues[0].clock = Some(Clock::new(rig::short(rank) / 10));
     let pid = pids[VICTIM as usize];
     let mut open = 0;
     let stopped = (1..=STOPS).try_for_each(|round| {

@@ -74,11 +74,38 @@ impl Area {
             window.fd_offset = offset as u64;
             window.handle = abi::TY_HANDLE_MEMFD;
         }
-        Ok((Self { base, bytes, mapping: Some(mapping), device: None }, window))
+        let area = Self { base, bytes, mapping: Some(mapping), device: None };
+        if let Some(mapping) = &area.mapping {
+            for (at, bytes) in area.beside(mapping) {
+                // SAFETY: a part of the new mapping, which nothing else knows.
+                unsafe { mapping.base.wrapping_add(at).write_bytes(UNTOUCHED, bytes) };
+            }
+        }
+        Ok((area, window))
+    }
+
+    /// Checks that nothing was written beside the window, where the rig made the memory.
+    pub(super) fn has_changed_nothing_beside(&self) -> Result<()> {
+        let Some(mapping) = &self.mapping else { return Ok(()) };
+        for (side, (at, bytes)) in ["before", "behind"].into_iter().zip(self.beside(mapping)) {
+            // SAFETY: mapped while the mapping lives.
+            let found = unsafe { copy_from(mapping.base.wrapping_add(at), bytes) };
+            compare(&format!("memory {side} a window"), &found, &vec![UNTOUCHED; bytes])?;
+        }
+        Ok(())
+    }
+
+    /// The memory of the mapping before the window and behind it, as far as one looks at it: places and bytes.
+    fn beside(&self, mapping: &Mapping) -> [(usize, usize); 2] {
+        let offset = self.base as usize - mapping.base as usize;
+        let end = offset + self.bytes;
+        let before = offset.min(BESIDE);
+        [(offset - before, before), (end, (mapping.bytes - end).min(BESIDE))]
     }
 
     /// Checks that the rig's memory is still its own when the transport has closed.
     pub(super) fn outlives_its_transport(mut self) -> Result<()> {
+        let beside = self.has_changed_nothing_beside();
         let is_own = self.mapping.as_ref().is_none_or(Mapping::has_its_file);
         if !is_own {
             // Its number may be another file's by now.
@@ -88,7 +115,7 @@ impl Area {
             is_own,
             "`close` has closed the descriptor of a window, which is the host's; expected it open"
         );
-        Ok(())
+        beside
     }
 
     /// Length in bytes.
@@ -165,6 +192,9 @@ impl Area {
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 }
+
+/// Bytes on either side of a window at which one looks.
+const BESIDE: usize = 1024;
 
 /// The least alignment of a window: that of its values.
 const WORD: usize = 8;

@@ -17,10 +17,12 @@ mod errors;
 mod headway;
 mod hot_calls;
 mod instances;
+mod leaks;
 mod limits;
 mod lost_early;
 mod lost_in_post;
 mod lost_peer;
+mod mad_peer;
 mod masking;
 mod memory;
 mod needs;
@@ -34,6 +36,7 @@ mod rig;
 mod shortage;
 mod signals;
 mod slots;
+mod standing;
 mod strangers;
 mod structures;
 mod teams;
@@ -106,6 +109,7 @@ const CASES: &[&[TransportCase]] = &[
     direct::CASES,
     limits::CASES,
     progress::CASES,
+    standing::CASES,
     hot_calls::CASES,
     pausing::CASES,
     ordering::CASES,
@@ -113,6 +117,7 @@ const CASES: &[&[TransportCase]] = &[
     slots::CASES,
     structures::CASES,
     strangers::CASES,
+    mad_peer::CASES,
     instances::CASES,
     shortage::CASES,
     ending::CASES,
@@ -251,7 +256,7 @@ mod tests {
         // those that own the memory, or for the others; and one for those that do not mask losses.
         let (driven, owns) = ("TY_CAP_MANUAL_PROGRESS", "TY_CAP_OWNS_MEMORY");
         let masks = "TY_CAP_MASKING is declared";
-        assert_eq!(lacks(&capable()), [masks, driven, driven, driven, owns, driven]);
+        assert_eq!(lacks(&capable()), [masks, driven, driven, driven, driven, owns, driven]);
         let manual = capable().flags | abi::TY_CAP_MANUAL_PROGRESS | abi::TY_CAP_OWNS_MEMORY;
         let declared = Capabilities { flags: manual, ..capable() };
         let both = [driven, driven, owns, owns].map(|name| format!("{name} is declared"));
@@ -262,11 +267,20 @@ mod tests {
         let one_queue = Capabilities { max_queues: 1, ..capable() };
         assert_eq!(
             lacks(&one_queue),
-            ["max_queues is 1; the case needs 2", masks, driven, driven, driven, owns, driven]
+            [
+                "max_queues is 1; the case needs 2",
+                masks,
+                driven,
+                driven,
+                driven,
+                driven,
+                owns,
+                driven
+            ]
         );
         let shallow = Capabilities { max_queue_depth: 2, max_windows: 2, ..capable() };
         let few = "max_windows is 2; the case needs 3";
-        let others = [masks, driven, driven, driven, owns, driven];
+        let others = [masks, driven, driven, driven, driven, owns, driven];
         assert_eq!(lacks(&shallow)[0], few, "less depth will do");
         assert_eq!(lacks(&shallow)[1..], others);
         let device = Capabilities { memory_kinds: abi::TY_MEMORY_CUDA, ..capable() };

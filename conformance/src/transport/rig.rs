@@ -41,6 +41,9 @@ pub(super) fn short(rank: &Rank<'_>) -> Duration {
     (rank.config.world.deadline / 10).max(Duration::from_secs(1))
 }
 
+/// Polls behind a failure, in which a transport would take itself for well again.
+const QUIET_POLLS: u32 = 64;
+
 /// The rig cannot work here; no fault of the transport.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -353,8 +356,11 @@ impl<'a> Rig<'a> {
         Ok(world.barrier("all have closed")?)
     }
 
-    /// Ends a case: all ranks have finished it, no event is left, the transport is healthy.
+    /// Ends a case: all ranks have finished it, no event is left, the transport is healthy. Where it need not be, it is
+    /// as bad as it was (INV-7).
     pub(super) fn end(mut self, healthy: bool) -> Result<()> {
+        // A look at a transport that must be healthy could hide an error from the look behind the barrier.
+        let was_bad = !healthy && self.transport.health().is_err();
         self.barrier("end of case")?;
         self.drive()?;
         for queue in &self.queues {
@@ -363,6 +369,13 @@ impl<'a> Rig<'a> {
         }
         if healthy {
             self.transport.health().context("health at the end; expected it to be good")?;
+        }
+        if was_bad {
+            (0..QUIET_POLLS).try_for_each(|_| self.drive())?;
+            ensure!(
+                self.transport.health().is_err(),
+                "a command failed and health is good at the end; expected it to stay bad (INV-7)"
+            );
         }
         // No rank closes while another one still reads its queues.
         self.barrier("closing")?;

@@ -1,52 +1,38 @@
-//! Bytes from elsewhere: callers that are no peers of this job, and a peer that sends what no rank should.
+//! Callers that are no peers of this job.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use tokenyard_core::abi;
+use anyhow::{Context as _, Result};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::ending::exchange;
-use super::memory::{UNTOUCHED, compare};
 use super::needs::Needs;
-use super::rig::{self, Rig};
+use super::rig::Rig;
 use super::{Body, TransportCase};
 use crate::suite::{Outcome, Rank};
 
-pub(super) const CASES: &[TransportCase] = &[
-    TransportCase {
-        name: "strangers_change_nothing",
-        about: "callers that are no peers delay no connect and fail none, whether they say nothing or anything or hang \
+pub(super) const CASES: &[TransportCase] = &[TransportCase {
+    name: "strangers_change_nothing",
+    about: "callers that are no peers delay no connect and fail none, whether they say nothing or anything or hang \
                 up, and puts arrive",
-        invariants: "INV-6; bytes from elsewhere",
-        ranks: &[2],
-        needs: Needs::SMALL,
-        body: Body::OwnProcess(strangers_change_nothing),
-        ..TransportCase::BARE
-    },
-    TransportCase {
-        name: "a_mad_peer_harms_no_memory",
-        about: "bytes on a peer's connection that are no message, or a known one out of range, end no process; the \
-                first ones change no window and no total",
-        invariants: "bytes from elsewhere",
-        ranks: &[2],
-        needs: Needs::SMALL,
-        body: Body::OwnProcess(a_mad_peer_harms_no_memory),
-        ..TransportCase::BARE
-    },
-];
+    invariants: "INV-6; bytes from elsewhere",
+    ranks: &[2],
+    needs: Needs::SMALL,
+    body: Body::OwnProcess(strangers_change_nothing),
+    ..TransportCase::BARE
+}];
 
 /// Bytes that are no message: each number in them is out of any range.
-const JUNK: [u8; 4096] = [0xff; 4096];
+pub(super) const JUNK: [u8; 4096] = [0xff; 4096];
 
 /// The sockets of this process: their numbers in the kernel's lists, and their descriptors.
-fn sockets() -> Result<BTreeMap<u64, i32>> {
+pub(super) fn sockets() -> Result<BTreeMap<u64, i32>> {
     let open = std::fs::read_dir("/proc/self/fd").context("this process's descriptors")?;
     let socket = |entry: std::fs::DirEntry| {
         let target = std::fs::read_link(entry.path()).ok()?;
@@ -57,7 +43,7 @@ fn sockets() -> Result<BTreeMap<u64, i32>> {
 }
 
 /// The sockets that are not among those before.
-fn new_sockets(before: &BTreeMap<u64, i32>) -> Result<BTreeMap<u64, i32>> {
+pub(super) fn new_sockets(before: &BTreeMap<u64, i32>) -> Result<BTreeMap<u64, i32>> {
     let mut new = sockets()?;
     new.retain(|number, _| !before.contains_key(number));
     Ok(new)
@@ -191,104 +177,6 @@ fn strangers_change_nothing(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
     exchange(&mut rig).context("behind strangers that have sent something")?;
     rig.end(true)?;
     Ok(Outcome::Pass)
-}
-
-/// The time in which a rank takes what its peer has sent, which is no message, and what begins as one.
-const TAKES: Duration = Duration::from_millis(100);
-const TAKES_ONE: Duration = Duration::from_millis(10);
-/// The ops that a message may begin with, and the places in it from which on each number is out of any range: those of
-/// the fields in heads that authors write.
-const OPS: [u8; 5] = [
-    abi::TY_OP_PUT,
-    abi::TY_OP_PUT_SIGNAL,
-    abi::TY_OP_PUT_VALUE,
-    abi::TY_OP_SIGNAL,
-    abi::TY_OP_GET,
-];
-const WRONG_FROM: [usize; 4] = [4, 8, 16, 24];
-
-/// The bytes of a mad peer.
-#[derive(Clone, Copy)]
-enum Mad {
-    Junk,
-    /// A known op, zeros, and junk from this byte on.
-    Known(u8, usize),
-}
-
-impl Mad {
-    fn bytes(self) -> [u8; JUNK.len()] {
-        let mut bytes = JUNK;
-        if let Self::Known(op, wrong_from) = self {
-            bytes[..wrong_from].fill(0);
-            bytes[0] = op;
-        }
-        bytes
-    }
-}
-
-fn a_mad_peer_harms_no_memory(rank: &Rank<'_>, needs: &Needs) -> Result<Outcome> {
-    // A fabric without connections hears nothing.
-    if beside_a_mad_peer(rank, needs, Mad::Junk)? {
-        for (op, from) in OPS.into_iter().flat_map(|op| WRONG_FROM.map(|from| (op, from))) {
-            beside_a_mad_peer(rank, needs, Mad::Known(op, from))?;
-        }
-    }
-    Ok(Outcome::Pass)
-}
-
-/// Rank 1 goes mad. Returns whether it has a connection on which it says so.
-fn beside_a_mad_peer(rank: &Rank<'_>, needs: &Needs, mad: Mad) -> Result<bool> {
-    let mut rig = Rig::open(rank, needs, rank.config.world.deadline)?;
-    rig.windows.iter().for_each(|window| window.fill(UNTOUCHED));
-    let endpoints = rig.exchange_endpoints()?;
-    let before = sockets()?;
-    rig.connect_to(&endpoints)?;
-    let connections = new_sockets(&before)?;
-    rig.barrier("connected")?;
-    rig.expect_errors();
-    if rig.me() == 1 {
-        // The transport has closed some since, and a number may be another one's.
-        let mut left = sockets()?;
-        left.retain(|number, _| connections.contains_key(number));
-        let heard = left.values().filter(|fd| say_on(**fd, &mad.bytes())).count();
-        let heard = rig::of_any(rank.world, heard > 0)?;
-        rank.world.barrier("rank 0 has looked")?;
-        return Ok(heard);
-    }
-    let heard = rig::of_any(rank.world, false)?;
-    let takes = if matches!(mad, Mad::Junk) { TAKES } else { TAKES_ONE };
-    let until = Instant::now() + takes;
-    while Instant::now() < until {
-        rig.drive()?;
-        // Good and bad are right: the peer is.
-        let _ = rig.transport.health();
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    // A fabric may find that what begins as a message is one in range.
-    if matches!(mad, Mad::Junk) {
-        changes_nothing(&rig)?;
-    }
-    rank.world.barrier("rank 0 has looked")?;
-    Ok(heard)
-}
-
-fn changes_nothing(rig: &Rig<'_>) -> Result<()> {
-    let what = "window 0 behind bytes of a peer that are no message";
-    let found = rig.windows[0].read(0, rig.windows[0].len());
-    compare(what, &found, &vec![UNTOUCHED; found.len()])?;
-    for id in 0..rig.needs.signals {
-        let total = rig.transport.read_signal(0, id);
-        ensure!(total == 0, "signal {id} behind such bytes: found total {total}; expected 0");
-    }
-    Ok(())
-}
-
-/// Sends bytes on a connection of the transport, if it is one and has room. Returns whether it has taken some.
-fn say_on(fd: i32, bytes: &[u8]) -> bool {
-    // SAFETY: the transport has it open, as the kernel's list says, and ends it in no other thread now but its own.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let is_one = rustix::net::sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM);
-    is_one && rustix::net::send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Bytes of a peer that lies, in the layouts whose rows land before anything about them is known. Nothing that it
 //! writes leads to a place beyond the rows that it may have.
 
+use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -45,6 +47,8 @@ pub(crate) struct Lying {
     control: AtomicUsize,
     /// The operation whose rows are put next.
     operation: AtomicU64,
+    /// The rest of a refused command, which comes again and is altered already.
+    left: Mutex<VecDeque<Command>>,
 }
 
 #[derive(Clone, Copy, serde::Deserialize)]
@@ -76,6 +80,7 @@ impl Transport for Lying {
             kind: open.needs.signals / KINDS,
             control: AtomicUsize::new(0),
             operation: AtomicU64::new(0),
+            left: Mutex::default(),
         })
     }
 
@@ -99,16 +104,18 @@ impl Transport for Lying {
             return unsafe { self.inner.post(queue, commands) };
         };
         for (accepted, command) in commands.iter().enumerate() {
-            let more = if command.peer == 0 && command.bytes > 0 && command.src_window == 0 {
-                self.alter(&lie, command)
-            } else {
-                None
-            };
-            for command in more.iter().chain([command]) {
+            let mut left = self.left.lock().unwrap();
+            if left.is_empty() {
+                let may_lie = command.peer == 0 && command.bytes > 0 && command.src_window == 0;
+                left.extend(may_lie.then(|| self.alter(&lie, command)).flatten());
+                left.push_back(*command);
+            }
+            while let Some(command) = left.front() {
                 // SAFETY: by this function's contract; the signal before an entry has no source.
                 if unsafe { self.inner.post(queue, std::slice::from_ref(command))? } == 0 {
                     return Ok(accepted);
                 }
+                left.pop_front();
             }
         }
         Ok(commands.len())

@@ -13,6 +13,7 @@ use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES};
 use crate::header::{self, EXAMPLES, Item};
 
 const PAGE: &str = include_str!("../../../docs/plugin-contract.md");
+const TESTING: &str = include_str!("../../../docs/plugin-testing.md");
 /// The mutants of the C examples, which `lost_peers` runs.
 const OF_EXAMPLES: [&str; 2] = [
     include_str!("../../../plugins/example-c/mutants_shm.toml"),
@@ -279,6 +280,42 @@ fn the_proofs_of_the_contract_are_run_by_tests_and_its_reasons_are_explained() {
     let words = contract.reasons.keys();
     let unused: Vec<_> = words.filter(|word| !reasons.contains(word.as_str())).collect();
     assert!(unused.is_empty(), "{unused:?} explain nothing");
+}
+
+/// The page for authors gives the numbers of clauses, of reasons and of mutants.
+#[test]
+fn the_page_about_testing_counts_the_clauses_by_reasons_and_the_mutants() {
+    let (contract, header) = (contract(), of_header());
+    let all = contract.page.values().chain(header.header.values()).chain(header.comments.values());
+    let (mut reasons, mut proofs) = (BTreeMap::new(), Vec::new());
+    let mut clauses = 0;
+    for entry in all {
+        clauses += 1;
+        match entry.reason() {
+            Some(word) => *reasons.entry(word.to_owned()).or_insert(0) += 1,
+            None => proofs.push(entry),
+        }
+    }
+    let page = TESTING.split("## Clauses without a case\n").nth(1).unwrap();
+    let row = |line: &str| {
+        let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
+        Some((cells.next()?.trim_matches('`').to_owned(), cells.next()?.parse::<usize>().ok()?))
+    };
+    let listed: BTreeMap<String, usize> = page.lines().filter_map(row).collect();
+    assert_eq!(listed, reasons, "the table of docs/plugin-testing.md, and the entries");
+    let (proved, others) = (proofs.len(), clauses - proofs.len());
+    let says =
+        |words: String| assert!(page.contains(&words), "docs/plugin-testing.md: no {words:?}");
+    says(format!("Of {clauses} clauses {proved} have a case. The other {others} have a reason"));
+    let mutants = proofs.iter().flat_map(|entry| entry.proofs());
+    let mutants: BTreeSet<_> = mutants.map(|proof| proof.rsplit('/').next().unwrap()).collect();
+    let is_edit = |name: &&&str| {
+        let line = format!("name = \"{name}\"\n");
+        OF_EXAMPLES.iter().any(|list| list.contains(&line))
+    };
+    let edits = mutants.iter().filter(is_edit).count();
+    says(format!("{} broken transports. Of these {edits} are edits", mutants.len()));
+    says(format!("The other {} wrap", mutants.len() - edits));
 }
 
 /// A case that no mutant fails may be one that nothing can fail.

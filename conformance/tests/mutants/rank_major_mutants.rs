@@ -140,7 +140,7 @@ fn run_call_tokens(kernels: &str, case: &Case) -> Vec<String> {
 #[test]
 fn blocks_as_wide_as_the_communicator_allows_are_caught() {
     for zero_padding in [true, false] {
-        caught::<WiderBlocks>(run_call_tokens, &case(zero_padding), "after dispatch: ");
+        caught::<WiderBlocks>(run_call_tokens, &case(zero_padding), "after dispatch: x");
     }
 }
 
@@ -181,7 +181,11 @@ impl Alteration for RowsInOrder {
 #[test]
 fn a_combine_that_takes_rows_in_the_order_of_tokens_is_caught() {
     for zero_padding in [true, false] {
-        caught::<RowsInOrder>(run_exchange, &case(zero_padding), "after combine");
+        caught::<RowsInOrder>(
+            run_exchange,
+            &case(zero_padding),
+            "after combine: combined combined_x",
+        );
     }
 }
 
@@ -203,15 +207,24 @@ fn core_refuses_the_layout_for_a_kernel_set_without_it_by_name_and_the_communica
     let inputs = Inputs::all(&flat);
     let failed = failures(2, &config, |world| {
         let mut comm = Communicator::open(world, &config, exchange::options(&flat))?;
-        ensure!(!comm.takes(CallForm::RankMajor), "the set declares the layout");
+        ensure!(
+            !comm.takes(CallForm::RankMajor),
+            "found a set that declares the layout; expected one without it"
+        );
         let rank = comm.rank() as usize;
         for zero_padding in [false, true] {
             let tensors = InputTensors::new(&case(zero_padding), rank, inputs.ranks[rank].clone());
-            let error = comm.dispatch(&tensors.dispatch()?).err().context("an output")?;
+            let error = comm.dispatch(&tensors.dispatch()?).err();
+            let error =
+                error.context("found an output; expected an error that names the layout")?;
             let text = error.to_string();
             let is_named =
                 text.contains("layout: found rank-major") && text.contains(WithoutRankMajor::NAME);
-            ensure!(error.kind() == ErrorKind::Unsupported && is_named, "found {text}");
+            ensure!(
+                error.kind() == ErrorKind::Unsupported && is_named,
+                "found {:?}, `{text}`; expected Unsupported, which names the layout and the set",
+                error.kind()
+            );
         }
         exchange::check(&mut comm, &flat, &inputs, Placed::Outside)
     });
@@ -249,7 +262,11 @@ fn a_handle_holds_the_place_of_its_output_only_where_rows_go_to_several_experts(
             };
             let (first, _handle) = dispatch()?;
             let (second, _other) = dispatch()?;
-            ensure!((first != second) == holds, "{layout}: outputs at {first}, {second}");
+            ensure!(
+                (first != second) == holds,
+                "{layout}: found outputs at {first:#x} and {second:#x}; expected {}",
+                if holds { "two places" } else { "one place" }
+            );
             Ok(())
         });
         assert!(failed.is_empty(), "{failed:#?}");
