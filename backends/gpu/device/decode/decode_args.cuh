@@ -50,7 +50,8 @@ struct DecodeCombineArgs {
   u8* missing;
 
   __device__ bool weighted() const { return topk_weights || merge.dispatch_weights; }
-  __device__ bool is_rank_major() const { return combine.source_places != 0; }
+  // Masks leave no rank out of rank-major rows, so their kernels lack the code for these.
+  __device__ bool is_rank_major() const { return !kMasks && combine.source_places != 0; }
 };
 
 // This rank does not take part: see `refuse_decode`.
