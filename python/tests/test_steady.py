@@ -3,12 +3,9 @@
 import ctypes
 import gc
 import os
-<<<<<<< HEAD
-import time
-=======
 import pathlib
 import subprocess
->>>>>>> s46
+import time
 
 import numpy as np
 import pytest

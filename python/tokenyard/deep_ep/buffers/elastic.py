@@ -262,16 +262,16 @@ class ElasticBuffer:
             and bool is type(use_tma_aligned_col_major_sf)
             and (do_cpu_sync is None or type(do_cpu_sync) is bool)
         ):
-            wrong_flag, (do_handle_copy, do_expand, _, use_tma_aligned_col_major_sf, syncs) = (
-                truths(
-                    do_handle_copy=do_handle_copy,
-                    do_expand=do_expand,
-                    do_zero_padding=do_zero_padding,
-                    use_tma_aligned_col_major_sf=use_tma_aligned_col_major_sf,
-                    do_cpu_sync=do_cpu_sync,
-                )
+            wrong_flag, (do_handle_copy, do_expand, _, use_tma_aligned_col_major_sf) = truths(
+                do_handle_copy=do_handle_copy,
+                do_expand=do_expand,
+                do_zero_padding=do_zero_padding,
+                use_tma_aligned_col_major_sf=use_tma_aligned_col_major_sf,
             )
-            do_cpu_sync, wrong = None if do_cpu_sync is None else syncs, wrong or wrong_flag
+            wrong_sync, (syncs,) = truths(do_cpu_sync=do_cpu_sync)
+            # A wrong one is the default: the others may make a call that waits for what this rank says of it.
+            do_cpu_sync = None if do_cpu_sync is None or wrong_sync else syncs
+            wrong = wrong or wrong_flag or wrong_sync
         num_sms, wrong_sms = _sms_of(num_sms, num_qps)
         wrong = wrong or wrong_sms
         if handle is None:
