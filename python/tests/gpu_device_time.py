@@ -309,7 +309,7 @@ def one_kernel_for_each(world):
     for what, step in steps.items():
         step()
         torch.cuda.synchronize()
-        names[what] = {kernel.name for kernel in _profiled(torch, step, 3, None)}
+        names[what] = {kernel.name for kernel in _profiled(step, 3, None)}
         if not names[what]:
             return Skipped("the profiler sees no kernel")
         for word in ("dispatch", "combine"):

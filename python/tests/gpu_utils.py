@@ -95,10 +95,15 @@ def check_same(found, expected, device):
             assert shown[0].shape == (50, 8)
             continue
         for one, other in zip(shown, tensors_of(expected[name]), strict=True):
-            if one.dtype == torch.float32:
-                torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
-            else:
+            if not one.dtype.is_floating_point:
                 same(one.cpu(), other)
+                continue
+            assert one.dtype == other.dtype and one.shape == other.shape, name
+            # Two units in the last place.
+            near = 2 * torch.finfo(one.dtype).eps
+            torch.testing.assert_close(
+                one.cpu().float(), other.float(), rtol=near, atol=near, msg=name
+            )
         if not shown:
             assert value == expected[name], name
 
