@@ -98,7 +98,7 @@ def check_same(found, expected, device):
             if not one.dtype.is_floating_point:
                 same(one.cpu(), other)
                 continue
-            assert one.dtype == other.dtype and one.shape == other.shape, name
+            assert (one.dtype, one.shape) == (other.dtype, other.shape), name
             # Two units in the last place.
             near = 2 * torch.finfo(one.dtype).eps
             torch.testing.assert_close(
