@@ -36,7 +36,8 @@ struct Mutant {
     case: String,
     /// Words of its failure.
     says: String,
-    /// The start of the names that it leaves in shared memory or `/tmp`, which no other mutant uses, or [`SEMAPHORES`].
+    /// The start of the names that it leaves in shared memory, `/tmp` or its folder for temporary files, which no other
+    /// mutant uses, or [`SEMAPHORES`]. Its test then runs alone.
     leaves: Option<String>,
     edits: Vec<Edit>,
 }

@@ -25,7 +25,7 @@ constexpr u32 kLostOf = 64;
 
 enum Fault : u32 { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue };
 
-// One queue; `EngineQueue` of queues.rs.
+// One queue; `PacerQueue` of queues.rs.
 struct Line {
   const Request* requests;
   u64* done;
@@ -40,7 +40,7 @@ struct Wire {
 };
 
 // Mirrored in engine.rs; TY_PROBE_BYTES checks the size.
-struct EngineArgs {
+struct PacerArgs {
   const u64* stop;
   const Line* lines;
   Wire* wire;
@@ -52,7 +52,7 @@ struct EngineArgs {
   u32 queues, mask, signals, fault;
 };
 #ifdef TY_PROBE_BYTES
-static_assert(sizeof(EngineArgs) == TY_PROBE_BYTES, "engine.rs and engine.cu differ");
+static_assert(sizeof(PacerArgs) == TY_PROBE_BYTES, "engine.rs and engine.cu differ");
 #endif
 
 enum State : u32 { kFree, kMoving, kArrived };
@@ -84,9 +84,9 @@ __device__ inline u64 drawn(u64 seed, u64 number) {
 }
 
 // One block of the engine.
-class Engine {
+class Pacer {
  public:
-  __device__ Engine(const EngineArgs& args, const Up& windows, Shared& shared)
+  __device__ Pacer(const PacerArgs& args, const Up& windows, Shared& shared)
       : a(args), up(windows), s(shared), begun(load_relaxed(&args.wire->begun)) {
     lines = blockIdx.x < a.queues ? (a.queues - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   }
@@ -388,7 +388,7 @@ class Engine {
     return any;
   }
 
-  const EngineArgs& a;
+  const PacerArgs& a;
   const Up& up;
   Shared& s;
   u64 begun;
@@ -400,7 +400,7 @@ class Engine {
 
 // One launch of the engine.
 TY_KERNEL_ALONE((ty::kCopyWarps + 2) * ty::kWave)
-ty_paced(TY_ARGUMENT ty::EngineArgs a, TY_ARGUMENT ty::Up::Params p) {
+ty_paced(TY_ARGUMENT ty::PacerArgs a, TY_ARGUMENT ty::Up::Params p) {
   using namespace ty;
   TY_SHARED_BYTES(bytes);
   Shared& shared = *reinterpret_cast<Shared*>(bytes);
@@ -424,7 +424,7 @@ ty_paced(TY_ARGUMENT ty::EngineArgs a, TY_ARGUMENT ty::Up::Params p) {
   if (thread < kWave && queue < a.queues) shared.done[thread] = load_relaxed(a.lines[queue].taken);
   sync_block();
   Up up(p);
-  Engine engine(a, up, shared);
+  Pacer engine(a, up, shared);
   if (warp == kCopyWarps) engine.take();
   else if (warp == kCopyWarps + 1) engine.raise();
   else engine.copy(warp, bytes + kSharedBytes + warp * kChunk, &barriers[warp]);

@@ -36,10 +36,10 @@ const BODY: Body = Body {
 const IDLE_NS: u64 = 1_000_000;
 const MOST_NS: u64 = 1_000_000_000;
 
-/// `EngineArgs` of `engine.cu`.
+/// `PacerArgs` of `engine.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EngineArgs {
+pub(crate) struct PacerArgs {
     stop: u64,
     lines: u64,
     wire: u64,
@@ -72,7 +72,7 @@ struct Wire {
 /// # Errors
 /// No compiler, or its error.
 pub fn compile_engine(target: Target<'_>) -> Result<Compiled> {
-    compile_resident(target, &BODY, size_of::<EngineArgs>())
+    compile_resident(target, &BODY, size_of::<PacerArgs>())
 }
 
 /// How late the engine raised signals.
@@ -87,7 +87,7 @@ pub(crate) struct Lateness {
 
 /// The running engine.
 #[derive(Debug)]
-pub(crate) struct Engine {
+pub(crate) struct Pacer {
     /// Dropped first: its launches use the rest.
     _resident: Resident,
     wire: Buffer,
@@ -95,7 +95,7 @@ pub(crate) struct Engine {
     failed: u64,
 }
 
-impl Engine {
+impl Pacer {
     /// Starts the engine over the windows and signals of this device API; a queue has `signals`.
     ///
     /// # Safety
@@ -113,7 +113,7 @@ impl Engine {
         let mut failed = 0;
         let arguments = |words: ResidentWords| {
             failed = words.failed;
-            EngineArgs {
+            PacerArgs {
                 stop: words.stop,
                 lines: queues.lines(),
                 wire: wire.address(),

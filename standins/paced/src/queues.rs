@@ -41,7 +41,7 @@ struct DeviceQueue {
 /// `Line` of `engine.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct EngineQueue {
+struct PacerQueue {
     requests: u64,
     done: u64,
     taken: u64,
@@ -120,13 +120,13 @@ impl Queues {
         (self.kernels.len() + self.host.len()) as u32
     }
 
-    fn for_engine(&self) -> Vec<EngineQueue> {
+    fn for_engine(&self) -> Vec<PacerQueue> {
         let of_kernels =
             self.kernels.iter().map(|q| (q.requests.address(), q.words.address() + DONE));
         let of_host = self.host.iter().map(|q| (q.requests.at(0) as u64, q.done.at(0) as u64));
         let taken = (0..).map(|index: u64| self.taken.address() + 8 * index);
         let queues = of_kernels.chain(of_host).zip(taken);
-        queues.map(|((requests, done), taken)| EngineQueue { requests, done, taken }).collect()
+        queues.map(|((requests, done), taken)| PacerQueue { requests, done, taken }).collect()
     }
 
     /// The table for kernels, `[queues]`; `failed` is a word that tells them to give up.

@@ -13,7 +13,7 @@ use tokenyard_gpu::driver::{Buffer, Context, Device};
 use tokenyard_gpu::{Devices, PeersConfig};
 
 use crate::config::{COMPONENT, PacedConfig, Poster};
-use crate::engine::{Engine, REQUEST};
+use crate::engine::{Pacer, REQUEST};
 use crate::queues::{CAPACITY, Queues};
 
 const SOURCE: &str = include_str!("paced.cuh");
@@ -26,7 +26,7 @@ const OWN_PARAMS: usize = 3;
 #[derive(Debug)]
 pub struct Paced {
     /// Set by `commit`. Dropped first: it uses the rest.
-    engine: Option<Engine>,
+    engine: Option<Pacer>,
     /// The value of `DeviceApi::Params`, and the table that it names.
     device_side: OnceLock<(Vec<u64>, Buffer)>,
     queues: Queues,
@@ -47,7 +47,7 @@ static DEVICE_API: LazyLock<String> =
     LazyLock::new(|| nested::text(&format!("{REQUEST}\n{SOURCE}")));
 
 impl Paced {
-    fn engine(&self) -> Result<&Engine> {
+    fn engine(&self) -> Result<&Pacer> {
         self.engine.as_ref().ok_or_else(|| {
             let message = "the engine does not run; expected a commit before it";
             Error::new(ErrorKind::Internal, "use the engine", message)
@@ -137,7 +137,7 @@ impl Transport for Paced {
         let windows = self.nvlink.device_api()?;
         // SAFETY: `nvlink` and the queues outlive the engine, by the order of the fields.
         let engine = unsafe {
-            Engine::start(&self.context, &windows, &self.queues, &self.config, self.signals)?
+            Pacer::start(&self.context, &windows, &self.queues, &self.config, self.signals)?
         };
         self.engine = Some(engine);
         Ok(())
@@ -198,7 +198,7 @@ impl Transport for Paced {
 
 impl Drop for Paced {
     fn drop(&mut self) {
-        let found = self.engine.as_ref().map(Engine::lateness);
+        let found = self.engine.as_ref().map(Pacer::lateness);
         match found {
             Some(Ok(late)) if late.signals > 0 => tracing::info!(
                 "paced, a stand-in: {} signals were late by {:.2} us in the mean and {:.2} us at most",
