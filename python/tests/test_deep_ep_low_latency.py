@@ -422,7 +422,7 @@ def test_masks_hold_for_the_low_latency_calls_of_every_m_and_for_no_others():
     parts = [opened(True), opened(False), opened(True)]
     buffer, pool = object.__new__(Buffer), object.__new__(Pool)
     pool._opened, pool.current = dict(enumerate(parts)), parts[1]
-    pool.on_device, pool.rank = False, 0
+    pool.on_device, pool.rank, pool.masked = False, 0, set()
     buffer._pool, buffer.enable_shrink = pool, True
     buffer.low_latency_update_mask_buffer(3, True)
     buffer.low_latency_update_mask_buffer(1, True)
@@ -436,6 +436,12 @@ def test_masks_hold_for_the_low_latency_calls_of_every_m_and_for_no_others():
     buffer.low_latency_clean_mask_buffer()
     buffer.low_latency_query_mask_buffer(status)
     same(status, np.zeros(4, np.int32))
+    # An error has closed all of them: the next one has the masks that were set by hand.
+    buffer.low_latency_update_mask_buffer(1, True)
+    pool._opened, pool.current = {}, None
+    later = opened(True)
+    pool._mask_as_before(later)
+    assert later.communicator.masked == {1}
 
 
 def slow_rank(world, case):
