@@ -121,7 +121,7 @@ impl Launcher {
             .map_err(|error| error.with_context("launcher", self.name()))
     }
 
-    /// Whether this launcher states that it has ranks on several hosts.
+    /// The ranks on other hosts, as this launcher states them.
     pub(super) fn other_hosts(self, place: RankId, env: &Env<'_>) -> OtherHosts {
         let number = |name: &str| env.get(name)?.parse::<u32>().ok();
         let are_stated = match self {

@@ -133,18 +133,11 @@ impl DecodeKernels {
 
     /// The kernel of a dispatch.
     pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> &Function {
-        let casts = dispatch.cast != 0;
-        let kernels = match &self.rank_major {
-            Some([plain, cast]) if dispatch.rank_major != 0 => {
-                if casts {
-                    cast
-                } else {
-                    plain
-                }
-            }
-            _ if casts => &self.cast,
-            _ => &self.dispatch,
+        let [plain, cast] = match &self.rank_major {
+            Some(both) if dispatch.rank_major != 0 => both.each_ref(),
+            _ => [&self.dispatch, &self.cast],
         };
+        let kernels = if dispatch.cast != 0 { cast } else { plain };
         kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
     }
 
