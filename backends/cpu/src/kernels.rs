@@ -25,6 +25,7 @@ use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::engine::areas;
 use crate::engine::channel::queue_depth;
 use crate::engine::control::Ids;
 use crate::engine::window::Memory;
@@ -32,7 +33,7 @@ use crate::moe::combine::forwarded;
 use crate::moe::dispatch::rail;
 use crate::moe::dispatch::upstream::Upstream;
 use crate::moe::runner::Runners;
-use crate::moe::{combine, dispatch, sizes, verdicts};
+use crate::moe::{combine, dispatch, verdicts};
 use crate::pool::Pool;
 
 /// The kernel set. See the [module](self).
@@ -53,7 +54,7 @@ fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
         signals: ids.count(),
         queue_depth: queue_depth(limits),
         reserved: 0,
-        largest_put: limits.largest_put.min(sizes::LARGEST_PUT),
+        largest_put: limits.largest_put.min(areas::LARGEST_PUT),
     }
 }
 
@@ -89,8 +90,8 @@ impl KernelSet for CpuKernels {
         let sizes = WindowSizes::new(&Shape::from(&self.shape), spread, both, &self.config)?;
         self.sizes = Some(sizes);
         let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
-        window_bytes[sizes::CONTROL as usize] = sizes.control_bytes;
-        window_bytes[sizes::ARENA as usize] = sizes.arena_bytes;
+        window_bytes[areas::CONTROL as usize] = sizes.control_bytes;
+        window_bytes[areas::ARENA as usize] = sizes.arena_bytes;
         let link = link_needs(inside, Ids { places: ranks, in_flight });
         let rail = link_needs(&limits.scale_out, Ids { places: domains, in_flight });
         let (scale_up, scale_out) = match (domains > 1, scale_up) {

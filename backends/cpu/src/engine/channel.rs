@@ -6,9 +6,9 @@ use tokenyard_core::link::Link;
 use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, Result, abi};
 
+use crate::engine::areas::LARGEST_PUT;
 use crate::engine::control::{Ids, Signal};
 use crate::engine::losses::Losses;
-use crate::moe::sizes::LARGEST_PUT;
 
 /// A link to a team: a domain (or the whole world, where one link reaches it), or a rail.
 #[derive(Debug)]

@@ -9,7 +9,6 @@ use tokenyard_core::{Result, abi};
 use crate::engine::channel::Channel;
 use crate::engine::control::Signal;
 use crate::engine::order::{QUEUE, SlotOrder, broken};
-use crate::moe::rows::moves::Move;
 
 /// A signal of a peer, how far it is raised, and for which operation.
 #[derive(Clone, Copy, Debug)]
@@ -130,10 +129,10 @@ impl SlotOrder {
         Ok(())
     }
 
-    /// The signal that counts the rows of a move at its peers.
-    pub(crate) fn signal_of(&self, m: &Move) -> u32 {
-        let place = self.exchange.domains.place(m.group, self.exchange.domains.index);
-        self.channel.ids.id(Signal::Rows, m.slot, place)
+    /// The signal that counts the rows of a group at its peers.
+    pub(crate) fn rows_signal(&self, slot: usize, group: u32) -> u32 {
+        let place = self.exchange.domains.place(group, self.exchange.domains.index);
+        self.channel.ids.id(Signal::Rows, slot, place)
     }
 
     /// Whether nothing goes to a peer any more.

@@ -15,7 +15,7 @@ pub(crate) enum Signal {
     /// Counts rows, once per array of a row that has arrived.
     Rows = 2,
     /// The writer has left the operation: it has read all that this rank wrote for it. The amount of
-    /// the rise says how the operation ended there ([`End`](crate::moe::operation::End)).
+    /// the rise says how the operation ended there ([`End`](crate::engine::ends::End)).
     Done = 3,
 }
 

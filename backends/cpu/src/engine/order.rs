@@ -12,10 +12,10 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use crate::engine::channel::{Channel, Team, queue_depth};
 use crate::engine::control::{Ids, Signal};
 use crate::engine::counters::{Counters, LevelPeer};
+use crate::engine::ends::{End, Exposed};
 use crate::engine::exchange::Exchange;
 use crate::engine::losses::Losses;
 use crate::engine::outstanding::Outstanding;
-use crate::moe::operation::{End, Exposed, Operation};
 
 /// The only queue: one thread drives a communicator.
 pub(crate) const QUEUE: u32 = 0;
@@ -124,7 +124,6 @@ pub(crate) struct SlotOrder {
     traffic: Rc<Traffic>,
     /// The number of its first slot among those of all exchanges.
     first_slot: usize,
-    pub(crate) operations: Vec<Operation>,
     /// By slot, how this rank left its last operation; none once all other ranks are known to have
     /// left it.
     pub(crate) ends: Vec<Option<End>>,
@@ -146,7 +145,6 @@ impl SlotOrder {
             channel: Rc::clone(&traffic.channels[number]),
             traffic: Rc::clone(traffic),
             first_slot: number * slots,
-            operations: vec![Operation::None; slots],
             ends: vec![None; slots],
             exposed: None,
         }
@@ -196,7 +194,7 @@ impl SlotOrder {
     }
 
     pub(crate) fn slot(&self, operation: u64) -> usize {
-        (operation % self.operations.len() as u64) as usize
+        (operation % self.ends.len() as u64) as usize
     }
 
     /// Waits until all commands of a slot are done, and until every rank whose command failed is
@@ -220,7 +218,7 @@ impl SlotOrder {
 
     /// Waits until everything that was posted is done.
     pub(crate) fn flush(&self) -> Result<()> {
-        (0..self.operations.len()).try_for_each(|slot| self.wait_posted(slot, 0))
+        (0..self.ends.len()).try_for_each(|slot| self.wait_posted(slot, 0))
     }
 
     /// Whether a place counts no more: its source was given up, or the source's forwarder here was, or the

@@ -3,16 +3,15 @@
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
-use tokenyard_core::call::WireFormat;
-use tokenyard_core::moe::{Arena, Layout, RegionLayout, RegionRows, RegionSpec};
+use tokenyard_core::moe::Arena;
 use tokenyard_core::transport::Window;
 use tokenyard_core::{Error, ErrorKind, Result};
 
+use crate::engine::areas::{ARENA, CONTROL, SlotLayout};
 use crate::engine::channel::Channel;
 use crate::engine::control::Signal;
 use crate::engine::exchange::Exchange;
 use crate::engine::record::{Record, span_of};
-use crate::moe::sizes::{ARENA, CONTROL, SlotLayout, WindowSizes};
 
 /// Window memory that is mapped here: this rank's, or a peer's.
 #[derive(Clone, Copy, Debug)]
@@ -54,8 +53,8 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    pub(crate) fn new(windows: &[Window], sizes: &WindowSizes) -> Result<Self> {
-        let arena = Arena::new(sizes.arena_bytes, "[kernels.cpu] arena_mib");
+    pub(crate) fn new(windows: &[Window], arena_bytes: u64) -> Result<Self> {
+        let arena = Arena::new(arena_bytes, "[kernels.cpu] arena_mib");
         Ok(Self {
             control: own_area(windows, CONTROL)?,
             arena_area: own_area(windows, ARENA)?,
@@ -126,16 +125,6 @@ impl Places {
     /// Whether rows are stored straight into the arenas of this rank's domain.
     pub(crate) fn stores(&self) -> bool {
         !self.peers.is_empty()
-    }
-
-    /// The layout of one source's landing places: flat, room for M rows.
-    pub(crate) fn landing_layout(&self, format: &WireFormat) -> Result<RegionLayout> {
-        let spec =
-            RegionSpec { shape: self.exchange.regions, layout: Layout::Flat, row: format.row };
-        let rows = RegionRows { tokens: self.exchange.regions.max_tokens.into(), experts: 0 };
-        let region = RegionLayout::new(&spec, rows)?;
-        debug_assert!(region.bytes <= self.slots.landing_pitch);
-        Ok(region)
     }
 
     /// The windows of a peer to which rows are stored. Rows are stored to every peer, or to this

@@ -43,6 +43,7 @@ pub(crate) enum Body<'a> {
 }
 
 /// A record that is yet to be written.
+#[derive(Clone, Copy)]
 pub(crate) struct NewRecord<'a> {
     pub(crate) header: Header,
     pub(crate) body: Body<'a>,

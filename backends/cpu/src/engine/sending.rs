@@ -4,10 +4,11 @@ use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::transport::{Command, NO_COMMAND};
 use tokenyard_core::{Result, abi};
 
+use crate::engine::areas::CONTROL;
 use crate::engine::control::{Header, Signal};
+use crate::engine::order::SlotOrder;
+use crate::engine::places::Places;
 use crate::engine::record::{Body, NewRecord, as_bytes, span_of};
-use crate::moe::runner::Runner;
-use crate::moe::sizes::CONTROL;
 
 /// A record on its way: from where to where in the control windows, and the signal that says so.
 struct Sending {
@@ -17,37 +18,42 @@ struct Sending {
     to: u64,
 }
 
+/// A record's signal, its slot, and the place that it is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordPlace {
+    pub(crate) signal: Signal,
+    pub(crate) slot: usize,
+    pub(crate) place: u32,
+}
+
 /// Sends a record to the peer of a place, into this rank's place for the same group there.
 pub(crate) fn send_record(
-    runner: &Runner,
-    signal: Signal,
-    slot: usize,
-    place: u32,
+    order: &SlotOrder,
+    places: &Places,
+    to: RecordPlace,
     record: NewRecord<'_>,
 ) -> Result<()> {
-    let slots = &runner.places.slots;
-    let domains = &runner.exchange.domains;
+    let RecordPlace { signal, slot, place } = to;
+    let slots = &places.slots;
+    let domains = &order.exchange.domains;
     let here = domains.place(domains.domain_of(place), domains.index);
     let at = |start: u64, place: u32| {
         start + span_of(&slots.records, signal) + slots.records.pitch * u64::from(place)
     };
     let sending = Sending {
         peer: domains.peer_of(place),
-        signal: runner.order.channel.ids.id(signal, slot, here),
+        signal: order.channel.ids.id(signal, slot, here),
         from: at(slots.records_out(slot), place),
         to: at(slots.records_in(slot), here),
     };
-    put_record(runner, slot, &sending, record)
+    let command = write_record(places, &sending, record);
+    order.post(slot, &command, record.header.operation())
 }
 
-fn put_record(
-    runner: &Runner,
-    slot: usize,
-    sending: &Sending,
-    record: NewRecord<'_>,
-) -> Result<()> {
+/// Writes a record at the place from which it leaves. Returns the command that carries it to its peer.
+fn write_record(places: &Places, sending: &Sending, record: NewRecord<'_>) -> Command {
     let NewRecord { mut header, body } = record;
-    let target = runner.places.control.at(sending.from);
+    let target = places.control.at(sending.from);
     let mut bytes = RECORD_HEADER;
     let mut add = |data: &[u8]| {
         // SAFETY: the record lies in this rank's own control window, in a part that only this rank writes and
@@ -70,7 +76,7 @@ fn put_record(
     }
     // SAFETY: as above; records are aligned to 64 bytes.
     unsafe { target.cast::<Header>().write(header) };
-    let command = Command {
+    Command {
         op: abi::TY_OP_PUT_SIGNAL,
         peer: sending.peer,
         signal: sending.signal,
@@ -81,6 +87,5 @@ fn put_record(
         dst_offset: sending.to,
         bytes,
         ..NO_COMMAND
-    };
-    runner.order.post(slot, &command, header.operation())
+    }
 }

@@ -7,9 +7,9 @@ use crate::engine::channel::Channel;
 use crate::engine::commands::Raise;
 use crate::engine::control::Signal;
 use crate::engine::counters::LevelPeer;
+use crate::engine::ends::{End, Exposed};
 use crate::engine::order::{QUEUE, SlotOrder, Wait};
 use crate::engine::places::Places;
-use crate::moe::operation::{End, Exposed};
 
 /// Whether an operation ended for the rank behind a place as it did here. Its `Done` has risen: one
 /// command raised it, and the next raise comes after this rank has entered the slot again.

@@ -11,7 +11,7 @@ use crate::engine::control::{Header, Signal, Verdict};
 use crate::engine::losses::Losses;
 use crate::engine::order::{SlotOrder, Wait};
 use crate::engine::record::{Record, bad_record, checked, verdict_of};
-use crate::engine::sending::send_record;
+use crate::engine::sending::{RecordPlace, send_record};
 use crate::moe::entry::{Enter, Entry, Heard, NO_ENTRY, Terms};
 use crate::moe::routing::RoutingTable;
 use crate::moe::runner::Runner;
@@ -55,7 +55,12 @@ pub(crate) fn announce(
                 enter.record(terms)
             };
             let place = runner.exchange.domains.place(group, peer);
-            send_record(runner, Signal::Entry, slot, place, record)?;
+            send_record(
+                &runner.order,
+                &runner.places,
+                RecordPlace { signal: Signal::Entry, slot, place },
+                record,
+            )?;
         }
     }
     Ok(())

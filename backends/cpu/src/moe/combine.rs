@@ -15,6 +15,7 @@ use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::convert::FloatType;
+use crate::engine::ends::{End, Exposed};
 use crate::engine::places::Places;
 use crate::engine::record::Body;
 use crate::engine::slots::leave_if_refused;
@@ -23,7 +24,7 @@ use crate::moe::combine::merger::{Merger, Staged, make_partials, merger};
 use crate::moe::combine::partials::{find_partials, sum_ranks};
 use crate::moe::dispatch::source::float_type;
 use crate::moe::entry::{Enter, Terms, missing_refusal};
-use crate::moe::operation::{CombineOp, End, Exposed, Offsets, Operation, RowType};
+use crate::moe::operation::{CombineOp, Offsets, Operation, RowType};
 use crate::moe::routing::RoutingTable;
 use crate::moe::rows::pieces::push;
 use crate::moe::runner::Runner;
@@ -74,7 +75,7 @@ pub(crate) unsafe fn send_sums(
     let sent = unsafe { post_combine(runner, call, slot, |_| Ok(())) };
     let sent = sent.map(|op| {
         let op = CombineOp { sums, ..op };
-        runner.order.operations[slot] = Operation::Combine(op);
+        runner.operations[slot] = Operation::Combine(op);
     });
     if let (Err(_), Some(sums)) = (&sent, sums) {
         runner.places.arena().release(sums.id);
@@ -306,10 +307,10 @@ fn send_entries(
 
 pub(crate) fn combine_recv(runner: &mut Runner, operation: u64) -> Result<()> {
     let slot = runner.order.slot(operation);
-    let op = match std::mem::replace(&mut runner.order.operations[slot], Operation::None) {
+    let op = match std::mem::replace(&mut runner.operations[slot], Operation::None) {
         Operation::Combine(op) if op.operation == operation => op,
         other => {
-            runner.order.operations[slot] = other;
+            runner.operations[slot] = other;
             return Err(Error::new(
                 ErrorKind::Internal,
                 "receive combine",

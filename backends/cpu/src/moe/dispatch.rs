@@ -20,9 +20,10 @@ use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::engine::control::{Header, Signal, Verdict};
+use crate::engine::ends::{End, Exposed};
 use crate::engine::order::SlotOrder;
 use crate::engine::record::{Body, NewRecord, bad_record, refusal_record};
-use crate::engine::sending::send_record;
+use crate::engine::sending::{RecordPlace, send_record};
 use crate::engine::slots::leave_if_refused;
 use crate::moe::agree::{announce, poll_entries, post_refusal};
 use crate::moe::dispatch::expert_major::{clear_padding, spread_copies};
@@ -35,7 +36,7 @@ use crate::moe::dispatch::source::i64_slice;
 use crate::moe::dispatch::upstream::{Rows, Upstream};
 use crate::moe::entry::{Enter, Terms, missing_refusal};
 use crate::moe::handle::Arrangement;
-use crate::moe::operation::{DispatchOp, End, Exposed, Operation, Output};
+use crate::moe::operation::{DispatchOp, Operation, Output};
 use crate::moe::routing::RoutingTable;
 use crate::moe::runner::Runner;
 use crate::moe::verdicts::{conclude, gather_entries, gather_grants};
@@ -152,7 +153,7 @@ unsafe fn dispatch_in_slot(
     } else {
         post_counting_entry(runner, slot, op, enter)?
     };
-    runner.order.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..*op });
+    runner.operations[slot] = Operation::Dispatch(DispatchOp { output: Some(output), ..*op });
     // SAFETY: by this function's contract.
     unsafe { rows.move_all(runner, slot, op) }
 }
@@ -229,7 +230,8 @@ fn send_grants(
                 refusal_record(op.operation, &CallRefusal { rank, is_full: true, why })
             }
         };
-        send_record(runner, Signal::Grant, slot, source, record)?;
+        let to = RecordPlace { signal: Signal::Grant, slot, place: source };
+        send_record(&runner.order, &runner.places, to, record)?;
     }
     Ok(())
 }
@@ -290,7 +292,7 @@ pub(crate) fn dispatch_output(
     runner: &mut Runner,
     operation: u64,
 ) -> Result<Option<abi::TyReceived>> {
-    match &runner.order.operations[runner.order.slot(operation)] {
+    match &runner.operations[runner.order.slot(operation)] {
         Operation::Dispatch(op) if op.operation == operation => {
             let output = op.output.filter(|_| !runner.order.losses().are_masked());
             Ok(output.map(|output| describe(runner, op, &output)))
@@ -306,10 +308,10 @@ fn not_sent(operation: u64) -> Error {
 
 pub(crate) fn dispatch_recv(runner: &mut Runner, operation: u64) -> Result<abi::TyReceived> {
     let slot = runner.order.slot(operation);
-    let op = match std::mem::replace(&mut runner.order.operations[slot], Operation::None) {
+    let op = match std::mem::replace(&mut runner.operations[slot], Operation::None) {
         Operation::Dispatch(op) if op.operation == operation => op,
         other => {
-            runner.order.operations[slot] = other;
+            runner.operations[slot] = other;
             return Err(not_sent(operation));
         }
     };

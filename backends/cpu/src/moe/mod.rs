@@ -8,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod dispatch;
 pub(crate) mod entry;
 pub(crate) mod handle;
+pub(crate) mod launcher;
 pub(crate) mod operation;
 pub(crate) mod routing;
 pub(crate) mod rows;

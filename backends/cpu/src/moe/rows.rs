@@ -10,15 +10,16 @@ use std::ops::Range;
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec};
 
+use crate::engine::areas::ARENA;
 use crate::engine::commands::Raise;
-use crate::engine::launch::{CHUNK, Launcher, Shared, pool_failed};
+use crate::engine::launch::{CHUNK, Shared, pool_failed};
 use crate::engine::order::SlotOrder;
 use crate::engine::record::bad_record;
+use crate::moe::launcher::Launcher;
 use crate::moe::routing::RoutingTable;
 use crate::moe::rows::moves::{Carried, Move, Spot};
 use crate::moe::rows::writer::{RowSource, RowWriter, Target};
 use crate::moe::runner::Runner;
-use crate::moe::sizes::ARENA;
 
 /// Decides the expert-major row of every copy: the owner's grant says where the source's rows of
 /// each expert start, and they follow in token order. The grants were checked.
@@ -96,7 +97,7 @@ pub(crate) fn report_stored(
     peer: u32,
 ) -> Result<()> {
     let rows = u64::from(routing.plan(m).send.rank_counts()[peer as usize]);
-    let signal = order.signal_of(m);
+    let signal = order.rows_signal(m.slot, m.group);
     order.raise(m.slot, Raise { operation: m.operation, peer, signal, add: rows * m.arrays })
 }
 

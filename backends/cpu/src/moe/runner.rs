@@ -7,10 +7,10 @@ use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Result, abi};
 
 use crate::engine::exchange::Exchange;
-use crate::engine::launch::Launcher;
 use crate::engine::order::{SlotOrder, Traffic};
 use crate::engine::places::{Places, Windows};
-use crate::moe::operation::Sums;
+use crate::moe::launcher::Launcher;
+use crate::moe::operation::{Operation, Sums};
 use crate::moe::routing::RoutingTable;
 use crate::moe::sizes::WindowSizes;
 use crate::pool::Pool;
@@ -23,6 +23,8 @@ pub(crate) struct Runner {
     pub(crate) places: Places,
     pub(crate) order: SlotOrder,
     pub(crate) launcher: Launcher,
+    /// By slot.
+    pub(crate) operations: Vec<Operation>,
 }
 
 /// The exchange on the rail, with what passes between it and that with the owners.
@@ -67,7 +69,7 @@ impl Runners {
             )
         };
         let (traffic, pool) = (Rc::new(traffic), Arc::new(pool));
-        let windows = Windows::new(windows, &sizes)?;
+        let windows = Windows::new(windows, sizes.arena_bytes)?;
         let runner = |exchange: Exchange, number: usize| -> Result<Runner> {
             let order = SlotOrder::new(exchange, &traffic, shape.in_flight, number);
             let slots = if number == 0 { sizes.owners() } else { sizes.rail() };
@@ -77,6 +79,7 @@ impl Runners {
                 places: Places::new(exchange, slots, &windows, &order.channel)?,
                 order,
                 launcher: Launcher::new(exchange, Arc::clone(&pool)),
+                operations: vec![Operation::None; shape.in_flight as usize],
             })
         };
         let rail = rail.map(|rail| runner(rail, 1)).transpose()?;

@@ -16,7 +16,7 @@ use crate::engine::order::{QUEUE, SlotOrder, Wait};
 use crate::engine::record::{
     Body, NewRecord, Record, bad_record, checked, refusal_record, verdict_of,
 };
-use crate::engine::sending::send_record;
+use crate::engine::sending::{RecordPlace, send_record};
 use crate::moe::agree::poll_entries;
 use crate::moe::entry::{Enter, Heard};
 use crate::moe::runner::Runner;
@@ -127,7 +127,8 @@ fn refuse_grants(
     refusal: &CallRefusal<'_>,
 ) -> Result<()> {
     for place in runner.exchange.domains.places() {
-        send_record(runner, Signal::Grant, slot, place, refusal_record(operation, refusal))?;
+        let to = RecordPlace { signal: Signal::Grant, slot, place };
+        send_record(&runner.order, &runner.places, to, refusal_record(operation, refusal))?;
     }
     Ok(())
 }
@@ -143,7 +144,8 @@ pub(crate) fn agree_on_rail(runner: &Runner, slot: usize, call: &AgreeCall<'_>) 
                 NewRecord { header, body: Body::Nothing }
             }
         };
-        send_record(runner, Signal::Grant, slot, peer, record)?;
+        let to = RecordPlace { signal: Signal::Grant, slot, place: peer };
+        send_record(&runner.order, &runner.places, to, record)?;
     }
     let mut refused = None;
     for peer in runner.exchange.domains.peers() {

@@ -8,12 +8,13 @@ use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{Holder, REGION_ALIGN};
 use tokenyard_core::{Result, abi};
 
+use crate::engine::ends::Exposed;
 use crate::engine::slots::leave_if_refused;
 use crate::moe::combine::left_out::write_left_out;
 use crate::moe::combine::partials::{forget_lost_partials, wait_partials};
 use crate::moe::combine::sums::Sum;
 use crate::moe::combine::{end_combine, post_combine, send_sums, unstage};
-use crate::moe::operation::{CombineOp, Exposed, Offsets, Sums};
+use crate::moe::operation::{CombineOp, Offsets, Sums};
 use crate::moe::runner::{Rail, Runner};
 
 /// Sums this domain's part of the rows that came over the rail.

@@ -5,10 +5,10 @@
 
 use tokenyard_core::Result;
 
+use crate::engine::areas::CONTROL;
 use crate::engine::commands::Block;
 use crate::engine::control::Signal;
 use crate::moe::runner::Runner;
-use crate::moe::sizes::CONTROL;
 
 /// Ranks of a domain.
 fn size(rail: &Runner) -> u64 {

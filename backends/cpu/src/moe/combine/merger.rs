@@ -7,9 +7,10 @@ use tokenyard_core::moe::{Layout, MAX_TOPK, Region};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::coded::sum_rows_coded;
-use crate::engine::launch::{Launcher, Shared};
+use crate::engine::launch::Shared;
 use crate::engine::places::Places;
 use crate::moe::combine::sums::{CHUNK, pool_failed};
+use crate::moe::launcher::Launcher;
 use crate::moe::operation::{CombineOp, Offsets, RowType};
 use crate::moe::routing::RoutingTable;
 use crate::sum::{sum_rows, sum_rows_exactly, sum_rows_weighted};

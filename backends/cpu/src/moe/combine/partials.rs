@@ -3,19 +3,19 @@
 
 use tokenyard_core::{Result, abi};
 
+use crate::engine::areas::ARENA;
 use crate::engine::control::Signal;
-use crate::engine::launch::Launcher;
 use crate::engine::order::{SlotOrder, Wait};
 use crate::engine::places::Places;
 use crate::engine::record::bad_record;
 use crate::moe::combine::left_out::take_left_out;
 use crate::moe::combine::sums::{Partial, Sum};
 use crate::moe::entry::{Enter, Entry};
+use crate::moe::launcher::Launcher;
 use crate::moe::operation::{CombineOp, Offsets};
 use crate::moe::routing::RoutingTable;
 use crate::moe::rows::moves::Carried;
 use crate::moe::runner::Runner;
-use crate::moe::sizes::ARENA;
 use crate::moe::verdicts::gather_entries;
 
 /// The place of `rows` rows in the arena of `rank`, as an entry states it.

@@ -6,6 +6,7 @@ use tokenyard_core::moe::Layout;
 use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Result, abi};
 
+use crate::engine::ends::End;
 use crate::engine::record::bad_record;
 use crate::engine::slots::was_refused;
 use crate::moe::agree::{announce, poll_entries};
@@ -14,7 +15,7 @@ use crate::moe::dispatch::packed::unpack;
 use crate::moe::dispatch::rank_major::place_rows;
 use crate::moe::dispatch::upstream::Rows;
 use crate::moe::entry::{Agreed, Enter, missing_refusal};
-use crate::moe::operation::{DispatchOp, End, Operation};
+use crate::moe::operation::{DispatchOp, Operation};
 use crate::moe::runner::Runner;
 use crate::moe::verdicts::share;
 
@@ -39,7 +40,7 @@ pub(crate) unsafe fn landed_send(
         let rank = runner.exchange.rank;
         enter.refusal = Some(CallRefusal { rank, is_full: true, why: &text });
     }
-    runner.order.operations[slot] = Operation::Dispatch(op);
+    runner.operations[slot] = Operation::Dispatch(op);
     if enter.refusal.is_none() {
         // SAFETY: by this function's contract.
         unsafe { rows.move_all(runner, slot, &op)? };
@@ -58,7 +59,7 @@ pub(crate) unsafe fn landed_send(
     if refused.is_none() {
         return Ok(());
     }
-    runner.order.operations[slot] = Operation::None;
+    runner.operations[slot] = Operation::None;
     landed_recv(runner, slot, &op).map(drop)
 }
 

@@ -1,7 +1,8 @@
 //! Outputs of dispatches: where they lie in the arena, and how the caller sees them.
 
 use tokenyard_core::arena_output::ArenaOutput;
-use tokenyard_core::moe::{Holder, RegionLayout, RegionSpec, Span};
+use tokenyard_core::call::WireFormat;
+use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionRows, RegionSpec, Span};
 use tokenyard_core::{Result, abi};
 
 use crate::engine::order::SlotOrder;
@@ -149,5 +150,14 @@ impl Places {
     /// Address of an array of an output.
     pub(crate) fn array(&self, output: &Output, span: Span) -> *mut u8 {
         self.arena_area.at(output.region.offset + span.offset)
+    }
+    /// The layout of one source's landing places: flat, room for M rows.
+    pub(crate) fn landing_layout(&self, format: &WireFormat) -> Result<RegionLayout> {
+        let spec =
+            RegionSpec { shape: self.exchange.regions, layout: Layout::Flat, row: format.row };
+        let rows = RegionRows { tokens: self.exchange.regions.max_tokens.into(), experts: 0 };
+        let region = RegionLayout::new(&spec, rows)?;
+        debug_assert!(region.bytes <= self.slots.landing_pitch);
+        Ok(region)
     }
 }

@@ -8,6 +8,7 @@ use tokenyard_core::Result;
 use tokenyard_core::call::{AgreeCall, DispatchCall};
 use tokenyard_core::moe::Layout;
 
+use crate::engine::ends::End;
 use crate::engine::record::bad_record;
 use crate::engine::slots::was_refused;
 use crate::moe::agree::{announce, poll_entries, post_refusal};
@@ -15,7 +16,6 @@ use crate::moe::dispatch::source::i64_slice;
 use crate::moe::dispatch::upstream::landed_ids;
 use crate::moe::entry::Enter;
 use crate::moe::handle::Arrangement;
-use crate::moe::operation::End;
 use crate::moe::rows::moves::Move;
 use crate::moe::rows::transfer::move_to_landing;
 use crate::moe::runner::Runner;

@@ -5,7 +5,8 @@ use tokenyard_core::moe::Cast;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::convert::{FloatType, Scaling, cast_row};
-use crate::engine::launch::{CHUNK, Launcher, Shared, pool_failed};
+use crate::engine::launch::{CHUNK, Shared, pool_failed};
+use crate::moe::launcher::Launcher;
 use crate::moe::rows::writer::RowSource;
 
 pub(crate) fn float_type(dtype: u32) -> Option<FloatType> {

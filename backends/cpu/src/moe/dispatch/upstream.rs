@@ -3,7 +3,7 @@
 use tokenyard_core::Result;
 use tokenyard_core::call::{DispatchCall, WireFormat};
 
-use crate::engine::launch::Launcher;
+use crate::moe::launcher::Launcher;
 use crate::moe::operation::DispatchOp;
 use crate::moe::rows::moves::Move;
 use crate::moe::rows::transfer::{move_to_landing, move_to_regions};

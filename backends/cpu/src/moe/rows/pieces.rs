@@ -9,20 +9,20 @@ use std::ops::Range;
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, logfmt};
 
+use crate::engine::areas::{ARENA, CONTROL};
 use crate::engine::commands::Block;
 use crate::engine::control::Signal;
-use crate::engine::launch::Launcher;
 use crate::engine::places::Places;
 use crate::moe::combine::left_out::put_left_out;
 use crate::moe::combine::merger::{Staged, make_partials};
 use crate::moe::combine::partials::entry_at;
+use crate::moe::launcher::Launcher;
 use crate::moe::operation::{CombineOp, Offsets};
 use crate::moe::routing::RoutingTable;
 use crate::moe::rows::moves::{Move, Spot};
 use crate::moe::rows::writer::{RowSource, first_local};
 use crate::moe::rows::{report_stored, write_rows};
 use crate::moe::runner::Runner;
-use crate::moe::sizes::{ARENA, CONTROL};
 
 /// `rows` in pieces of `most` rows.
 fn pieces(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
@@ -159,7 +159,7 @@ struct StagedArray {
 
 fn put_array(runner: &Runner, m: &Move, peer: u32, array: &StagedArray) -> Result<()> {
     let StagedArray { from, to, rows, width } = *array;
-    let signal = runner.order.signal_of(m);
+    let signal = runner.order.rows_signal(m.slot, m.group);
     let (src, dst) = ((CONTROL, from), (runner.launcher.scratch.spots[peer as usize].window, to));
     let block = Block { operation: m.operation, peer, signal, rows, width, src, dst };
     runner.order.put_rows(m.slot, &block)

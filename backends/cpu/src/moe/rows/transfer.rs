@@ -3,12 +3,12 @@
 use tokenyard_core::Result;
 use tokenyard_core::moe::Layout;
 
+use crate::engine::areas::CONTROL;
 use crate::moe::rows::moves::{Move, Spot};
 use crate::moe::rows::pieces::{put_in_pieces, stage_offsets};
 use crate::moe::rows::writer::RowSource;
 use crate::moe::rows::{aim, place_copies, report_stored, spot_in_region, write_rows};
 use crate::moe::runner::Runner;
-use crate::moe::sizes::CONTROL;
 
 /// Moves the rows of a group to their final places in the owners' granted regions.
 ///
