@@ -24,9 +24,10 @@ use crate::suite::{Level, Outcome, Rank, Test};
 type OnCommunicator = fn(&Case, &mut Communicator) -> Result<()>;
 
 pub(super) fn tests() -> Vec<Test> {
-    let every: [(&str, &str, OnCommunicator); 4] = [
+    let every: [(&str, &str, OnCommunicator); 5] = [
         ("chain", "inputs and outputs change on the stream, before and behind each call", chain),
         ("dropped_early", "an output may be dropped while its stream still reads it", dropped),
+        ("several_sms", "each call of each rank may name a number of multiprocessors", numbers),
         ("several_handles", "calls on two streams, handles combined in any order", several),
         ("refused", "what only the device refuses leaves stream and communicator usable", refused),
     ];
@@ -218,6 +219,8 @@ struct Journey {
     topk_idx: LiveStream,
     rows: LiveStream,
     out: LiveStream,
+    /// The multiprocessors that its next call names, or 0.
+    sms: u32,
     /// Copies of the received and of the combined rows.
     kept: [Buffer; 2],
     arrived: oracle::Received,
@@ -237,6 +240,7 @@ impl Journey {
             topk_idx: LiveStream::new(comm, &topk_idx, DType::I64, [tokens, case.topk])?,
             rows: LiveStream::new(comm, &rows, row, [row_count, case.hidden])?,
             out: LiveStream::new(comm, &back, row, [tokens, case.hidden])?,
+            sms: 0,
             kept: [comm.buffer(&here)?, comm.buffer(&back)?],
             arrived,
             combined,
@@ -251,11 +255,12 @@ impl Journey {
     }
 
     fn send<'a>(&'a self, comm: &mut Communicator, track: &Track) -> Result<PendingDispatch<'a>> {
-        let dispatch = Dispatch {
-            layout: exchange::layout(&self.case),
-            ..Dispatch::new(self.x.tensor()?, self.topk_idx.tensor()?)
-        };
-        Ok(comm.on(track.name).dispatch_send(&dispatch)?)
+        Ok(comm.on(track.name).with_sms(self.sms).dispatch_send(&self.call()?)?)
+    }
+
+    fn call(&self) -> Result<Dispatch<'_>> {
+        let dispatch = Dispatch::new(self.x.tensor()?, self.topk_idx.tensor()?);
+        Ok(Dispatch { layout: exchange::layout(&self.case), ..dispatch })
     }
 
     /// Spoils the inputs after a dispatch was received, and copies the received rows.
@@ -303,7 +308,7 @@ impl Journey {
         };
         let out_shape = self.out.shape;
         let combine = Combine::new(x, self.out.memory.tensor_mut(dtype, out_shape)?);
-        comm.on(track.name).combine(handle, combine)?;
+        comm.on(track.name).with_sms(self.sms).combine(handle, combine)?;
         drop(room);
         self.rows.spoil(&track.stream)?;
         let from = self.out.view(&self.out.memory)?;
@@ -351,6 +356,29 @@ fn chain(case: &Case, comm: &mut Communicator) -> Result<()> {
         journey.check_arrived().with_context(|| at(n))?;
         journey.check_combined().with_context(|| at(n))?;
     }
+    Ok(())
+}
+
+/// More than a device has, too. Ranks name different ones in the same call, and so do the calls of a handle.
+fn numbers(case: &Case, comm: &mut Communicator) -> Result<()> {
+    const SMS: [u32; 6] = [1, 0, 2, 24, 7, 1024];
+    let mut journeys = journeys(comm, case, 12)?;
+    let track = Track::new(comm)?;
+    for (n, journey) in journeys.iter_mut().enumerate() {
+        journey.sms = SMS[(n + comm.rank() as usize) % SMS.len()];
+        let (received, handle) = journey.dispatch(comm, &track).with_context(|| at(n))?;
+        journey.sms = SMS[n / 2];
+        journey.combine(comm, &track, &handle, n % 2 == 0).with_context(|| at(n))?;
+        drop((received, handle));
+    }
+    comm.flush().context("flush")?;
+    for (n, journey) in journeys.iter().enumerate() {
+        journey.check_arrived().and_then(|()| journey.check_combined()).with_context(|| at(n))?;
+    }
+    let mut last = Journey::new(comm, case)?;
+    last.bring(&track)?;
+    let on = comm.on(track.name).with_sms(1025).dispatch(&last.call()?);
+    expect_error(on, &[ErrorKind::InvalidInput], &["sms: found 1025", "0 to 1024"])?;
     Ok(())
 }
 
