@@ -43,6 +43,7 @@ mod order;
 mod output;
 mod pending;
 mod refusal;
+mod sort;
 mod state;
 mod stream;
 mod tensor;
