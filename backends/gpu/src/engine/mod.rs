@@ -43,7 +43,7 @@ use crate::engine::masking::Masks;
 use crate::engine::member::Member;
 use crate::engine::observer::Observer;
 use crate::engine::order::StreamOrder;
-use crate::engine::outcome::{InputFaults, ticket};
+use crate::engine::outcome::{Faults, ticket};
 use crate::engine::places::Places;
 use crate::engine::posting::Posting;
 use crate::engine::waits::{Turn, Waits};
@@ -104,7 +104,7 @@ pub(crate) struct Parts {
     pub(crate) masks: Option<Masks>,
     pub(crate) kernels: EngineKernels,
     pub(crate) places: Places,
-    pub(crate) faults: Box<dyn InputFaults>,
+    pub(crate) faults: Box<dyn Faults>,
 }
 
 /// See the [module](self). Fields drop in order: streams end before the memory that they use.
@@ -121,7 +121,7 @@ pub(crate) struct Engine {
     added: Common,
     /// The last operation that was sent.
     pub(crate) latest: u64,
-    faults: Box<dyn InputFaults>,
+    faults: Box<dyn Faults>,
 }
 
 impl Engine {
