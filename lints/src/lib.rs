@@ -4,6 +4,7 @@
 
 mod below_operations;
 mod environment;
+mod faces;
 mod methods;
 mod module_circles;
 mod named;
