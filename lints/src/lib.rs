@@ -3,7 +3,9 @@
 #![cfg(test)]
 
 mod arrows;
+mod below_operations;
 mod environment;
+mod faces;
 mod methods;
 mod module_circles;
 mod named;

@@ -47,7 +47,6 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("bench/src/gpu/machine.rs", 2, "versions of drivers, in /proc and /sys"),
     ("backends/gpu/src/compile/cache.rs", 2, "writes in a folder that only this user can write"),
     ("backends/gpu/src/compile/library.rs", 1, "/proc/self/maps"),
-    ("topology/src/on_trees.rs", 1, "tests"),
     ("topology/src/lib.rs", 1, "/proc/self/status"),
     ("backends/libfabric/src/transport/numa.rs", 1, "/sys/class"),
     ("backends/libfabric/src/transport/interfaces.rs", 1, "/sys/class/net"),

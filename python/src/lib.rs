@@ -80,6 +80,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tokenyard_cuda::link();
     tokenyard_rocm::link();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("_SCALED_CHANNELS", tokenyard_core::moe::Quant::FP8.group)?;
     module.add_function(wrap_pyfunction!(components, module)?)?;
     module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;
     module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;

@@ -6,7 +6,9 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 __version__: str
+_SCALED_CHANNELS: int
 __all__ = [
+    "_SCALED_CHANNELS",
     "Array",
     "Communicator",
     "Config",

@@ -35,6 +35,7 @@ use crate::driver::{self, Context, Device, Graph, Pooled, RawStream, Stream};
 use crate::engine::counters::Counters;
 use crate::engine::path::{Path, WindowMemory, unsupported};
 use crate::engine::window::Memory;
+use crate::moe::capabilities::capabilities;
 use crate::moe::exchange::Exchange;
 use crate::moe::exchanger::Exchanger;
 use crate::moe::exchanges::{Exchanges, Rail};
@@ -198,13 +199,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         let paths: Vec<_> = exchanges.iter().map(|exchange| exchange.path).collect();
         let mut needs = KernelNeeds {
             windows: (WINDOWS * exchanges.len()) as u32,
-            capabilities: Path::capabilities(
-                &paths,
-                exchanges.iter().any(|exchange| exchange.decodes),
-            ) | exchanges
-                .iter()
-                .map(decode::sizes::capabilities)
-                .fold(0, |all, flags| all | flags),
+            capabilities: capabilities(&paths, exchanges.iter().any(|exchange| exchange.decodes))
+                | exchanges
+                    .iter()
+                    .map(decode::sizes::capabilities)
+                    .fold(0, |all, flags| all | flags),
             device: self.context.device.ordinal,
             ..NO_KERNEL_NEEDS
         };

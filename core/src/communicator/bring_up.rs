@@ -10,6 +10,7 @@ use super::Communicator;
 use super::claims::Claims;
 use super::components::Components;
 use super::course::Course;
+use super::sort;
 use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, World};
@@ -236,8 +237,8 @@ struct Opening {
 impl Opening {
     fn new(world: &Arc<World>, config: &Config, options: &CommunicatorOptions) -> Result<Self> {
         let shape = options.shape(world.ranks())?;
-        let recorder = FlightRecorder::new(world, config, options.in_flight).map(OpenRecorder)?;
-        Ok(Self { options: *options, shape, recorder })
+        let recorder = FlightRecorder::new(world, config, options.in_flight, sort::NAMES)?;
+        Ok(Self { options: *options, shape, recorder: OpenRecorder(recorder) })
     }
 }
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::abandoned::{Abandoned, Sent};
 use super::components::Components;
+use super::sort::Sort;
 use super::stream::Stream;
 use crate::bootstrap::World;
 use crate::kernels::Trace;
-use crate::session::reporter::{InCall, OpenRecorder, Sort};
+use crate::session::reporter::{InCall, OpenRecorder};
 use crate::{Error, ErrorKind, Result};
 
 /// The operations of a communicator, in step with those of the other ranks.
@@ -90,7 +91,7 @@ impl Course {
         self.next_operation += 1;
         self.components.watchdog().begin(self.next_operation);
         self.open_slots |= self.slot_bit(operation);
-        self.recorder.0.track.send(operation, sort);
+        self.recorder.0.track.send(operation, sort as usize);
         Ok((operation, InCall::new(&self.recorder)))
     }
 

@@ -37,6 +37,7 @@ mod order;
 pub(crate) mod output;
 mod pending;
 mod refusal;
+mod sort;
 mod state;
 mod stream;
 pub(crate) mod tensor;

@@ -13,12 +13,12 @@ use super::order::Mode;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
 use super::pending::{Arrival, PendingCombine, PendingDispatch, PendingReplay};
 use super::refusal::RefusedCall;
+use super::sort::Sort;
 use super::tensor::{TensorMut, raw_or_none};
 use crate::abi;
 use crate::call::{CombineCall, DispatchCall};
 use crate::host::NO_TENSOR;
 use crate::moe::{DType, Layout, ScaleLayout};
-use crate::session::reporter::Sort;
 use crate::{Error, ErrorKind, Result};
 
 impl Communicator {

@@ -3,10 +3,10 @@
 
 use super::course::Course;
 use super::order::Mode;
+use super::sort::Sort;
 use crate::call::{CombineCall, DispatchCall};
 use crate::moe::{Layout, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
-use crate::session::reporter::Sort;
 use crate::{Error, ErrorKind, Result};
 
 /// An operation whose arguments this rank refuses before the call. The layout must be that of the other

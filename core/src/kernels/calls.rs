@@ -122,14 +122,20 @@ impl KernelCall<'_> {
 
 #[cfg(test)]
 mod tests {
+    use crate::abi;
+
     macro_rules! tags {
         ($life:lifetime
             submit { $($submit:ident($argument:ty) = $submit_name:literal, $submit_tag:ident;)* }
             finish { $($finish:ident($end:ty) = $finish_name:literal, $finish_tag:ident;)* }
             query { $($query:ident($answer:ty) = $query_name:literal, $query_tag:ident;)* }
         ) => {
-            const TAGS: &[&str] =
-                &[$(stringify!($submit_tag),)* $(stringify!($finish_tag),)* $(stringify!($query_tag),)*];
+            /// Names and values, per slot of the table.
+            const TAGS: [&[(&str, u32)]; 3] = [
+                &[$((stringify!($submit_tag), abi::$submit_tag),)*],
+                &[$((stringify!($finish_tag), abi::$finish_tag),)*],
+                &[$((stringify!($query_tag), abi::$query_tag),)*],
+            ];
         };
     }
     kernel_calls!(tags);
@@ -140,6 +146,17 @@ mod tests {
             let (name, _) = line.strip_prefix("pub const ")?.split_once(": u32")?;
             Some(name)
         });
-        assert_eq!(declared.collect::<Vec<_>>(), TAGS);
+        let listed = TAGS.iter().flat_map(|slot| slot.iter().map(|(name, _)| *name));
+        assert_eq!(declared.collect::<Vec<_>>(), listed.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_tags_of_a_slot_count_its_calls_in_the_order_of_the_list() {
+        for (slot, name) in TAGS.iter().zip(["TY_SUBMIT_", "TY_FINISH_", "TY_QUERY_"]) {
+            for (number, (tag, value)) in (1..).zip(slot.iter()) {
+                assert!(tag.starts_with(name), "{tag} is in the slot of {name}");
+                assert_eq!(*value, number, "{tag}");
+            }
+        }
     }
 }

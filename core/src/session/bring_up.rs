@@ -45,7 +45,7 @@ impl<'a> Survey<'a> {
         name_hosts(&mut places, &meeting.ranks);
         share_nics(&mut places);
         let domains = match (&config.scale_up, config.domains) {
-            // No row is routed by domains.
+            // Nothing is routed by domains.
             (None, None) => scattered(&places),
             (_, wanted) => domains(&places, wanted).map_err(|error| config.at_domains(error))?,
         };

@@ -20,9 +20,9 @@ pub struct Choices {
     pub kernels: String,
     /// Whether tensors lie in the memory of a device.
     pub works_on_device: bool,
-    /// The level inside a domain; none where no rows use it.
+    /// The level inside a domain; none where nothing uses it.
     pub scale_up: Option<LevelReport>,
-    /// The level between domains; none where no rows use it.
+    /// The level between domains; none where nothing uses it.
     pub scale_out: Option<LevelReport>,
     /// Warnings for the operator: tables of components that no plugin provides.
     pub warnings: Vec<String>,

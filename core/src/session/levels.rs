@@ -1,8 +1,8 @@
 //! The levels of a session: their transports and teams.
 //!
-//! If one link reaches every rank, rows go straight to their owners (*direct*). Inside one domain that is
-//! scale-up. It is scale-out if there is no scale-up transport, or if every domain is one rank. Otherwise
-//! both transports are open: scale-up for the domain, scale-out for the rail (*hierarchical*).
+//! If one link reaches every rank, data goes straight to its rank (*direct*). Inside one domain that is scale-up. It is
+//! scale-out if there is no scale-up transport, or if every domain is one rank. Otherwise both transports are open:
+//! scale-up for the domain, scale-out for the rail (*hierarchical*).
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct LevelReport {
     /// The transport.
     pub transport: String,
-    /// How rows move: `load_store` or `put`.
+    /// How data moves: `load_store` or `put`.
     pub path: &'static str,
     /// World ranks that this rank reaches over it, itself included.
     pub team: Vec<u32>,
@@ -100,7 +100,7 @@ impl Level<'_> {
 
 /// Both levels before they are open; at least one exists.
 pub(crate) struct Levels<'a> {
-    /// Domains that rows are routed over; 1 where they go direct.
+    /// Domains that data is routed over; 1 where it goes direct.
     pub(crate) domains: u32,
     pub(crate) scale_up: Option<Level<'a>>,
     pub(crate) scale_out: Option<Level<'a>>,
@@ -157,7 +157,7 @@ impl<'a> Levels<'a> {
         level.as_ref().map_or(&[], |level| &level.team.world_ranks)
     }
 
-    /// Makes rows be put that could be loaded and stored. With loads, a rank that was declared lost may read
+    /// Makes data be put that could be loaded and stored. With loads, a rank that was declared lost may read
     /// memory that its owner has changed since, and forward it (INV-8).
     pub(crate) fn put_only(&mut self) {
         for level in [&mut self.scale_up, &mut self.scale_out].into_iter().flatten() {
@@ -202,7 +202,7 @@ impl<'a> Levels<'a> {
     pub(crate) fn agree(&self, members: &Members<'_>, needs: &SessionNeeds) -> Result<()> {
         let mut items = vec![("windows".to_owned(), needs.windows.len().to_string())];
         for (name, level) in self.each() {
-            items.push((format!("{name} path of rows"), level.path().to_owned()));
+            items.push((format!("{name} path of data"), level.path().to_owned()));
         }
         for (name, link) in ["scale-up", "scale-out"].iter().zip(&needs.links) {
             items.push((format!("{name} signals"), link.signals.to_string()));

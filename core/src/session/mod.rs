@@ -1,5 +1,5 @@
 //! A session: what lies below operations. Places, levels and their transports, waits and their end, reports, and the
-//! threads that drive transports. It knows no experts.
+//! threads that drive transports. It knows no operation, and none of their words.
 //!
 //! A session has users, which run operations: kernel sets. It sums their needs, because fabrics fix their resources
 //! before ranks connect. Windows, queues and signals of a user have numbers of their own.

@@ -32,7 +32,7 @@ const LAST_NEWS: Duration = Duration::from_millis(500);
 /// Most silence of a live rank where losses are masked: several heartbeats of at most 100 ms.
 const SILENT: Duration = Duration::from_millis(500);
 
-/// Most extra time of a wait on a peer that forwards rows.
+/// Most extra time of a wait on a peer that forwards data.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The bounds of a wait (INV-6).
@@ -109,7 +109,7 @@ struct WatchdogState {
 pub(crate) struct WatchedLinks {
     /// The names of the links, by level and world rank.
     pub(crate) names: [Vec<(u32, String)>; 2],
-    /// Domains among which rows are forwarded; 1 where one link reaches every rank.
+    /// Domains among which data is forwarded; 1 where one link reaches every rank.
     pub(crate) domains: u32,
 }
 
@@ -354,7 +354,7 @@ impl WatchdogState {
             }
         }
         if text.is_empty() {
-            text.push_str(&format!("; there is no link to rank {rank}: others hand its rows on"));
+            text.push_str(&format!("; there is no link to rank {rank}: others forward its data"));
         }
         text
     }
@@ -434,10 +434,10 @@ impl WatchdogState {
         }
     }
 
-    /// Extra time for a peer of this domain that may wait for rows of another domain before it can
-    /// forward them. The peer then reports first the rank that it waits for.
+    /// Extra time for a peer of this domain that may wait for data of another domain before it can
+    /// forward it. The peer then reports first the rank that it waits for.
     fn patience(&self, waiting: &Waiting) -> Duration {
-        // A rank without a link on the rail waits too: its peers forward rows to it.
+        // A rank without a link on the rail waits too: its peers forward data to it.
         let among_domains = self.links.get().is_some_and(|links| links.domains > 1);
         if among_domains && waiting.what.level == abi::TY_LEVEL_SCALE_UP {
             PATIENCE.min(self.bounds.deadline / 8)

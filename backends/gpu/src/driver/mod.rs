@@ -10,7 +10,9 @@ mod memory;
 mod module;
 mod raw;
 mod stream;
+// In the folder of tests, and a module of this one: it makes what no other crate may make.
 #[cfg(test)]
+#[path = "../../tests/doubles/stream_model/mod.rs"]
 pub(crate) mod stream_model;
 mod times;
 

@@ -17,14 +17,11 @@ pub(crate) const REFUSE_INPUT: u32 = 2;
 pub(crate) const REFUSE_FULL: u32 = 3;
 pub(crate) const REFUSE_BROKEN: u32 = 4;
 
-/// How an operation continues.
+/// How an operation continues. Operations have codes of their own behind these.
 pub(crate) const GO: u32 = 1;
 pub(crate) const REFUSED: u32 = 2;
 pub(crate) const FULL: u32 = 3;
 pub(crate) const MISMATCH: u32 = 4;
-pub(crate) const ORIGIN: u32 = 5;
-pub(crate) const BAD_ROWS: u32 = 6;
-pub(crate) const ANOTHER_M: u32 = 7;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,6 @@
 //! The counters that reports read of the exchanges, in pinned memory. No read asks the device, so a
 //! kernel that hangs hides no counter. The kernel that waits for an operation's signals stores three
-//! words of each rank (`arrive` of the kernels); no kernel stores a word per row.
+//! words of each rank (`arrive` of the kernels); no kernel stores a word for each thing that it moves.
 
 use std::sync::Arc;
 

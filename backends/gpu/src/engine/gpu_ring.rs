@@ -12,7 +12,7 @@ use crate::engine::device_api::DeviceApi;
 
 /// The source of the device API.
 const DEVICE_API: &str = include_str!("../../device/common/gpu_ring.cuh");
-/// Slots of a ring: flat rows of several operations, so that kernels seldom wait for a free slot.
+/// Slots of a ring: what several operations move, so that kernels seldom wait for a free slot.
 const CAPACITY: u32 = 1024;
 /// The queue that kernels post on.
 const QUEUE: u32 = 0;

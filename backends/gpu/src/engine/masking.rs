@@ -1,4 +1,4 @@
-//! Ranks that low-latency operations go on without: see `masking.cuh`.
+//! Ranks that operations go on without: see `masking.cuh`.
 //!
 //! The watchdog says which ranks are lost. Kernels cannot read its table, so the observer passes each loss on to
 //! pinned memory, where a kernel that waits looks for it.
@@ -35,7 +35,7 @@ pub(crate) struct Masks {
 
 impl Masks {
     /// Makes the masks; none where a lost rank ends the communicator. A wait for a live rank masks the rank when it
-    /// has lasted `after`. `goes_on`: operations can go on without a rank.
+    /// has lasted `after`. `ends`: the reason why operations do not go on without a rank.
     ///
     /// # Errors
     /// `Unsupported` where the exchange, or a communicator without some ranks, has no masks.
@@ -45,7 +45,7 @@ impl Masks {
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
         member: &Member,
-        goes_on: bool,
+        ends: Option<&str>,
         plan: &abi::TyPlan,
         after: Option<Duration>,
     ) -> Result<Option<Self>> {
@@ -56,7 +56,7 @@ impl Masks {
         // SAFETY: R bytes that are only accessed atomically, by this function's contract.
         let lost =
             unsafe { std::slice::from_raw_parts(plan.lost.cast::<AtomicU8>(), ranks as usize) };
-        check(ranks, goes_on, lost)?;
+        check(ranks, ends, lost)?;
         let of = |words: u64| Buffer::new(context, words * u64::from(ranks));
         Ok(Some(Self {
             lost,
@@ -134,14 +134,13 @@ impl Masks {
     }
 }
 
-fn check(ranks: u32, goes_on: bool, lost: &[AtomicU8]) -> Result<()> {
+fn check(ranks: u32, ends: Option<&str>, lost: &[AtomicU8]) -> Result<()> {
     let unsupported = |found: String, fix: &str| {
         let message = format!("on_failure = \"mask\": found {found}");
         Err(Error::new(ErrorKind::Unsupported, "plan kernels", message).with_fix(fix))
     };
     let stop = "let a lost rank end the communicator, or use kernels = \"cpu\"";
-    if !goes_on {
-        let found = "decode = \"direct\"; only low-latency operations go on without a lost rank";
+    if let Some(found) = ends {
         return unsupported(found.to_owned(), stop);
     }
     if ranks > MOST_RANKS {
@@ -162,19 +161,19 @@ fn check(ranks: u32, goes_on: bool, lost: &[AtomicU8]) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn refusal(goes_on: bool, ranks: u32, states: &[u8]) -> Option<String> {
+    fn refusal(ends: Option<&str>, ranks: u32, states: &[u8]) -> Option<String> {
         let lost: Vec<_> = states.iter().copied().map(AtomicU8::new).collect();
-        check(ranks, goes_on, &lost).err().map(|error| error.to_string())
+        check(ranks, ends, &lost).err().map(|error| error.to_string())
     }
 
     #[test]
-    fn only_low_latency_operations_of_a_communicator_with_all_ranks_go_on_without_one() {
-        assert_eq!(refusal(true, 3, &[0, abi::TY_RANK_LOST, 0]), None);
-        let text = refusal(false, 3, &[0; 3]).unwrap();
-        assert!(text.contains("decode = \"direct\"") && text.contains("mask"), "{text}");
-        let text = refusal(true, 129, &[0; 129]).unwrap();
+    fn only_some_operations_of_a_communicator_with_all_ranks_go_on_without_one() {
+        assert_eq!(refusal(None, 3, &[0, abi::TY_RANK_LOST, 0]), None);
+        let text = refusal(Some("fast = false"), 3, &[0; 3]).unwrap();
+        assert!(text.contains("found fast = false") && text.contains("mask"), "{text}");
+        let text = refusal(None, 129, &[0; 129]).unwrap();
         assert!(text.contains("129 ranks; expected at most 128"), "{text}");
-        let text = refusal(true, 3, &[0, 0, abi::TY_RANK_ABSENT]).unwrap();
+        let text = refusal(None, 3, &[0, 0, abi::TY_RANK_ABSENT]).unwrap();
         assert!(text.contains("no rank 2"), "{text}");
     }
 }

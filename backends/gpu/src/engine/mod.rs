@@ -14,8 +14,10 @@ pub(crate) mod member;
 pub(crate) mod mode;
 pub(crate) mod observer;
 pub(crate) mod order;
+// In the folder of tests, and a module of this one: it calls what no other crate may call.
 #[cfg(test)]
-pub(crate) mod order_model;
+#[path = "../../tests/doubles/order_model/mod.rs"]
+mod order_model;
 pub(crate) mod outcome;
 pub(crate) mod path;
 pub(crate) mod places;
@@ -41,7 +43,7 @@ use crate::engine::masking::Masks;
 use crate::engine::member::Member;
 use crate::engine::observer::Observer;
 use crate::engine::order::StreamOrder;
-use crate::engine::outcome::{InputFaults, ticket};
+use crate::engine::outcome::{Faults, ticket};
 use crate::engine::places::Places;
 use crate::engine::posting::Posting;
 use crate::engine::waits::{Turn, Waits};
@@ -102,7 +104,7 @@ pub(crate) struct Parts {
     pub(crate) masks: Option<Masks>,
     pub(crate) kernels: EngineKernels,
     pub(crate) places: Places,
-    pub(crate) faults: Box<dyn InputFaults>,
+    pub(crate) faults: Box<dyn Faults>,
 }
 
 /// See the [module](self). Fields drop in order: streams end before the memory that they use.
@@ -119,7 +121,7 @@ pub(crate) struct Engine {
     added: Common,
     /// The last operation that was sent.
     pub(crate) latest: u64,
-    faults: Box<dyn InputFaults>,
+    faults: Box<dyn Faults>,
 }
 
 impl Engine {

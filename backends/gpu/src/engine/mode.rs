@@ -14,7 +14,7 @@ pub(crate) struct Mode {
     pub(crate) no_host_sync: bool,
     /// Its stream captures a graph.
     pub(crate) captured: bool,
-    /// Send and receive are one call. Kernels themselves wait for the rows that arrive, and are queued on the
+    /// Send and receive are one call. Kernels themselves wait for the data that arrives, and are queued on the
     /// caller's stream itself. That saves the time that streams take to wait for each other.
     pub(crate) at_once: bool,
     /// Another exchange of the operation is queued behind this one before the host waits for its outcome.

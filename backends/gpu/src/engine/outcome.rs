@@ -1,19 +1,25 @@
 //! The outcome of an operation, in words.
 
 use tokenyard_core::refusal;
-use tokenyard_core::signature::Signature;
 use tokenyard_core::{Error, ErrorKind};
 
 use crate::engine::args::{
-    ANOTHER_M, BAD_ROWS, FULL, GO, MISMATCH, ORIGIN, Outcome, REFUSE_BROKEN, REFUSE_FULL,
-    REFUSE_INPUT, REFUSE_TEXT, REFUSED, TEXT,
+    FULL, GO, MISMATCH, Outcome, REFUSE_BROKEN, REFUSE_FULL, REFUSE_INPUT, REFUSE_TEXT, REFUSED,
+    TEXT,
 };
 use crate::engine::member::Team;
 
-/// The words for the faults that a rank's own kernel finds in the input of its call.
-pub(crate) trait InputFaults: std::fmt::Debug + Send + Sync {
-    /// Explains the words that the kernel has written into an outcome as a text.
-    fn explain(&self, outcome: &Outcome) -> String;
+/// The words of the operations over an engine for what their kernels find: the engine knows neither their input nor
+/// their calls.
+pub(crate) trait Faults: std::fmt::Debug + Send + Sync {
+    /// Explains the words that the kernel of a rank has written into an outcome as a text, about the input of its call.
+    fn explain_input(&self, outcome: &Outcome) -> String;
+
+    /// The call with this signature.
+    fn describe_call(&self, signature: u64) -> String;
+
+    /// The refusal of an outcome whose code is an operation's own; none if no operation has this code.
+    fn refusal(&self, outcome: &Outcome, ours: &Called) -> Option<Refusal>;
 }
 
 /// The identity of a call.
@@ -31,16 +37,16 @@ pub(crate) struct Called {
 }
 
 impl Called {
-    /// The dispatch that the device has given this number, in words.
-    fn dispatch(&self, epoch: u32) -> String {
-        let number = epoch.wrapping_sub(1);
-        if self.graphs {
-            return format!(
-                "the handle of the dispatch that its device did as operation {number}, \
-                            with every launch of a graph counted"
-            );
-        }
-        format!("the handle of dispatch {}", number / self.steps)
+    /// The error of a rank whose call is not this rank's: what each of them did.
+    pub(crate) fn mismatch(&self, peer: u32, [theirs, mine]: [String; 2]) -> String {
+        format!("operation {}: rank {peer} {theirs}; rank {} {mine}", self.operation, self.rank)
+    }
+
+    /// Both calls of an outcome with signatures that differ.
+    pub(crate) fn calls(&self, outcome: &Outcome, faults: &dyn Faults) -> String {
+        let calls = [outcome.signature, outcome.own_signature]
+            .map(|word| format!("called a {}", faults.describe_call(word)));
+        self.mismatch(self.team.rank(outcome.rank), calls)
     }
 }
 
@@ -99,7 +105,7 @@ impl Refusal {
     }
 
     /// The refusal of an outcome, if not all ranks continue.
-    pub(crate) fn of(outcome: &Outcome, ours: &Called, faults: &dyn InputFaults) -> Option<Self> {
+    pub(crate) fn of(outcome: &Outcome, ours: &Called, faults: &dyn Faults) -> Option<Self> {
         let rank = ours.team.rank(outcome.rank);
         let refused = |kind, why| Some(Self { kind, objector: outcome.objector, why });
         let broken = |kind, why| Some(Self { kind, objector: rank, why });
@@ -107,7 +113,7 @@ impl Refusal {
             GO => None,
             REFUSED => match outcome.verdict {
                 REFUSE_FULL => refused(ErrorKind::Full, text(outcome)),
-                REFUSE_INPUT => refused(ErrorKind::Refused, faults.explain(outcome)),
+                REFUSE_INPUT => refused(ErrorKind::Refused, faults.explain_input(outcome)),
                 REFUSE_BROKEN => refused(ErrorKind::Mismatch, text(outcome)),
                 _ => refused(ErrorKind::Refused, text(outcome)),
             },
@@ -121,26 +127,11 @@ impl Refusal {
                     text(outcome)
                 ),
             }),
-            MISMATCH | ANOTHER_M => {
-                let calls = [outcome.signature, outcome.own_signature]
-                    .map(|word| format!("called a {}", Signature::of_word(word).describe()));
-                // Ranks that differ in M alone do the same steps, so each finds it here and may go on.
-                let kind = match outcome.code {
-                    ANOTHER_M => ErrorKind::Refused,
-                    _ => ErrorKind::Mismatch,
-                };
-                broken(kind, mismatch(ours, rank, calls))
-            }
-            ORIGIN => {
-                let handle = |epoch: u32| format!("used {}", ours.dispatch(epoch));
-                let handles = [outcome.origin, outcome.own_origin].map(handle);
-                broken(ErrorKind::Mismatch, mismatch(ours, rank, handles))
-            }
-            BAD_ROWS => broken(
-                ErrorKind::Protocol,
-                format!("rank {rank} has fewer rows than the routing of this rank names"),
-            ),
-            other => broken(ErrorKind::Internal, format!("found outcome {other}; expected 1 to 7")),
+            MISMATCH => broken(ErrorKind::Mismatch, ours.calls(outcome, faults)),
+            other => faults.refusal(outcome, ours).or_else(|| {
+                let text = format!("found outcome {other}; expected one that an operation has");
+                broken(ErrorKind::Internal, text)
+            }),
         }
     }
 
@@ -180,10 +171,6 @@ pub(crate) fn reported_late(error: &Error) -> Error {
     }
 }
 
-fn mismatch(ours: &Called, peer: u32, [theirs, mine]: [String; 2]) -> String {
-    format!("operation {}: rank {peer} {theirs}; rank {} {mine}", ours.operation, ours.rank)
-}
-
 fn text(outcome: &Outcome) -> String {
     let bytes = (outcome.text_bytes as usize).min(TEXT);
     String::from_utf8_lossy(&outcome.text[..bytes]).into_owned()
@@ -193,13 +180,21 @@ fn text(outcome: &Outcome) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// An operation whose input has no faults of its own.
+    /// An operation without faults of its own.
     #[derive(Debug)]
     struct NoFaults;
 
-    impl InputFaults for NoFaults {
-        fn explain(&self, _: &Outcome) -> String {
+    impl Faults for NoFaults {
+        fn explain_input(&self, _: &Outcome) -> String {
             String::new()
+        }
+
+        fn describe_call(&self, signature: u64) -> String {
+            format!("call {signature}")
+        }
+
+        fn refusal(&self, _: &Outcome, _: &Called) -> Option<Refusal> {
+            None
         }
     }
 
@@ -245,46 +240,11 @@ pub(crate) mod tests {
 
     #[test]
     fn a_mismatch_says_what_both_ranks_called() {
-        let other = Outcome { code: MISMATCH, signature: 1 | 1 << 4 | 1 << 8, ..OUTCOME };
-        let text = judge(&other).unwrap().to_string();
-        assert!(text.contains("operation 4: rank 1 called a flat dispatch of bf16"), "{text}");
-        assert!(text.contains("; rank 0 called a combine"), "{text}");
-        let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
-        let text = judge(&other).unwrap().to_string();
-        assert!(text.contains("rank 1 used the handle of dispatch 5; rank 0 used"), "{text}");
-    }
-
-    #[test]
-    fn ranks_that_name_different_m_refuse_the_call_and_go_on() {
-        let word = 1 | 1 << 4 | 1 << 8;
-        let of = |m| Signature { word, extent: m }.in_one_word().unwrap().word;
-        let differs = |code, signature, own_signature| {
-            judge(&Outcome { code, signature, own_signature, ..OUTCOME }).unwrap()
-        };
-        for (theirs, mine, found, expected) in [
-            (of(13), of(12), "at most 13 tokens", "at most 12 tokens"),
-            (of(13), word, "at most 13 tokens", "at most max_tokens of the communicator"),
-        ] {
-            let error = differs(ANOTHER_M, theirs, mine);
-            assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)));
-            let text = error.to_string();
-            let at = [found, expected].map(|words| text.find(words));
-            assert!(at[0].is_some() && at[0] < at[1], "{text}");
-        }
-        // Another type beside another M ends the communicator.
-        assert_eq!(differs(MISMATCH, of(13) ^ 3 << 8, of(12)).kind(), ErrorKind::Mismatch);
-    }
-
-    #[test]
-    fn where_graphs_run_a_handle_is_not_named_by_a_number_of_the_caller() {
-        let other = Outcome { code: ORIGIN, origin: 6, ..OUTCOME };
-        let graphs = Called { graphs: true, ..OURS };
-        let text = Refusal::of(&other, &graphs, &NoFaults).unwrap().error().to_string();
-        assert!(
-            text.contains("rank 1 used the handle of the dispatch that its device did"),
-            "{text}"
-        );
-        assert!(text.contains("operation 5, with every launch") && !text.contains("dispatch 5"));
+        let other = Outcome { code: MISMATCH, signature: 5, ..OUTCOME };
+        let error = judge(&other).unwrap();
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::Mismatch, Some(1)));
+        let text = error.to_string();
+        assert!(text.contains("operation 4: rank 1 called a call 5; rank 0 called a call 3"));
     }
 
     #[test]
@@ -314,14 +274,6 @@ pub(crate) mod tests {
             [&refusal, &Refusal::of(&passed_on, &OURS, &NoFaults).unwrap()].map(Refusal::error);
         assert_eq!(first.to_string(), second.to_string());
         assert_eq!((second.kind(), second.rank()), (ErrorKind::Full, Some(9)));
-    }
-
-    #[test]
-    fn a_mismatch_on_a_rail_names_numbers_of_callers() {
-        let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
-        let other = Outcome { code: ORIGIN, origin: 7, ..OUTCOME };
-        let text = Refusal::of(&other, &rail, &NoFaults).unwrap().error().to_string();
-        assert!(text.contains("rank 5 used the handle of dispatch 3; rank 1 used"), "{text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How rows leave over one level: read once from the transport's declaration, and stored.
+//! How data leaves over one level: read once from the transport's declaration, and stored.
 
 use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
@@ -13,12 +13,12 @@ const PUT_UNIT: u64 = 16;
 /// link.
 const MOST_QUEUES: u32 = 8;
 
-/// How rows get to their places.
+/// How data gets to its places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transfer {
-    /// Kernels store them into windows of peers, which are mapped here.
+    /// Kernels store it into windows of peers, which are mapped here.
     Store,
-    /// Rows are staged in a window of this rank and put from there.
+    /// It is staged in a window of this rank and put from there.
     Put,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum WindowMemory {
 /// See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
-    pub(crate) rows: Transfer,
+    pub(crate) transfer: Transfer,
     pub(crate) poster: Poster,
     pub(crate) memory: WindowMemory,
     /// Queues that blocks spread their puts over; 1 is shared by all.
@@ -54,7 +54,7 @@ pub(crate) struct Path {
 impl Path {
     /// Loads and stores.
     pub(crate) const STORE: Self = Self {
-        rows: Transfer::Store,
+        transfer: Transfer::Store,
         poster: Poster::Kernel,
         memory: WindowMemory::Device,
         queues: 1,
@@ -76,7 +76,7 @@ impl Path {
             return Ok(Self::STORE);
         }
         let put = |poster, memory, queues| Self {
-            rows: Transfer::Put,
+            transfer: Transfer::Put,
             poster,
             memory,
             queues,
@@ -114,35 +114,9 @@ impl Path {
         .map_err(|e: Error| e.with_fix("use nvlink, xgmi, shm or efa; or kernels = \"cpu\""))
     }
 
-    /// Whether rows are put, so staged first.
+    /// Whether data is put, so staged first.
     pub(crate) fn puts(&self) -> bool {
-        self.rows == Transfer::Put
-    }
-
-    /// The kinds of calls that a communicator over these paths accepts, one path for each level: bits
-    /// `TY_KERNELS_CAP_*`. Calls that no caller waits for need one level of loads and stores. Among several domains
-    /// the host waits for the end of an operation. If rows are put, it waits until the staging may be written
-    /// again (INV-4). Rank-major rows are stored at their places, and read there, so they need one such level, too.
-    /// `decodes`: rows of the packed layout are sent without a request.
-    pub(crate) fn capabilities(paths: &[Self], decodes: bool) -> u32 {
-        let is_direct = matches!(paths, [path] if !path.puts());
-        // Between domains each forwarder would have to sum first.
-        let sums = if paths.len() == 1 { abi::TY_KERNELS_CAP_SUM_WEIGHTS } else { 0 };
-        let direct = abi::TY_KERNELS_CAP_NO_SYNC | abi::TY_KERNELS_CAP_RANK_MAJOR;
-        abi::TY_KERNELS_CAP_STREAMS
-            | sums
-            // Forwarders have places for M of the communicator.
-            | if paths.len() == 1 { abi::TY_KERNELS_CAP_CALL_TOKENS } else { 0 }
-            | if is_direct { direct } else { 0 }
-            | if decodes {
-                abi::TY_KERNELS_CAP_PACKED_SUMS
-                    | abi::TY_KERNELS_CAP_MASKING
-                    | abi::TY_KERNELS_CAP_MASKS
-                    | abi::TY_KERNELS_CAP_STATISTICS
-                    | abi::TY_KERNELS_CAP_PACKED_FORMS
-            } else {
-                0
-            }
+        self.transfer == Transfer::Put
     }
 
     /// Whether kernels fill a ring that the host serves.
@@ -168,17 +142,17 @@ pub(crate) mod tests {
 
     use super::*;
 
-    const DEVICE_API: u64 = abi::TY_CAP_DEVICE_API;
+    pub(crate) const DEVICE_API: u64 = abi::TY_CAP_DEVICE_API;
     const STORES: u64 = abi::TY_CAP_LOAD_STORE;
     const HOST: u32 = abi::TY_MEMORY_HOST;
-    const CUDA: u32 = abi::TY_MEMORY_CUDA;
+    pub(crate) const CUDA: u32 = abi::TY_MEMORY_CUDA;
 
     /// Over a ring, with windows in host memory.
     pub(crate) fn ring(largest_put: u64) -> Path {
         of(0, HOST, largest_put).unwrap()
     }
 
-    fn of(flags: u64, memory_kinds: u32, largest_put: u64) -> Result<Path> {
+    pub(crate) fn of(flags: u64, memory_kinds: u32, largest_put: u64) -> Result<Path> {
         let limits =
             Capabilities { flags, memory_kinds, largest_put, max_queues: 4, ..NO_CAPABILITIES };
         Path::of(&limits, CUDA, Windows::Auto)
@@ -193,7 +167,7 @@ pub(crate) mod tests {
     fn kernels_put_on_several_queues_where_a_device_api_only_puts() {
         let path = of(DEVICE_API, HOST | CUDA, 1 << 40).unwrap();
         let expected = Path {
-            rows: Transfer::Put,
+            transfer: Transfer::Put,
             poster: Poster::Kernel,
             memory: WindowMemory::Device,
             queues: 4,
@@ -236,30 +210,6 @@ pub(crate) mod tests {
         let error = of(0, HOST).unwrap_err().to_string();
         assert!(error.contains("windows = \"device\""), "{error}");
         assert_eq!(of(DEVICE_API | STORES, CUDA).unwrap(), Path::STORE);
-    }
-
-    #[test]
-    fn rank_major_rows_and_calls_without_a_wait_are_taken_over_one_level_of_loads_and_stores_alone()
-    {
-        let has = |paths: &[Path], form| Path::capabilities(paths, false) & form != 0;
-        let no_sync = |paths: &[Path]| has(paths, abi::TY_KERNELS_CAP_NO_SYNC);
-        let takes = |paths: &[Path]| has(paths, abi::TY_KERNELS_CAP_RANK_MAJOR);
-        let (ring, put) = (ring(1 << 20), of(DEVICE_API, CUDA, 1 << 20).unwrap());
-        assert!(no_sync(&[Path::STORE]) && takes(&[Path::STORE]));
-        for refused in [&[ring][..], &[put], &[Path::STORE, ring], &[Path::STORE, Path::STORE]] {
-            assert!(!no_sync(refused) && !takes(refused), "{refused:?}");
-            assert_ne!(Path::capabilities(refused, false) & abi::TY_KERNELS_CAP_STREAMS, 0);
-        }
-    }
-
-    #[test]
-    fn returned_weights_are_summed_and_calls_have_an_m_of_their_own_over_one_level_alone() {
-        let ring = ring(1 << 20);
-        for bit in [abi::TY_KERNELS_CAP_SUM_WEIGHTS, abi::TY_KERNELS_CAP_CALL_TOKENS] {
-            let takes = |paths: &[Path]| Path::capabilities(paths, false) & bit != 0;
-            assert!(takes(&[Path::STORE]) && takes(&[ring]));
-            assert!(!takes(&[Path::STORE, ring]) && !takes(&[Path::STORE, Path::STORE]));
-        }
     }
 
     #[test]

@@ -13,8 +13,7 @@ impl Engine {
     /// The mode that a call asks for.
     pub(crate) fn mode(&self, order: CallOrder) -> Result<Mode> {
         let mode = self.abort_on_fatal(Mode::of(order, self.order.context()))?;
-        // Among several domains, and over puts, the host has work to do before all rows have
-        // arrived.
+        // Among several domains, and over puts, the host has work to do before all data has arrived.
         let can = self.member.is_whole && !self.member.path.puts();
         Ok(Mode { at_once: mode.at_once && can, ..mode })
     }
@@ -41,7 +40,7 @@ impl Engine {
         self.order.queued(slot)
     }
 
-    /// Starts an operation that may move rows: behind the present work of its stream, and behind the
+    /// Starts an operation that may move data: behind the present work of its stream, and behind the
     /// last use of every region that was taken back.
     pub(crate) fn enter(&mut self, operation: u64, mode: &Mode) -> Result<()> {
         self.latest = operation;
@@ -62,8 +61,8 @@ impl Engine {
         }
         self.order.leave(slot, stream)?;
         if phase == abi::TY_PHASE_DONE || self.member.path.puts() {
-            // A combine reads regions that its caller may drop now, and its own is returned; where
-            // kernels put, the staging of a dispatch is returned too.
+            // An operation that ends so reads regions that its caller may drop now, and its own is returned. Where
+            // kernels put, the staging of every operation is returned, too.
             self.order.free_behind(slot)?;
         }
         let wait = self.wait(operation, phase);

@@ -21,6 +21,11 @@ pub(crate) const MOST_PIECES: u32 = 4;
 /// An error of a routing: more tokens than the call has rows.
 pub(crate) const TOO_MANY: u32 = 3;
 
+/// How a dispatch or a combine ends, beside the engine's codes.
+pub(crate) const ORIGIN: u32 = 5;
+pub(crate) const BAD_ROWS: u32 = 6;
+pub(crate) const ANOTHER_M: u32 = 7;
+
 /// Each returned weight is the sum of the entries of all ranks that have a row of the token.
 pub(crate) const WEIGHTS_OF_ALL: u32 = 2;
 

@@ -97,7 +97,7 @@ impl MoeState {
     /// Where kernels put: bytes of the returned rows and weights.
     pub(crate) fn landing(&self, call: &CombineCall<'_>) -> [u64; 2] {
         let tokens = self.routing.handles[call.handle as usize].tokens;
-        match self.exchange.path.rows {
+        match self.exchange.path.transfer {
             Transfer::Put => landing_bytes(&self.exchange.shape, self.combine_widths(call), tokens),
             Transfer::Store => [0; 2],
         }
@@ -485,7 +485,7 @@ impl Combine<'_> {
         // The caller may change its rows after this, so no peer may still read them. Where kernels put,
         // the wait for the returned rows has also waited until these rows have left.
         let layout = self.moe.routing.handles[op.handle as usize].layout;
-        let read = match self.moe.exchange.path.rows {
+        let read = match self.moe.exchange.path.transfer {
             _ if self.moe.decodes(layout) => self.decode().receive(operation),
             Transfer::Put => Ok(()),
             Transfer::Store => {

@@ -132,6 +132,12 @@ impl Exchange {
         }
     }
 
+    /// The reason why this exchange does not go on without a lost rank, if there is one.
+    pub(crate) fn ends_with_a_rank(&self) -> Option<&'static str> {
+        let ends = "decode = \"direct\"; only low-latency operations go on without a lost rank";
+        (!self.decodes).then_some(ends)
+    }
+
     /// Numbers of this exchange that one operation of a caller takes: between domains there is a
     /// second one, which reports how the operation ended inside them.
     pub(crate) fn steps(&self) -> u32 {
@@ -204,5 +210,14 @@ pub(crate) mod tests {
         assert_eq!((inside.slots(), between.slots()), (2, 4));
         assert_eq!(between.member().world_ranks(), [1, 3, 5]);
         assert_eq!(inside.member().world_ranks(), [4, 5]);
+    }
+
+    #[test]
+    fn only_low_latency_operations_go_on_without_a_lost_rank() {
+        let direct = Exchange::whole(&SHAPE, abi::TY_LEVEL_SCALE_UP, Path::STORE);
+        assert!(
+            direct.ends_with_a_rank().is_some_and(|found| found.contains("decode = \"direct\""))
+        );
+        assert_eq!(Exchange { decodes: true, ..direct }.ends_with_a_rank(), None);
     }
 }

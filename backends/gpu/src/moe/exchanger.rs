@@ -48,7 +48,7 @@ impl Exchanger {
         // SAFETY: by this function's contract.
         let (masks, (posting, device_api)) = unsafe {
             (
-                Masks::new(context, &member, exchange.decodes, plan, after)?,
+                Masks::new(context, &member, exchange.ends_with_a_rank(), plan, after)?,
                 Posting::new(context, &member, sizes.signals(), plan)?,
             )
         };

@@ -78,7 +78,7 @@ impl Foreseen<'_> {
     }
 
     fn path(&self, link: LinkPath) -> Path {
-        let put = |poster, memory| Path { rows: Transfer::Put, poster, memory, ..Path::STORE };
+        let put = |poster, memory| Path { transfer: Transfer::Put, poster, memory, ..Path::STORE };
         match (link, self.config.windows) {
             (LinkPath::Store, _) => Path::STORE,
             (LinkPath::PutByKernels, _) => put(Poster::Kernel, WindowMemory::Device),

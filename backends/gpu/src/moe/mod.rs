@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 pub(crate) mod blocks;
+pub(crate) mod capabilities;
 pub(crate) mod combine;
 pub(crate) mod combine_tiling;
 pub(crate) mod copies;

@@ -148,7 +148,7 @@ impl Sizes {
     /// Received records, then, where kernels put, as many staged records; else the counts of tiles
     /// and the words of units; then the inbox.
     pub(crate) fn control_bytes(&self) -> u64 {
-        match self.path.rows {
+        match self.path.transfer {
             _ if self.decode.is_some() => self.decode.map_or(0, |decode| decode.end),
             Transfer::Put => 2 * self.entries(self.slots),
             Transfer::Store => self.flags() + 8 * u64::from(self.ranks) * u64::from(self.units),

@@ -24,7 +24,6 @@ pub(crate) use capture::{Counters, Live, Meeting, RingCounts};
 use checkup::Checkup;
 use folder::Folder;
 pub use folder::REPORTS_VARIABLE;
-pub(crate) use track::Sort;
 use track::Track;
 
 use crate::bootstrap::{CallUnderWay, Liveness, Witness, World};
@@ -134,11 +133,16 @@ pub(crate) struct FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// For a communicator that is about to be opened.
+    /// For a communicator that is about to be opened, whose operations are of these kinds.
     ///
     /// # Errors
     /// A wrong environment variable about reports.
-    pub(crate) fn new(world: &World, config: &Config, in_flight: u32) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        world: &World,
+        config: &Config,
+        in_flight: u32,
+        kinds: &'static [&'static str],
+    ) -> Result<Arc<Self>> {
         let variable = std::env::var(REPORTS_VARIABLE).ok();
         let folder = Folder::resolve(&config.reports, variable.as_deref())?;
         let recorder = Arc::new_cyclic(|this| Self {
@@ -158,7 +162,7 @@ impl FlightRecorder {
             folder,
             liveness: world.liveness(),
             collective: world.call_under_way(),
-            track: Track::new(in_flight),
+            track: Track::new(in_flight, kinds),
             meeting: OnceLock::new(),
             live: Mutex::new(None),
             checkups: Default::default(),

@@ -7,28 +7,13 @@ use crate::report::{Activity, Call, State};
 
 use crate::wait::monotonic_ns;
 
-/// The kind of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sort {
-    Dispatch = 1,
-    Replay = 2,
-    Combine = 3,
-}
+/// Bits of a word for the kind of an operation: its index among the kinds of the communicator, and 1.
+const KIND_BITS: u32 = 8;
 
-/// The number and the kind of an operation, in one word.
-fn pack(operation: u64, sort: Sort) -> u64 {
-    operation << 2 | sort as u64
-}
-
-fn unpack(word: u64, slots: u64) -> Option<Call> {
-    let kind = match word & 3 {
-        1 => "dispatch",
-        2 => "replay",
-        3 => "combine",
-        _ => return None,
-    };
-    let operation = word >> 2;
-    Some(Call { operation, kind: kind.to_owned(), slot: (operation % slots.max(1)) as u32 })
+/// The number and the kind of an operation, in one word, so that a reader never sees those of two operations. Never 0,
+/// the word of a slot without one.
+fn pack(operation: u64, kind: usize) -> u64 {
+    operation << KIND_BITS | (kind as u64 + 1)
 }
 
 const STATES: [State; 5] =
@@ -37,6 +22,8 @@ const STATES: [State; 5] =
 /// The position of a rank in its calls.
 #[derive(Debug)]
 pub(crate) struct Track {
+    /// The names of the kinds of operations. The operations give them: a session knows none.
+    kinds: &'static [&'static str],
     /// Index into [`STATES`].
     state: AtomicU64,
     since_ns: AtomicU64,
@@ -47,8 +34,9 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    pub(super) fn new(in_flight: u32) -> Self {
+    pub(super) fn new(in_flight: u32, kinds: &'static [&'static str]) -> Self {
         Self {
+            kinds,
             state: AtomicU64::new(0),
             since_ns: AtomicU64::new(monotonic_ns()),
             begun: AtomicU64::new(0),
@@ -67,9 +55,9 @@ impl Track {
         self.enter(1);
     }
 
-    /// A call that sends begins a new operation.
-    pub(crate) fn send(&self, operation: u64, sort: Sort) {
-        let word = pack(operation, sort);
+    /// A call that sends begins a new operation of the kind with this index.
+    pub(crate) fn send(&self, operation: u64, kind: usize) {
+        let word = pack(operation, kind);
         self.begun.store(operation + 1, Ordering::Relaxed);
         self.call.store(word, Ordering::Relaxed);
         self.slots[operation as usize % self.slots.len()].store(word, Ordering::Relaxed);
@@ -95,10 +83,17 @@ impl Track {
         self.enter(4);
     }
 
+    fn unpack(&self, word: u64) -> Option<Call> {
+        let index = word & ((1 << KIND_BITS) - 1);
+        let kind = self.kinds.get(usize::try_from(index.checked_sub(1)?).ok()?)?;
+        let operation = word >> KIND_BITS;
+        let slot = (operation % (self.slots.len() as u64).max(1)) as u32;
+        Some(Call { operation, kind: (*kind).to_owned(), slot })
+    }
+
     /// The present activity.
     pub(super) fn read(&self) -> Activity {
-        let slots = self.slots.len() as u64;
-        let call = |word: &AtomicU64| unpack(word.load(Ordering::Relaxed), slots);
+        let call = |word: &AtomicU64| self.unpack(word.load(Ordering::Relaxed));
         let mut recent: Vec<Call> = self.slots.iter().filter_map(call).collect();
         recent.sort_by_key(|call| call.operation);
         let since = monotonic_ns().saturating_sub(self.since_ns.load(Ordering::Relaxed));
@@ -122,20 +117,20 @@ mod tests {
 
     #[test]
     fn a_rank_is_where_its_last_call_left_it() {
-        let track = Track::new(2);
+        let track = Track::new(2, &["there", "back"]);
         assert_eq!(track.read().state, State::Opening);
         track.opened();
         assert_eq!((track.read().state, track.read().call), (State::Caller, None));
-        track.send(6, Sort::Dispatch);
+        track.send(6, 0);
         track.leave();
-        track.send(7, Sort::Combine);
+        track.send(7, 1);
         let now = track.read();
         assert_eq!((now.state, now.begun), (State::Send, 8));
-        let combine = Call { operation: 7, kind: "combine".into(), slot: 1 };
-        assert_eq!(now.call.as_ref(), Some(&combine));
+        let back = Call { operation: 7, kind: "back".into(), slot: 1 };
+        assert_eq!(now.call.as_ref(), Some(&back));
         assert_eq!(now.recent.iter().map(|c| c.operation).collect::<Vec<_>>(), [6, 7]);
         track.receive(6);
-        assert_eq!(track.read().call.map(|c| c.kind).as_deref(), Some("dispatch"));
+        assert_eq!(track.read().call.map(|c| c.kind).as_deref(), Some("there"));
         track.close();
         track.leave();
         assert_eq!(track.read().state, State::Closed, "a closed communicator does not open again");

@@ -233,7 +233,7 @@ fn among_domains_one_waits_longer_for_a_peer_that_hands_rows_on() {
     in_world(2, OnFailure::Stop, |world, mut watchdog| {
         world.barrier("start").expect("both are there");
         if world.rank() == 0 {
-            // Its whole rail is lost, and its peers still forward rows.
+            // Its whole rail is lost, and its peers still forward data.
             let names = [vec![(1, "a link".to_owned())], Vec::new()];
             watchdog.name_links(WatchedLinks { names, domains: 2 });
             watchdog.begin(1);

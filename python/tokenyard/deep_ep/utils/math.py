@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from tokenyard._native import _SCALED_CHANNELS
+
 from .._arrays import Tensor, by_torch, to_write
 from .._torch import torch
 
-CHANNELS = 128
+# Channels that share a scale: the number of the kernel sets.
+CHANNELS = _SCALED_CHANNELS
 _LARGEST = 448.0  # of e4m3
 _LEAST = 1e-4  # below it a row counts as zeros
 
