@@ -212,44 +212,16 @@ impl RegionLayout {
                 .and_then(|padded| padded.checked_add(end))
                 .ok_or_else(too_large)?;
         }
-        let [
-            x,
-            scales,
-            weights,
-            ids,
-            source,
-            slots,
-            rank_counts,
-            expert_counts,
-            expert_starts,
-            expert_ends,
-            rank_ends,
-            ranges,
-            landed_scales,
-            landed_weights,
-            landed_source,
-            totals,
-            lost,
-        ] = spans;
-        Ok(Self {
-            x,
-            scales,
-            weights,
-            ids,
-            source,
-            slots,
-            rank_counts,
-            expert_counts,
-            expert_starts,
-            expert_ends,
-            rank_ends,
-            ranges,
-            landed_scales,
-            landed_weights,
-            landed_source,
-            totals,
-            lost,
-            bytes: end,
+        // Each array is named once: the order is that of `arrays`.
+        macro_rules! layout {
+            ($($name:ident),*) => {{
+                let [$($name),*] = spans;
+                Self { $($name,)* bytes: end }
+            }};
+        }
+        Ok(layout! {
+            x, scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts, expert_ends,
+            rank_ends, ranges, landed_scales, landed_weights, landed_source, totals, lost
         })
     }
 

@@ -138,42 +138,17 @@ impl HandleState {
             start
         });
         let memory = Pooled::new(context, end)?;
-        let [
-            topk,
-            rows,
-            places,
-            span_ranks,
-            span_experts,
-            block_ranks,
-            block_experts,
-            counts,
-            expert_counts,
-            row_base,
-            source_rows,
-            group_starts,
-            group_counts,
-            note,
-            place_sources,
-        ] = starts.map(|start| memory.address() + start);
-        self.routing = Routing {
-            topk,
-            rows,
-            places,
-            span_ranks,
-            span_experts,
-            block_ranks,
-            block_experts,
-            counts,
-            expert_counts,
-            row_base,
-            source_rows,
-            group_starts,
-            group_counts,
-            note,
-            span: SPAN,
-            blocks,
+        // Each part is named once: the order is that of `lengths`.
+        macro_rules! routing {
+            ($($name:ident),*) => {{
+                let [$($name,)* place_sources] = starts.map(|start| memory.address() + start);
+                (Routing { $($name,)* span: SPAN, blocks }, place_sources)
+            }};
+        }
+        (self.routing, self.place_sources) = routing! {
+            topk, rows, places, span_ranks, span_experts, block_ranks, block_experts, counts, expert_counts,
+            row_base, source_rows, group_starts, group_counts, note
         };
-        self.place_sources = place_sources;
         self.memory = Some(memory);
         Ok(())
     }
