@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokenyard_gpu::probe::About;
 use tokenyard_machine::commands::capture_clocks;
+use tokenyard_machine::gpu::driver_version;
 
 use super::backend::Backend;
 
@@ -85,13 +86,6 @@ impl Machine {
             clocks.unwrap_or_default()
         )
     }
-}
-
-/// The version in the driver's own line: `NVRM version: NVIDIA UNIX ... Module 580.95 ...`.
-fn driver_version(text: &str) -> Option<String> {
-    let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
-    let number = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
-    line.split_whitespace().find(number).map(str::to_owned)
 }
 
 /// The clocks of the first GPU of this name.

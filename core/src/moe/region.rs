@@ -7,9 +7,10 @@ const OPERATION: &str = "lay out region";
 pub const REGION_ALIGN: u64 = 128;
 
 /// The arrangement of received rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// One row per token and rank, by source rank, then source token.
+    #[default]
     Flat,
     /// One row per token and local expert, grouped by expert; within an expert in flat order.
     ExpertMajor {
@@ -101,7 +102,7 @@ pub struct RegionSpec {
 
 /// The number of rows that a region must hold. Packed and rank-major regions have room for all rows; packed ones
 /// use only `tokens`, rank-major ones neither.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionRows {
     /// N: one per token and source, as in the flat layout.
     pub tokens: u64,

@@ -11,7 +11,7 @@ use crate::moe::args::Routing;
 use crate::moe::exchange::Exchange;
 
 /// One handle slot. Its memory is allocated when it is used first: callers ask for many, and use few at once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct HandleState {
     pub(crate) routing: Routing,
     /// The most blocks that count its tokens, and the warps of each.
@@ -81,23 +81,7 @@ impl HandleState {
             routing: Routing { span: SPAN, blocks: most_blocks, ..Routing::default() },
             most_blocks,
             warps,
-            tokens: 0,
-            has_device_tokens: false,
-            received: 0,
-            is_open: false,
-            exact: RegionRows { tokens: 0, experts: 0 },
-            rows: 0,
-            worst: false,
-            layout: Layout::Flat,
-            max_tokens: 0,
-            slots: 0,
-            weights: 0,
-            landed_sources: 0,
-            place_sources: 0,
-            stream: None,
-            kept: Vec::new(),
-            is_captured: false,
-            memory: None,
+            ..Self::default()
         }
     }
 
