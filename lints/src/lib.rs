@@ -2,6 +2,7 @@
 //! folders. `cargo test -p tokenyard-lints` checks all.
 #![cfg(test)]
 
+mod arrows;
 mod environment;
 mod methods;
 mod module_circles;

@@ -9,7 +9,7 @@ const PLACES: [(&str, &str); 5] = [
     ("core/src/moe/quant.rs", "\nconst GROUP: u32 = "),
     ("backends/gpu/device/codec/quant.cuh", "\nconstexpr u32 kGroup = "),
     ("python/tokenyard/deep_ep/utils/math.py", "\nCHANNELS = "),
-    ("conformance/src/oracle/case.rs", "\npub const GROUP: usize = "),
+    ("conformance/src/moe/oracle/case.rs", "\npub const GROUP: usize = "),
     ("backends/gpu/tests/model/casts.h", "\nconstexpr unsigned kScaled = "),
 ];
 

@@ -118,7 +118,7 @@ impl Communicator {
             Ok((call, invalid(why.get("why")?)))
         };
         let (call, why) = read().map_err(|error| raise(py, &error))?;
-        let stream = CallStream { raw: None, without_sync: false };
+        let stream = CallStream::NONE;
         Err(operations::refuse(py, &self.shared, stream, call, why))
     }
 
