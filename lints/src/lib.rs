@@ -6,6 +6,7 @@ mod arrows;
 mod below_operations;
 mod environment;
 mod faces;
+mod folders;
 mod methods;
 mod module_circles;
 mod named;
