@@ -966,9 +966,9 @@ typedef struct TyCombine {
    */
   uint32_t exchange;
   /**
-   * Zero.
+   * As in [`TyDispatch`].
    */
-  uint32_t reserved;
+  uint32_t sms;
   /**
    * Expert outputs: as many rows as the dispatch returned, `[rows, H]`, contiguous.
    */
@@ -1516,9 +1516,10 @@ typedef struct TyDispatch {
    */
   uint32_t exchange;
   /**
-   * Zero.
+   * With `TY_DISPATCH_ON_STREAM`: the multiprocessors that kernels which exchange rows occupy, at most 1024; as many
+   * as the device has where it has fewer. Zero: the set's own number. Ranks may name different ones.
    */
-  uint32_t reserved;
+  uint32_t sms;
   /**
    * `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes, of at
    * most as many bytes as max(H, K + 1) numbers of f32, rounded up to 16 bytes.

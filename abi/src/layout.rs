@@ -133,10 +133,10 @@ const fn kernels_layout() -> u64 {
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyRefusal { text, rank, is_full }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, max_tokens, exchange,
-            reserved, x, scales, topk_idx, topk_weights, refusal, stream, tokens, expert_totals, waited_ns }
+            sms, x, scales, topk_idx, topk_weights, refusal, stream, tokens, expert_totals, waited_ns }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
             expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost }
-        TyCombine { size, operation, handle, flags, exchange, reserved, x, weights, beside, bias0, bias1,
+        TyCombine { size, operation, handle, flags, exchange, sms, x, weights, beside, bias0, bias1,
             out, out_weights, missing, refusal, stream, topk_weights, topk_idx, waited_ns }
         TyCopy { from, to, elements, room, columns, modulus, fill, flags }
         TyCopies { size, copies, count, flags, totals, stream }

@@ -113,8 +113,9 @@ pub struct TyDispatch {
     pub max_tokens: u32,
     /// One of `TY_EXCHANGE_*`: [`TyKernelsTable`](crate::TyKernelsTable) says when which is submitted.
     pub exchange: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// With `TY_DISPATCH_ON_STREAM`: the multiprocessors that kernels of the call occupy, at most 1024; as many as the
+    /// device has where it has fewer. Zero: the set's own number. Ranks may name different ones.
+    pub sms: u32,
     /// `[T, H]`, rows contiguous. In a replay `[T, any]`: rows of another width may take the same routes, of at
     /// most as many bytes as max(H, K + 1) numbers of f32, rounded up to 16 bytes.
     pub x: TyTensor,
@@ -298,8 +299,8 @@ pub struct TyCombine {
     pub flags: u32,
     /// As in [`TyDispatch`].
     pub exchange: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// As in [`TyDispatch`].
+    pub sms: u32,
     /// Expert outputs: as many rows as the dispatch returned, `[rows, H]`, contiguous.
     pub x: TyTensor,
     /// f32, of the shape of the dispatch's `weights`; may be absent.

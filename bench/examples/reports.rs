@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokenyard_conformance::exchange::options;
-use tokenyard_conformance::oracle::{Case, Tokens};
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::{Case, Tokens};
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{Config, Reports};

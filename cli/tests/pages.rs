@@ -241,3 +241,17 @@ fn the_readme_shows_what_its_first_command_prints() {
     let shown: Vec<String> = shown.lines().map(shape).collect();
     assert_eq!(printed, shown);
 }
+
+/// The page comes from a whole run. A test that joins the suite, or leaves it, is noticed here before.
+#[test]
+fn the_page_of_results_counts_as_many_tests_as_the_suite_has() {
+    let mut command = tokenyard();
+    command.current_dir(repository(".")).args(["conformance", "configs/cpu.toml", "--list"]);
+    let listed = stdout(&command.output().unwrap());
+    let listed = listed.lines().filter(|line| line.starts_with('l')).count();
+    let page = std::fs::read_to_string(repository("docs/conformance.md")).unwrap();
+    let row = page.lines().find(|line| line.starts_with("| `shm`, built in |")).unwrap();
+    // The four levels, and the tests that do not apply.
+    let counted: usize = row.split('|').filter_map(|cell| cell.trim().parse::<usize>().ok()).sum();
+    assert_eq!(counted, listed, "run cargo xtask test, then cargo xtask results, for `{row}`");
+}

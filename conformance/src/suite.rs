@@ -1,5 +1,6 @@
 //! The tests of the suite. The lists of tests are in [`transport`](crate::transport) (L0),
-//! [`ep`](crate::ep) (L1), [`concurrency`](crate::concurrency) (L2) and [`faults`](crate::faults) (L3).
+//! [`moe::cases`](crate::moe::cases) (L1), [`moe::concurrency`](crate::moe::concurrency) (L2) and
+//! [`faults`](crate::faults) (L3).
 
 use std::sync::Arc;
 
@@ -114,7 +115,7 @@ pub fn invariants(test: &str, level: Level) -> &'static str {
 /// With several domains, every domain has as many ranks as the world has otherwise.
 pub fn tests(capabilities: &Capabilities, domains: u32) -> Vec<Test> {
     let mut tests = crate::transport::tests(capabilities);
-    tests.extend(crate::ep::tests(domains));
-    tests.extend(crate::concurrency::tests(domains));
+    tests.extend(crate::moe::cases::tests(domains));
+    tests.extend(crate::moe::concurrency::tests(domains));
     tests
 }

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use anyhow::Result;
-use tokenyard_conformance::exchange::{self, options};
-use tokenyard_conformance::oracle::{Case, Combine, Input, Layout, RowType, Scales, Sums};
+use tokenyard_conformance::moe::exchange::{self, options};
+use tokenyard_conformance::moe::oracle::{Case, Combine, Input, Layout, RowType, Scales, Sums};
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{
     Communicator, CommunicatorOptions, Dispatch, Replay, Sizes, TensorRef,

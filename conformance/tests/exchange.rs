@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use tokenyard_conformance::exchange::options;
-use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::Communicator;

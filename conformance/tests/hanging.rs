@@ -6,10 +6,10 @@ use std::fmt::Debug;
 use std::sync::{Condvar, Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
-use tokenyard_conformance::exchange::options;
-use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::Case;
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::abi::TY_CAP_MANUAL_PROGRESS;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{ComponentTable, Config};

@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panic")]
 
 use anyhow::Result;
-use tokenyard_conformance::exchange::{self, Buffers, options};
-use tokenyard_conformance::oracle::{Case, Combine, ExpertOutput, Layout, RowType, Sums, Values};
+use tokenyard_conformance::moe::exchange::{self, Buffers, options};
+use tokenyard_conformance::moe::oracle::{
+    Case, Combine, ExpertOutput, Layout, RowType, Sums, Values,
+};
+use tokenyard_conformance::moe::round::{Live, Round};
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::{Live, Round};
 use tokenyard_core::communicator::{CallForm, Communicator};
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::Compression;

@@ -5,10 +5,10 @@
 use std::sync::{Condvar, Mutex};
 use std::thread;
 
-use tokenyard_conformance::exchange::options;
-use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::Case;
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::Result;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{ComponentTable, Config};

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use tokenyard_conformance::exchange::options;
-use tokenyard_conformance::oracle::{Case, Layout};
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::{Case, Layout};
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{
     CallerMemory, Communicator, CommunicatorOptions, Dispatch, PendingDispatch, TensorRef,

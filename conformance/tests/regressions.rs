@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use tokenyard_conformance::exchange::{self, InputTensors, Placed};
-use tokenyard_conformance::oracle::{Case, Combine, Inputs, Layout, Routing, RowType, Sums};
+use tokenyard_conformance::moe::exchange::{self, InputTensors, Placed};
+use tokenyard_conformance::moe::oracle::{Case, Combine, Inputs, Layout, Routing, RowType, Sums};
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{self, Communicator, CommunicatorOptions, Dispatch, TensorMut};

@@ -4,10 +4,12 @@
 // Helpers of tests may panic as tests may.
 #![allow(clippy::unwrap_used)]
 
-use tokenyard_conformance::exchange;
-use tokenyard_conformance::oracle::{Case, Combine, Input, Layout, RowType, Scales, Sums, Tokens};
+use tokenyard_conformance::moe::exchange;
+use tokenyard_conformance::moe::oracle::{
+    Case, Combine, Input, Layout, RowType, Scales, Sums, Tokens,
+};
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;
 

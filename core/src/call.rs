@@ -43,6 +43,8 @@ pub struct CallOrder {
     pub no_sync: bool,
     /// The receive follows at once: nothing is computed between the halves.
     pub at_once: bool,
+    /// The multiprocessors that kernels of the call occupy; 0: the set's own number. Only with a stream.
+    pub sms: u32,
 }
 
 /// The exchange that a call is about. With one domain, or domains of one rank, there is that with owners alone.

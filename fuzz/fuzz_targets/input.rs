@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tokenyard_conformance::input::InputFile;
+use tokenyard_conformance::moe::input::InputFile;
 use tokenyard_core::{Error, ErrorKind, Result};
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,6 +2,7 @@
 //! folders. `cargo test -p tokenyard-lints` checks all.
 #![cfg(test)]
 
+mod arrows;
 mod below_operations;
 mod environment;
 mod faces;

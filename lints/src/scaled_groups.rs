@@ -8,7 +8,7 @@ use crate::product;
 const PLACES: [(&str, &str); 4] = [
     ("core/src/moe/quant.rs", "\nconst GROUP: u32 = "),
     ("backends/gpu/device/codec/quant.cuh", "\nconstexpr u32 kGroup = "),
-    ("conformance/src/oracle/case.rs", "\npub const GROUP: usize = "),
+    ("conformance/src/moe/oracle/case.rs", "\npub const GROUP: usize = "),
     ("backends/gpu/tests/model/casts.h", "\nconstexpr unsigned kScaled = "),
 ];
 

@@ -112,6 +112,8 @@ impl Communicator {
     /// - `without_sync`: with a stream and `worst_case`, the host waits for nothing, and the call can be captured in a
     ///   CUDA graph. A failure is raised by a later call, and closes the communicator. It need not be equal on all
     ///   ranks.
+    /// - `sms`: with a stream, the number of multiprocessors that kernels of the call occupy, up to 1024; 0 means those
+    ///   of the config. It need not be equal on all ranks, nor in all calls. Low latency takes `decode_sms` instead.
     /// - `expert_totals`, int32 `[E / R]`, and `waited_ns`, int64 `[R]`, on the device, with a stream and the packed
     ///   layout: the kernels add the rows of each local expert, and the nanoseconds of waiting for each rank. Where
     ///   `forms` has `"statistics"`.
@@ -125,11 +127,11 @@ impl Communicator {
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout=word("flat"),
                         alignment=Argument::Fits(1), zero_padding=Argument::Fits(false), cast=None,
                         worst_case=Argument::Fits(false), max_tokens=None, stream=None,
-                        without_sync=Argument::Fits(false), expert_totals=None, waited_ns=None,
+                        without_sync=Argument::Fits(false), sms=Argument::Fits(0), expert_totals=None, waited_ns=None,
                         scale_layout=word("row_major"), source_index=word("rank_and_token")),
            text_signature = "($self, x, topk_idx, topk_weights=None, *, scales=None, layout='flat', alignment=1, \
                              zero_padding=False, cast=None, worst_case=False, max_tokens=None, stream=None, \
-                             without_sync=False, expert_totals=None, waited_ns=None, scale_layout='row_major', \
+                             without_sync=False, sms=0, expert_totals=None, waited_ns=None, scale_layout='row_major', \
                              source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch(
@@ -147,12 +149,13 @@ impl Communicator {
         max_tokens: Option<Argument<u32>>,
         stream: Option<Argument<usize>>,
         without_sync: Argument<bool>,
+        sms: Argument<u32>,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
         scale_layout: Word<'_>,
         source_index: Word<'_>,
     ) -> PyResult<(Received, Handle)> {
-        let stream = StreamArguments { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync, sms };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let counted = Counted { expert_totals, waited_ns };
         let forms = Forms { scale_layout, source_index };
@@ -175,11 +178,11 @@ impl Communicator {
     #[pyo3(signature = (x, topk_idx, topk_weights=None, *, scales=None, layout=word("flat"),
                         alignment=Argument::Fits(1), zero_padding=Argument::Fits(false), cast=None,
                         worst_case=Argument::Fits(false), max_tokens=None, stream=None,
-                        without_sync=Argument::Fits(false), expert_totals=None, waited_ns=None,
+                        without_sync=Argument::Fits(false), sms=Argument::Fits(0), expert_totals=None, waited_ns=None,
                         scale_layout=word("row_major"), source_index=word("rank_and_token")),
            text_signature = "($self, x, topk_idx, topk_weights=None, *, scales=None, layout='flat', alignment=1, \
                              zero_padding=False, cast=None, worst_case=False, max_tokens=None, stream=None, \
-                             without_sync=False, expert_totals=None, waited_ns=None, scale_layout='row_major', \
+                             without_sync=False, sms=0, expert_totals=None, waited_ns=None, scale_layout='row_major', \
                              source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn dispatch_send(
@@ -197,12 +200,13 @@ impl Communicator {
         max_tokens: Option<Argument<u32>>,
         stream: Option<Argument<usize>>,
         without_sync: Argument<bool>,
+        sms: Argument<u32>,
         expert_totals: Option<&Bound<'_, PyAny>>,
         waited_ns: Option<&Bound<'_, PyAny>>,
         scale_layout: Word<'_>,
         source_index: Word<'_>,
     ) -> PyResult<PendingDispatch> {
-        let stream = StreamArguments { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync, sms };
         let order = Order { alignment, zero_padding, worst_case, max_tokens };
         let counted = Counted { expert_totals, waited_ns };
         let forms = Forms { scale_layout, source_index };
@@ -224,10 +228,10 @@ impl Communicator {
     /// Sends new rows with the routing of `handle`: nothing is counted, and rows arrive in the places of the first
     /// dispatch, in memory of their own. Arguments and errors are those of `dispatch`; T is that of the handle.
     #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
-                        without_sync=Argument::Fits(false), scale_layout=word("row_major"),
+                        without_sync=Argument::Fits(false), sms=Argument::Fits(0), scale_layout=word("row_major"),
                         source_index=word("rank_and_token")),
            text_signature = "($self, handle, x, topk_weights=None, *, scales=None, cast=None, stream=None, \
-                             without_sync=False, scale_layout='row_major', source_index='rank_and_token')")]
+                             without_sync=False, sms=0, scale_layout='row_major', source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay(
         &self,
@@ -239,10 +243,11 @@ impl Communicator {
         cast: Option<Word<'_>>,
         stream: Option<Argument<usize>>,
         without_sync: Argument<bool>,
+        sms: Argument<u32>,
         scale_layout: Word<'_>,
         source_index: Word<'_>,
     ) -> PyResult<Received> {
-        let stream = StreamArguments { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync, sms };
         let forms = Forms { scale_layout, source_index };
         let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, forms, stream };
         operations::replay(py, &self.shared, &arguments)
@@ -250,10 +255,10 @@ impl Communicator {
 
     /// The first half of `replay`, with its arguments: compute, then call `recv()` of the result.
     #[pyo3(signature = (handle, x, topk_weights=None, *, scales=None, cast=None, stream=None,
-                        without_sync=Argument::Fits(false), scale_layout=word("row_major"),
+                        without_sync=Argument::Fits(false), sms=Argument::Fits(0), scale_layout=word("row_major"),
                         source_index=word("rank_and_token")),
            text_signature = "($self, handle, x, topk_weights=None, *, scales=None, cast=None, stream=None, \
-                             without_sync=False, scale_layout='row_major', source_index='rank_and_token')")]
+                             without_sync=False, sms=0, scale_layout='row_major', source_index='rank_and_token')")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn replay_send(
         &self,
@@ -265,10 +270,11 @@ impl Communicator {
         cast: Option<Word<'_>>,
         stream: Option<Argument<usize>>,
         without_sync: Argument<bool>,
+        sms: Argument<u32>,
         scale_layout: Word<'_>,
         source_index: Word<'_>,
     ) -> PyResult<PendingReplay> {
-        let stream = StreamArguments { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync, sms };
         let forms = Forms { scale_layout, source_index };
         let arguments = ReplayArguments { handle, x, topk_weights, scales, cast, forms, stream };
         operations::replay_send(py, &self.shared, &arguments)
@@ -295,16 +301,16 @@ impl Communicator {
     /// - `out`: `[T, H]` of the type of `x`; `out_weights`: `[T, K]` float32; `missing`: `[T]` uint8, how many of a
     ///   token's experts are left out because their rank was lost. They are written. On the host `out` and
     ///   `out_weights` are made where they are not given.
-    /// - `waited_ns`: as in `dispatch`.
+    /// - `sms`, `waited_ns`: as in `dispatch`.
     ///
     /// Sums are made in float32, in an order that depends on the routing alone. Errors are those of `dispatch`.
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=Argument::Fits(false), topk_weights=None,
                         topk_idx=None, round_once=Argument::Fits(false), sum_weights=Argument::Fits(false),
                         compress=None, out=None, out_weights=None, missing=None, stream=None,
-                        without_sync=Argument::Fits(false), waited_ns=None),
+                        without_sync=Argument::Fits(false), sms=Argument::Fits(0), waited_ns=None),
            text_signature = "($self, handle, x, weights=None, *, bias=None, weighted=False, topk_weights=None, \
                              topk_idx=None, round_once=False, sum_weights=False, compress=None, out=None, \
-                             out_weights=None, missing=None, stream=None, without_sync=False, waited_ns=None)")]
+                             out_weights=None, missing=None, stream=None, without_sync=False, sms=0, waited_ns=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine(
         &self,
@@ -324,9 +330,10 @@ impl Communicator {
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<Argument<usize>>,
         without_sync: Argument<bool>,
+        sms: Argument<u32>,
         waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
-        let stream = StreamArguments { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync, sms };
         let outputs = [out, out_weights, missing];
         let sums =
             Sums { weighted, topk_weights, topk_idx, round_once, compress, sum_weights, waited_ns };
@@ -338,10 +345,10 @@ impl Communicator {
     #[pyo3(signature = (handle, x, weights=None, *, bias=None, weighted=Argument::Fits(false), topk_weights=None,
                         topk_idx=None, round_once=Argument::Fits(false), sum_weights=Argument::Fits(false),
                         compress=None, out=None, out_weights=None, missing=None, stream=None,
-                        without_sync=Argument::Fits(false), waited_ns=None),
+                        without_sync=Argument::Fits(false), sms=Argument::Fits(0), waited_ns=None),
            text_signature = "($self, handle, x, weights=None, *, bias=None, weighted=False, topk_weights=None, \
                              topk_idx=None, round_once=False, sum_weights=False, compress=None, out=None, \
-                             out_weights=None, missing=None, stream=None, without_sync=False, waited_ns=None)")]
+                             out_weights=None, missing=None, stream=None, without_sync=False, sms=0, waited_ns=None)")]
     #[expect(clippy::too_many_arguments, reason = "keywords of a Python call")]
     fn combine_send(
         &self,
@@ -361,9 +368,10 @@ impl Communicator {
         missing: Option<&Bound<'_, PyAny>>,
         stream: Option<Argument<usize>>,
         without_sync: Argument<bool>,
+        sms: Argument<u32>,
         waited_ns: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PendingCombine> {
-        let stream = StreamArguments { raw: stream, without_sync };
+        let stream = StreamArguments { raw: stream, without_sync, sms };
         let outputs = [out, out_weights, missing];
         let sums =
             Sums { weighted, topk_weights, topk_idx, round_once, compress, sum_weights, waited_ns };
@@ -397,7 +405,7 @@ impl Communicator {
             Ok((call, invalid(why.get("why")?)))
         };
         let (call, why) = read().map_err(|error| raise(py, &error))?;
-        let stream = CallStream { raw: None, without_sync: false };
+        let stream = CallStream::NONE;
         Err(operations::refuse(py, &self.shared, stream, call, why))
     }
 

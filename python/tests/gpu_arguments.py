@@ -98,13 +98,14 @@ def of_native_calls(world):
 
     refused(world, dispatch, "stream", INTEGERS)
     refused(world, dispatch, "max_tokens", INTEGERS)
+    refused(world, dispatch, "sms", [*INTEGERS, 1025])
     rows = buffer.dispatch(x, **options)[0]
     same(rows, rows_of(world, CASE, CASE.sources(world.rank)))
     buffer.destroy()
 
 
 def of_the_number_of_multiprocessors(world):
-    """Ranks that ask for another number, or for none that can be, get an error where it counts."""
+    """A rank that asks for none that can be gets an error where it counts, and the others a refusal."""
     buffer = v1(world)
     x, idx, weights = inputs(world, CASE)
     options = {**layout_of(buffer, idx, CASE.experts), "topk_idx": idx, "topk_weights": weights}
@@ -112,9 +113,10 @@ def of_the_number_of_multiprocessors(world):
         for number in (-2, 2**70):
             if world.rank == 1:
                 Buffer.set_num_sms(number)
-            if buffer._pool.sms_of(number) is not None:
+            if buffer._pool.sms_of(number):
                 error = raised(lambda: buffer.dispatch(x, **options))
-                assert f"found sms = {number} on rank 1" in str(error), error
+                assert isinstance(error, OWN if world.rank == 1 else OTHERS), repr(error)
+                assert f"sms: found {number}" in str(error), error
             Buffer.num_sms, Buffer._has_chosen_sms = 20, False
             rows = buffer.dispatch(x, **options)[0]
             same(rows, rows_of(world, CASE, CASE.sources(world.rank)))

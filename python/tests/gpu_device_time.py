@@ -228,6 +228,33 @@ def eager_calls(buffer, elastic, tensors):
     yield "V2, FP8, expanded", lambda: elastic.dispatch(cast, do_expand=True, **of_v2)
 
 
+def of_named_multiprocessors(world):
+    """Calls with one multiprocessor, and with as many as they like: one alone is slower, by several times."""
+    elastic, times = v2(world, PREFILL), {}
+    x, idx, weights = inputs(world, PREFILL)
+    routes = {"topk_idx": idx, "topk_weights": weights, "num_experts": PREFILL.experts}
+    for is_expanded in (False, True):
+        for sms in (0, 1):
+            call = functools.partial(
+                elastic.dispatch, x, **routes, do_expand=is_expanded, num_sms=sms
+            )
+            rows, _, _, handle, _ = call()
+            back = functools.partial(elastic.combine, rows, handle, num_sms=sms)
+            times[is_expanded, sms] = [time_of(call, 5), time_of(back, 5)]
+            del rows, handle, back
+    elastic.destroy()
+    lines = []
+    for (is_expanded, sms), found in times.items():
+        dispatch, combine = found
+        lines.append(
+            f"expanded {is_expanded}, num_sms {sms}: dispatch {dispatch:.0f} us, combine {combine:.0f} us"
+        )
+        if sms == 1:
+            many = times[is_expanded, 0]
+            assert all(one > 2 * most for one, most in zip(found, many, strict=True)), times
+    return "\n       ".join(lines)
+
+
 def of_one_sum(world):
     """Combines of expanded rows: with multiple reduction, and with one sum in k order."""
     lines = []
@@ -345,6 +372,7 @@ CHECKS = [
     of_prefill,
     of_elastic,
     of_outputs,
+    of_named_multiprocessors,
     of_one_sum,
     few_tokens,
     by_profiler,

@@ -68,8 +68,8 @@ def more_tokens_than_before(world):
 
 
 def multiprocessors(world):
-    """Each number of multiprocessors has a communicator, and combines go back over that of their handle. A config of
-    the environment, as the one in host memory, leaves no choice.
+    """A number of multiprocessors is one of a call: it opens nothing, and combines of earlier handles go on. A config
+    of the environment, as the one in host memory, leaves no choice.
     """
     buffer = v1(world)
     try:
@@ -77,11 +77,10 @@ def multiprocessors(world):
         for sms in (8, 24, 8):
             Buffer.set_num_sms(sms)
             check_normal(world, buffer, SMALL, torch.bfloat16)
-            assert buffer._pool.current.sizes.sms == (sms if is_gpu() else None)
         buffer.combine(first[1], first[2])
     finally:
         Buffer.num_sms, Buffer._has_chosen_sms = 20, False
-    assert len(buffer._pool._opened) == (3 if is_gpu() else 1)
+    assert len(buffer._pool._opened) == 1
     buffer.destroy()
 
 

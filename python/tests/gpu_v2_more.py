@@ -287,7 +287,7 @@ def theoretical_multiprocessors(world):
     config of the environment is used, as in host memory."""
     buffer = v2(world, CASE)
     x, idx, _ = inputs(world, CASE)
-    for sms, opened in ((0, 1), (buffer.get_theoretical_num_sms(), 1), (64, 2 if is_gpu() else 1)):
+    for sms in (0, buffer.get_theoretical_num_sms(), 64, 1):
         for is_expanded in (False, True):
             rows, _, _, handle, _ = buffer.dispatch(
                 x,
@@ -299,9 +299,13 @@ def theoretical_multiprocessors(world):
             factors = torch.from_numpy(times(CASE, world.rank)).to(x.device)[:, None]
             if is_expanded:
                 factors = (idx >= 0).sum(1, keepdim=True)
-            combined, *_ = buffer.combine(rows, handle)
-            torch.testing.assert_close(combined, x * factors, rtol=0.02, atol=0.05)
-        assert len(buffer._pool._opened) == opened, sms
+            named = {"do_expand": is_expanded, "num_sms": sms + world.rank}
+            again, *_ = buffer.dispatch(x, handle=handle, **named)
+            same(again, rows)
+            for other in (0, 3 + world.rank):
+                combined, *_ = buffer.combine(rows, handle, num_sms=other)
+                torch.testing.assert_close(combined, x * factors, rtol=0.02, atol=0.05)
+        assert len(buffer._pool._opened) == 1, sms
     buffer.destroy()
 
 

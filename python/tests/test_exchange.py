@@ -557,6 +557,8 @@ def seen_before_the_rows(world):
         assert set(comm.forms) == known
         with pytest.raises(ValueError, match="without_sync: found True without a stream"):
             comm.dispatch(x, idx, weights, without_sync=True)
+        with pytest.raises(ValueError, match="sms: found 24 without a stream"):
+            comm.dispatch(x, idx, weights, sms=24)
         del place, received
         assert comm.held_bytes == 0
 

@@ -154,6 +154,7 @@ class Communicator:
         max_tokens: int | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        sms: int = 0,
         expert_totals: _Tensor | None = None,
         waited_ns: _Tensor | None = None,
         scale_layout: Literal["row_major", "column_major"] = "row_major",
@@ -174,6 +175,7 @@ class Communicator:
         max_tokens: int | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        sms: int = 0,
         expert_totals: _Tensor | None = None,
         waited_ns: _Tensor | None = None,
         scale_layout: Literal["row_major", "column_major"] = "row_major",
@@ -189,6 +191,7 @@ class Communicator:
         cast: _Cast | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        sms: int = 0,
         scale_layout: Literal["row_major", "column_major"] = "row_major",
         source_index: Literal["rank_and_token", "token"] = "rank_and_token",
     ) -> Received: ...
@@ -202,6 +205,7 @@ class Communicator:
         cast: _Cast | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        sms: int = 0,
         scale_layout: Literal["row_major", "column_major"] = "row_major",
         source_index: Literal["rank_and_token", "token"] = "rank_and_token",
     ) -> PendingReplay: ...
@@ -223,6 +227,7 @@ class Communicator:
         missing: _Tensor | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        sms: int = 0,
         waited_ns: _Tensor | None = None,
     ) -> tuple[Any, Any | None]: ...
     def combine_send(
@@ -243,6 +248,7 @@ class Communicator:
         missing: _Tensor | None = None,
         stream: int | None = None,
         without_sync: bool = False,
+        sms: int = 0,
         waited_ns: _Tensor | None = None,
     ) -> PendingCombine: ...
     def refuse(

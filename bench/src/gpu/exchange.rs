@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use tokenyard_conformance::input::InputFile;
+use tokenyard_conformance::moe::input::InputFile;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{

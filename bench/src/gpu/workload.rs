@@ -1,7 +1,7 @@
 //! The input of one rank: generated rows, and a routing that is generated or recorded.
 
 use anyhow::{Context, Result, ensure};
-use tokenyard_conformance::input::InputFile;
+use tokenyard_conformance::moe::input::InputFile;
 use tokenyard_core::communicator::{
     Buffer, Cast, Communicator, Dispatch, Outputs, Received, Replay, Sizes, TensorMut, TensorRef,
 };

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use tokenyard_conformance::oracle::Routing;
+use tokenyard_conformance::moe::oracle::Routing;
 use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 
 pub(crate) use judge::WrongConfig;

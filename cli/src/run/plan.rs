@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use tokenyard_conformance::exchange;
-use tokenyard_conformance::input::{self, InputFile};
-use tokenyard_conformance::oracle::{
+use tokenyard_conformance::moe::exchange;
+use tokenyard_conformance::moe::input::{self, InputFile};
+use tokenyard_conformance::moe::oracle::{
     Case, Combine, Input, Inputs, Layout, RowType, Scales, Sums, Tokens,
 };
 use tokenyard_core::bootstrap::MAX_RANKS;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokenyard_conformance::exchange::{
+use tokenyard_conformance::moe::exchange::{
     InputTensors, Losses, Placed, Staged, check_combined_around, check_received_around, domains,
     options, run_experts,
 };
-use tokenyard_conformance::oracle::{Case, Inputs, routing};
+use tokenyard_conformance::moe::oracle::{Case, Inputs, routing};
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions};
 use tokenyard_core::communicator::{Combine, Communicator};
 use tokenyard_core::config::Config;
@@ -381,7 +381,7 @@ fn busiest_over_mean(case: &Case, inputs: &Inputs) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use tokenyard_conformance::oracle::Routing;
+    use tokenyard_conformance::moe::oracle::Routing;
 
     use super::*;
 

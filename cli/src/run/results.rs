@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use tokenyard_conformance::exchange::Got;
-use tokenyard_conformance::oracle::{Case, RowType};
+use tokenyard_conformance::moe::exchange::Got;
+use tokenyard_conformance::moe::oracle::{Case, RowType};
 use tokenyard_core::communicator::Received;
 use tokenyard_core::files;
 

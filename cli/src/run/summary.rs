@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use tokenyard_conformance::oracle::{Case, Input, Layout, Scales, Tokens};
+use tokenyard_conformance::moe::oracle::{Case, Input, Layout, Scales, Tokens};
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 

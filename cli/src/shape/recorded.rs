@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use tokenyard_bench::levels::{RankRows, Rates};
-use tokenyard_conformance::input::InputFile;
+use tokenyard_conformance::moe::input::InputFile;
 
 use super::traffic::{AskedExchange, Operation};
 use crate::output::{Cell, People, Table};

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use nix::sys::signal::{SigSet, Signal, raise};
-use tokenyard_conformance::exchange::{domains, options};
-use tokenyard_conformance::oracle::{Case, Tokens};
-use tokenyard_conformance::round::{Live, Round};
+use tokenyard_conformance::moe::exchange::{domains, options};
+use tokenyard_conformance::moe::oracle::{Case, Tokens};
+use tokenyard_conformance::moe::round::{Live, Round};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, write_reports};
 use tokenyard_core::config::Config;

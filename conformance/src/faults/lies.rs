@@ -5,7 +5,7 @@ use tokenyard_core::communicator::CommunicatorOptions;
 use tokenyard_core::config::Config;
 
 use super::Phase;
-use crate::oracle::{Case, Input, Layout, RowType};
+use crate::moe::oracle::{Case, Input, Layout, RowType};
 
 /// The value or call of the victim that differs from the others'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use tokenyard_core::config::{Config, OnFailure};
 use tokenyard_launch::{Hosts, Net};
 
 use super::{Fault, Kind, Lie, Phase};
-use crate::exchange;
-use crate::oracle::{Case, Tokens};
-use crate::round::{Live, Round};
+use crate::moe::exchange;
+use crate::moe::oracle::{Case, Tokens};
+use crate::moe::round::{Live, Round};
 
 /// The time in which ranks may start, where no rank is missing: a busy machine starts slowly.
 const LATE: Duration = Duration::from_secs(10);

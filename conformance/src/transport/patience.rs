@@ -60,8 +60,8 @@ pub(super) fn bring_up_soon<'a>(
     needs: &Needs,
     too_short: usize,
 ) -> Result<Rig<'a>> {
-    for times in [1, 3].into_iter().skip(too_short) {
-        let mut rig = Rig::open(rank, needs, times * rig::short(rank))?;
+    for parts in [2, 4, 9].into_iter().skip(too_short) {
+        let mut rig = Rig::open(rank, needs, parts * rig::short(rank) / 3)?;
         let endpoints = rig.exchange_endpoints()?;
         let late = rig.connect_to(&endpoints).is_err();
         if !rig::of_any(rank.world, late)? {

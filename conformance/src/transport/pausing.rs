@@ -147,7 +147,7 @@ fn drive(rig: &mut Rig<'_>) -> Result<u64> {
 }
 
 /// Puts to a silent peer: several times what two sockets hold.
-const SILENT_PUTS: u64 = 3;
+const SILENT_PUTS: u64 = 2;
 /// Calls of each rank in a turn, in which the peer takes a part.
 const CALLS: u32 = 16;
 

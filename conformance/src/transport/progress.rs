@@ -155,8 +155,8 @@ fn health_answers_beside_poll(rig: &mut Rig<'_>) -> Result<()> {
 const SLOW_PUTS: u64 = 32;
 /// A part of the deadline, which a turn takes. Rank 0 drives as often for each time that rank 1 does.
 const TURN: u32 = 16;
-/// Turns in which rank 1 is slow: two deadlines. After them it takes the rest at the fabric's own pace.
-const SLOW_TURNS: u32 = 2 * TURN;
+/// Turns in which rank 1 is slow: longer than the deadline. After them it takes the rest at the fabric's own pace.
+const SLOW_TURNS: u32 = TURN * 3 / 2;
 
 fn a_slow_peer_is_not_lost(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     for too_short in 0.. {

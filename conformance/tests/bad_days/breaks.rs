@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tokenyard_conformance::exchange;
-use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::moe::exchange;
+use tokenyard_conformance::moe::oracle::Case;
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::{Error, ErrorKind};
 

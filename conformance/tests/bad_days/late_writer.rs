@@ -4,10 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokenyard_conformance::exchange;
-use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::moe::exchange;
+use tokenyard_conformance::moe::oracle::Case;
+use tokenyard_conformance::moe::round::{Live, Round};
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::{Live, Round};
 use tokenyard_core::communicator::Communicator;
 
 use crate::wrapper::ROWS_PUT;

@@ -13,7 +13,7 @@ mod wrapper;
 
 use std::time::Duration;
 
-use tokenyard_conformance::oracle::{Case, Tokens};
+use tokenyard_conformance::moe::oracle::{Case, Tokens};
 use tokenyard_core::config::Config;
 
 /// The deadline, and the lateness, of a communicator that must give up.

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use tokenyard_conformance::exchange;
+use tokenyard_conformance::moe::exchange;
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_conformance::runner::Settings;
 use tokenyard_conformance::suite;
 use tokenyard_core::communicator::Communicator;
@@ -33,7 +33,7 @@ fn exchanges(config: &Config) -> Vec<String> {
         let mut comm = Communicator::open(world, config, exchange::options(&case))?;
         for seed in 0..40 {
             let round = Round::new(
-                &tokenyard_conformance::oracle::Case { seed, ..case.clone() },
+                &tokenyard_conformance::moe::oracle::Case { seed, ..case.clone() },
                 comm.rank(),
             );
             round.run(&mut comm)?;

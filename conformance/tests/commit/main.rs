@@ -6,10 +6,10 @@ mod shared;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tokenyard_conformance::exchange::options;
-use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::Case;
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::{ComponentTable, Config};
 use tokenyard_core::export::find_transport;

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
 
-use tokenyard_conformance::exchange::options;
-use tokenyard_conformance::oracle::{Case, Layout};
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::{Case, Layout};
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_conformance::round::Round;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, CommunicatorOptions, Dispatch};

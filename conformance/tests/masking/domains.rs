@@ -5,8 +5,8 @@
 use anyhow::{Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
 use serde::{Deserialize, Serialize};
-use tokenyard_conformance::exchange::{self, Aligned, InputTensors};
-use tokenyard_conformance::oracle::{Case, Inputs, Layout};
+use tokenyard_conformance::moe::exchange::{self, Aligned, InputTensors};
+use tokenyard_conformance::moe::oracle::{Case, Inputs, Layout};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{
     Combine, CombineInput, Communicator, Handle, Replay, TensorMut, TensorRef,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
-use tokenyard_conformance::exchange;
+use tokenyard_conformance::moe::exchange;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::Communicator;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tokenyard_conformance::exchange::{self, Got, InputTensors, Losses, Placed};
-use tokenyard_conformance::oracle::{Case, Inputs};
+use tokenyard_conformance::moe::exchange::{self, Got, InputTensors, Losses, Placed};
+use tokenyard_conformance::moe::oracle::{Case, Inputs};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, Handle, Received};
 

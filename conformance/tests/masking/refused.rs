@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Failed, Trial};
-use tokenyard_conformance::exchange;
-use tokenyard_conformance::oracle::Case;
+use tokenyard_conformance::moe::exchange;
+use tokenyard_conformance::moe::oracle::Case;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::Communicator;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Failed, Trial};
-use tokenyard_conformance::exchange::{self, InputTensors};
-use tokenyard_conformance::oracle::{Case, Inputs, Tokens};
+use tokenyard_conformance::moe::exchange::{self, InputTensors};
+use tokenyard_conformance::moe::oracle::{Case, Inputs, Tokens};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
 use tokenyard_core::{Error, ErrorKind};

@@ -1,7 +1,7 @@
 //! Mutants that only several domains can show, and the exchange that catches each.
 
-use tokenyard_conformance::exchange::{self, Placed};
-use tokenyard_conformance::oracle::{Case, Inputs};
+use tokenyard_conformance::moe::exchange::{self, Placed};
+use tokenyard_conformance::moe::oracle::{Case, Inputs};
 use tokenyard_core::abi;
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::config::Config;

@@ -1,8 +1,10 @@
 //! Broken kernel sets, and the exchange that catches each.
 
 use half::bf16;
-use tokenyard_conformance::exchange::{self, InputTensors, Placed};
-use tokenyard_conformance::oracle::{Case, Combine, Input, Inputs, Layout, RowType, Scales, Sums};
+use tokenyard_conformance::moe::exchange::{self, InputTensors, Placed};
+use tokenyard_conformance::moe::oracle::{
+    Case, Combine, Input, Inputs, Layout, RowType, Scales, Sums,
+};
 use tokenyard_core::abi;
 use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::communicator::{Cast, Communicator};

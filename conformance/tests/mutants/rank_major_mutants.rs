@@ -2,8 +2,8 @@
 //! capability.
 
 use anyhow::{Context, ensure};
-use tokenyard_conformance::exchange::{self, InputTensors, Placed};
-use tokenyard_conformance::oracle::{Case, Inputs, Layout, Tokens};
+use tokenyard_conformance::moe::exchange::{self, InputTensors, Placed};
+use tokenyard_conformance::moe::oracle::{Case, Inputs, Layout, Tokens};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::abi;
 use tokenyard_core::call::{CombineCall, DispatchCall};

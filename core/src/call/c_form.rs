@@ -149,7 +149,12 @@ impl CallOrder {
     fn of(flags: u32, [on_stream, no_sync, at_once]: [u32; 3], stream: *mut c_void) -> Self {
         let is_set = |flag: u32| flags & flag != 0;
         let stream = is_set(on_stream).then_some(stream);
-        Self { stream, no_sync: is_set(no_sync) && stream.is_some(), at_once: is_set(at_once) }
+        let no_sync = is_set(no_sync) && stream.is_some();
+        Self { stream, no_sync, at_once: is_set(at_once), sms: 0 }
+    }
+
+    fn with_sms(self, sms: u32) -> Self {
+        Self { sms: if self.stream.is_some() { sms } else { 0 }, ..self }
     }
 
     fn flags(self, [on_stream, no_sync, at_once]: [u32; 3]) -> u32 {
@@ -184,7 +189,7 @@ impl CForm for DispatchCall<'_> {
             cast: self.cast.code(),
             max_tokens: self.max_tokens,
             exchange: self.exchange.code(),
-            reserved: 0,
+            sms: self.order.sms,
             x: self.x,
             scales: self.scales,
             topk_idx: self.topk_idx,
@@ -211,7 +216,7 @@ impl CForm for DispatchCall<'_> {
             tokens: call.tokens,
             expert_totals: call.expert_totals,
             waited_ns: call.waited_ns,
-            order: CallOrder::of(call.flags, DISPATCH_ORDER, call.stream),
+            order: CallOrder::of(call.flags, DISPATCH_ORDER, call.stream).with_sms(call.sms),
             // SAFETY: by this function's contract.
             refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
             ..Self::blank(call.operation, call.handle, Layout::of(call)?)
@@ -238,7 +243,7 @@ impl CForm for CombineCall<'_> {
             handle: self.handle,
             flags,
             exchange: self.exchange.code(),
-            reserved: 0,
+            sms: self.order.sms,
             x: self.x,
             weights: self.weights,
             beside: self.beside,
@@ -276,7 +281,7 @@ impl CForm for CombineCall<'_> {
             topk_weights: call.topk_weights,
             topk_idx: call.topk_idx,
             waited_ns: call.waited_ns,
-            order: CallOrder::of(call.flags, COMBINE_ORDER, call.stream),
+            order: CallOrder::of(call.flags, COMBINE_ORDER, call.stream).with_sms(call.sms),
             // SAFETY: by this function's contract.
             refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
             ..Self::blank(call.operation, call.handle)
@@ -326,7 +331,7 @@ mod tests {
         cast: abi::TY_CAST_NONE,
         max_tokens: 8,
         exchange: abi::TY_EXCHANGE_OWNERS,
-        reserved: 0,
+        sms: 0,
         x: abi::TyTensor { dtype: 1, shape: [4, 384], ..NO_TENSOR },
         scales: NO_TENSOR,
         topk_idx: NO_TENSOR,
@@ -391,6 +396,12 @@ mod tests {
         assert_eq!(ahead.waiting(), order(abi::TY_DISPATCH_ON_STREAM));
     }
 
+    #[test]
+    fn a_number_of_multiprocessors_counts_with_a_stream_alone() {
+        let sms = |flags| typed(&abi::TyDispatch { flags, sms: 24, ..BLANK }).unwrap().order.sms;
+        assert_eq!([abi::TY_DISPATCH_ON_STREAM, 0].map(sms), [24, 0]);
+    }
+
     /// Each option of a dispatch changes the C form, and comes back from it.
     #[test]
     fn a_dispatch_that_crosses_the_abi_comes_out_as_it_went_in() {
@@ -398,7 +409,8 @@ mod tests {
         let aligned = |zero_padding| Layout::ExpertMajor { alignment: 16, zero_padding };
         let stream = Some(std::ptr::dangling_mut());
         let refusal = Some(CallRefusal { rank: 3, is_full: true, why: "no room" });
-        let order = |no_sync, at_once| CallOrder { stream, no_sync, at_once };
+        let order = |no_sync, at_once| CallOrder { stream, no_sync, at_once, sms: 0 };
+        let of_sms = CallOrder { sms: 24, ..order(false, false) };
         let x = abi::TyTensor { dtype: 1, shape: [4, 384], ..NO_TENSOR };
         let calls = [
             blank(Layout::Flat),
@@ -413,6 +425,7 @@ mod tests {
             DispatchCall { exchange: ExchangeKind::Rail, ..blank(Layout::Flat) },
             DispatchCall { order: order(false, false), ..blank(Layout::Flat) },
             DispatchCall { order: order(true, true), ..blank(Layout::Flat) },
+            DispatchCall { order: of_sms, ..blank(Layout::Flat) },
             DispatchCall { refusal, ..blank(Layout::Flat) },
         ];
         let forms = [
@@ -432,6 +445,7 @@ mod tests {
     fn a_combine_that_crosses_the_abi_comes_out_as_it_went_in() {
         let blank = CombineCall::blank(7, 2);
         let stream = Some(std::ptr::null_mut());
+        let plain = CallOrder::default();
         let calls = [
             blank,
             CombineCall { weighted: true, ..blank },
@@ -439,11 +453,9 @@ mod tests {
             CombineCall { sum_weights: true, ..blank },
             CombineCall { compression: Compression::LogFmt10, ..blank },
             CombineCall { exchange: ExchangeKind::Rail, ..blank },
-            CombineCall { order: CallOrder { stream, no_sync: true, at_once: false }, ..blank },
-            CombineCall {
-                order: CallOrder { stream: None, no_sync: false, at_once: true },
-                ..blank
-            },
+            CombineCall { order: CallOrder { stream, no_sync: true, ..plain }, ..blank },
+            CombineCall { order: CallOrder { at_once: true, ..plain }, ..blank },
+            CombineCall { order: CallOrder { stream, sms: 24, ..plain }, ..blank },
         ];
         let mut seen = std::collections::BTreeSet::new();
         for mut call in calls {

@@ -21,6 +21,8 @@ pub(super) struct Mode<'a> {
     pub(super) no_sync: bool,
     pub(super) tokens: Option<TensorRef<'a>>,
     pub(super) statistics: Statistics<'a>,
+    /// 0: the kernel set's own number.
+    pub(super) sms: u32,
     /// One call sends and receives the operation.
     is_at_once: bool,
 }
@@ -39,7 +41,7 @@ impl Mode<'_> {
     pub(super) fn order(&self) -> CallOrder {
         let stream = self.stream.map(Stream::raw);
         let no_sync = self.no_sync && stream.is_some();
-        CallOrder { stream, no_sync, at_once: self.is_at_once }
+        CallOrder { stream, no_sync, at_once: self.is_at_once, sms: self.sms }
     }
 
     pub(super) fn mark_dispatch(&self, call: &mut DispatchCall<'_>, sizes: Sizes) -> Result<()> {
@@ -87,6 +89,16 @@ fn refuse(text: &str) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, "check arguments", text))
 }
 
+/// More than any device has.
+const MOST_SMS: u32 = 1024;
+
+fn check_sms(sms: u32) -> Result<()> {
+    match sms <= MOST_SMS {
+        true => Ok(()),
+        false => refuse(&format!("sms: found {sms}; expected 0 to {MOST_SMS}")),
+    }
+}
+
 impl Components {
     /// Puts a call in its order before anything else is checked: a refusal goes in the same order.
     pub(super) fn order(&self, call: &mut DispatchCall<'_>, mode: &Mode<'_>) -> Result<()> {
@@ -102,7 +114,9 @@ impl Components {
 
     /// Checks the tensors of a mode.
     pub(super) fn check_mode(&self, mode: &Mode<'_>) -> Result<()> {
-        self.check_tokens(mode).and_then(|()| self.check_statistics(&mode.statistics))
+        check_sms(mode.sms)
+            .and_then(|()| self.check_tokens(mode))
+            .and_then(|()| self.check_statistics(&mode.statistics))
     }
 
     fn check_statistics(&self, statistics: &Statistics<'_>) -> Result<()> {

@@ -124,6 +124,16 @@ impl<'y> OnStream<'y> {
         self.mode.statistics = statistics;
         self
     }
+
+    /// The number of multiprocessors that kernels of the call occupy: 1 to 1024, and no more than the device has. 0
+    /// means those of the config, where `auto` chooses for each call. It opens nothing, so it may change with every
+    /// call; ranks may pass different ones, and both halves of an operation use that of the first. Low-latency
+    /// operations take `decode_sms` of the config instead.
+    #[must_use]
+    pub fn with_sms(mut self, sms: u32) -> Self {
+        self.mode.sms = sms;
+        self
+    }
 }
 
 impl OnStream<'_> {

@@ -87,43 +87,60 @@ fn stream(raw: Option<usize>) -> Option<Stream> {
     raw.map(|raw| unsafe { Stream::new(raw as *mut std::ffi::c_void) })
 }
 
-/// The stream of a call, and whether the host waits there, as Python gave them.
+/// The stream of a call, whether the host waits there, and the multiprocessors, as Python gave them.
 pub(crate) struct StreamArguments {
     pub(crate) raw: Option<Argument<usize>>,
     pub(crate) without_sync: Argument<bool>,
+    pub(crate) sms: Argument<u32>,
 }
 
 impl StreamArguments {
+    /// A stream alone.
+    fn alone(raw: Option<Argument<usize>>) -> Self {
+        Self { raw, without_sync: Argument::Fits(false), sms: Argument::Fits(0) }
+    }
+
     fn read(&self) -> Result<CallStream> {
         let raw = self.raw.as_ref().map(|raw| raw.get("stream")).transpose()?;
-        match (raw, self.without_sync.get("without_sync")?) {
-            (None, true) => {
-                Err(invalid("without_sync: found True without a stream; expected both"))
-            }
-            (raw, without_sync) => Ok(CallStream { raw, without_sync }),
+        let (without_sync, sms) = (self.without_sync.get("without_sync")?, self.sms.get("sms")?);
+        if raw.is_none() && without_sync {
+            return Err(invalid("without_sync: found True without a stream; expected both"));
         }
+        if raw.is_none() && sms != 0 {
+            return Err(invalid(format!("sms: found {sms} without a stream; expected both")));
+        }
+        Ok(CallStream { raw, without_sync, sms })
     }
 
     /// The stream for the refusal of a call.
     fn of_refusal(&self) -> CallStream {
-        self.read().unwrap_or(CallStream { raw: None, without_sync: false })
+        self.read().unwrap_or(CallStream::NONE)
     }
 }
 
-/// The stream of a call, and whether the host waits there.
+/// The stream of a call, whether the host waits there, and the multiprocessors of its kernels, or 0.
 #[derive(Clone, Copy)]
 pub(crate) struct CallStream {
     pub(crate) raw: Option<usize>,
     pub(crate) without_sync: bool,
+    pub(crate) sms: u32,
 }
 
 impl CallStream {
+    /// No stream.
+    pub(crate) const NONE: Self = Self { raw: None, without_sync: false, sms: 0 };
+
+    /// A stream alone.
+    pub(crate) fn of(raw: usize) -> Self {
+        Self { raw: Some(raw), ..Self::NONE }
+    }
+
     fn on<'a>(
         self,
         comm: &'a mut Communicator,
         counted: Statistics<'static>,
     ) -> Option<OnStream<'a>> {
-        let on = comm.on(stream(self.raw)?).with_statistics(counted);
+        let on = comm.on(stream(self.raw)?).with_statistics(counted).with_sms(self.sms);
         Some(if self.without_sync { on.without_sync() } else { on })
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn count_routing(
             expert_tokens: room("expert_tokens", of_experts)?,
             is_token_in_rank: room("is_token_in_rank", is_in)?,
         };
-        Ok((ids, room, CallStream { raw: Some(raw.get("stream")?), without_sync: false }))
+        Ok((ids, room, CallStream::of(raw.get("stream")?)))
     };
     let (ids, mut room, stream) = read().map_err(|error| raise(py, &error))?;
     let counted = shared.call_if_free(py, |comm| match stream.on(comm, Statistics::default()) {
@@ -90,7 +90,7 @@ pub(crate) fn copy_out(
 ) -> PyResult<()> {
     let mut kept = Inputs::default();
     let read = || {
-        let stream = StreamArguments { raw: stream, without_sync: Argument::Fits(false) }.read()?;
+        let stream = StreamArguments::alone(stream).read()?;
         let received = received.core()?;
         let outputs = read_outputs(given, received.layout(), &mut kept)?;
         Ok((stream, received, outputs))
@@ -153,7 +153,7 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
         Ok((outputs, core, to_leave))
     };
     let (mut outputs, core, parts) = read().map_err(|error| raise(py, &error))?;
-    let stream = CallStream { raw: giving.stream, without_sync: false };
+    let stream = giving.stream.map_or(CallStream::NONE, CallStream::of);
     let counts = shared.call(py, |comm| {
         in_order!(comm, stream, copy_out(&core, &mut outputs))?;
         giving.has_counts.then(|| comm.expert_counts(&core)).transpose()

@@ -230,9 +230,9 @@ class Pool:
             return torch.device("cpu")
         return torch.device("cuda", self.gpu)
 
-    def sms_of(self, chosen: int | None) -> int | None:
-        """The multiprocessors of a call for which the caller has chosen a number, where such a choice counts."""
-        return chosen if self._can_choose_sms else None
+    def sms_of(self, chosen: int) -> int:
+        """The multiprocessors that a caller has chosen for a call, where such a choice counts; else 0."""
+        return chosen if self._can_choose_sms else 0
 
     def dispatch(self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None) -> Dispatch:
         """The first half of a dispatch: sends what `read` gives. The second, `recv`, raises what is wrong.
@@ -301,7 +301,7 @@ class Pool:
         wanted = {rank: Sizes(**view["sizes"]) for rank, view in views.items()}
         first_rank, first = next(iter(wanted.items()))
         for rank, other in wanted.items():
-            for name in ("experts", "topk", "hidden", "max_tokens", "decodes", "sms"):
+            for name in ("experts", "topk", "hidden", "max_tokens", "decodes"):
                 if getattr(other, name) != getattr(first, name):
                     raise invalid(
                         "dispatch",
@@ -319,7 +319,6 @@ class Pool:
                 tokens,
                 named,
                 first.decodes and named is not None,
-                first.sms,
             ),
             any(view["captured"] for view in views.values()),
         )
@@ -393,7 +392,7 @@ class Pool:
         with _world.on_gpu(self.gpu):
             communicator = tokenyard.Communicator(
                 self.world,
-                _world.load_config(self._waits, sizes.decodes and self.domains == 1, sizes.sms),
+                _world.load_config(self._waits, sizes.decodes and self.domains == 1),
                 experts=sizes.experts,
                 topk=sizes.topk,
                 hidden=sizes.hidden,

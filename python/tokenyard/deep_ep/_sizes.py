@@ -20,12 +20,10 @@ class Sizes:
     max_tokens: int | None = None
     # Whether it is for few tokens, of which each counts.
     decodes: bool = False
-    # Multiprocessors that an operation takes, where the caller has chosen their number.
-    sms: int | None = None
 
     @functools.cached_property
-    def key(self) -> tuple[int, int, int, int]:
-        return self.experts, self.topk, self.hidden, self.sms or 0
+    def key(self) -> tuple[int, int, int]:
+        return self.experts, self.topk, self.hidden
 
     @functools.cached_property
     def named_key(self) -> tuple[int, ...]:
@@ -43,10 +41,9 @@ def sizes_of(
     tokens: int,
     max_tokens: int | None = None,
     decodes: bool = False,
-    sms: int | None = None,
 ) -> Sizes:
     """The same object for the same sizes: a call then computes no key of them again."""
-    return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes, sms)
+    return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes)
 
 
 # The largest M of calls for low latency. Above it, rows of the packed layout are not staged.

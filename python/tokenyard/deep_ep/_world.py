@@ -129,11 +129,10 @@ def on_gpu(gpu: int | None) -> Iterator[None]:
         yield
 
 
-def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> tokenyard.Config:
+def load_config(waits: Waits, decodes: bool = False) -> tokenyard.Config:
     """The config of the environment, which says itself how long to wait; or the one of GPUs where torch has some.
 
-    `decodes`: for calls of few tokens. `sms`: multiprocessors of an operation on GPUs. A config of the environment is
-    the same for all calls.
+    `decodes`: for calls of few tokens. A config of the environment is the same for all calls.
     """
     path = os.environ.get(CONFIG_VARIABLE)
     if path:
@@ -143,7 +142,6 @@ def load_config(waits: Waits, decodes: bool = False, sms: int | None = None) -> 
         "nvlink" if has_gpu else "cpu",
         waits,
         decode="low_latency" if has_gpu and decodes else "direct",
-        sms=sms if has_gpu else None,
     )
 
 

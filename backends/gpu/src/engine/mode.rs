@@ -19,6 +19,8 @@ pub(crate) struct Mode {
     pub(crate) at_once: bool,
     /// Another exchange of the operation is queued behind this one before the host waits for its outcome.
     pub(crate) deferred: bool,
+    /// The multiprocessors that the call names, or 0.
+    pub(crate) sms: u32,
 }
 
 impl Mode {
@@ -32,6 +34,7 @@ impl Mode {
             captured,
             at_once: order.at_once,
             deferred: false,
+            sms: order.sms,
         })
     }
 

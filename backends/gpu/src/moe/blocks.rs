@@ -61,6 +61,21 @@ const LEAST_FUSED: u32 = 24;
 const LEAST_FUSED_VECTOR: u32 = 96;
 
 impl Blocks {
+    /// The blocks of a call that names this many multiprocessors, or 0: as with both numbers of a config set to it.
+    pub(crate) fn of_call(self, sms: u32) -> Self {
+        let named = sms.min(self.all);
+        match sms {
+            0 => self,
+            _ => Self {
+                exchange: named,
+                by_formula: false,
+                local: named,
+                local_is_set: true,
+                ..self
+            },
+        }
+    }
+
     /// The most blocks that count the tokens of a dispatch.
     pub(crate) fn most_counting(self) -> u32 {
         if self.by_formula { MOST.min(self.all) } else { self.exchange }
@@ -207,6 +222,20 @@ mod tests {
         // Handles have memory for what as many blocks count as any operation has.
         assert_eq!([auto, BLOCKS].map(Blocks::most_counting), [32, 16]);
         assert_eq!(Blocks { all: 20, ..auto }.most_counting(), 20);
+    }
+
+    #[test]
+    fn a_call_may_name_its_blocks_and_a_device_bounds_them() {
+        let auto = Blocks { by_formula: true, ..BLOCKS };
+        for blocks in [auto, BLOCKS] {
+            assert_eq!(blocks.of_call(0).alike(), blocks.alike());
+            assert_eq!([1, 24, 200].map(|sms| blocks.of_call(sms).alike().blocks), [1, 24, 132]);
+            assert!(!blocks.of_call(24).by_formula);
+        }
+        // As the config's number, for local work too: not all of them push.
+        let set = Blocks { exchange: 64, local: 64, local_is_set: true, ..BLOCKS };
+        let of = |blocks: Blocks| blocks.of_tiles(false, false, 16);
+        assert_eq!(of(auto.of_call(64)), of(set));
     }
 
     #[test]

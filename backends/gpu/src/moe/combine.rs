@@ -203,12 +203,12 @@ impl Combine<'_> {
         Err(Error::new(ErrorKind::Internal, "combine", message))
     }
 
-    /// How this many flat or rank-major rows outside the arena are pushed, unless they are copied there.
-    fn push(&self, rows: u64, row_bytes: u64) -> Option<Push> {
+    /// How so many blocks push flat or rank-major rows that lie outside the arena, unless these are copied there.
+    fn push(&self, blocks: u32, rows: u64, row_bytes: u64) -> Option<Push> {
         let Shape { ranks, topk, .. } = self.moe.exchange.shape;
         let work = Work {
             ranks,
-            blocks: self.moe.blocks.exchange,
+            blocks,
             bytes: rows * row_bytes,
             row_bytes,
             topk,
@@ -240,7 +240,8 @@ impl Combine<'_> {
             Some(_) => 0,
         });
         let pushes = by_token && room[0] > 0;
-        let push = if pushes { self.push(state.received, widths[0]) } else { None };
+        let blocks = self.moe.blocks.of_call(mode.sms).exchange;
+        let push = if pushes { self.push(blocks, state.received, widths[0]) } else { None };
         let fused = if by_token { None } else { self.fused_blocks(call, mode) };
         let landing = match push.is_some() || fused.is_some() {
             // A graph holds its memory as long as its handle.
@@ -321,7 +322,8 @@ impl Combine<'_> {
             ..self.merge_arguments(call)
         };
         let shared = RINGS * arguments.stages * arguments.stage_bytes;
-        let size = Launch::of_threads(self.moe.blocks.local, THREADS, shared);
+        let blocks = self.moe.blocks.of_call(call.order.sms).local;
+        let size = Launch::of_threads(blocks, THREADS, shared);
         let slot = self.engine.slot(call.operation);
         // SAFETY: the kernel's type; the tensors are valid by the contract of `send`, the
         // rest is held by the handle and the operation.
@@ -409,9 +411,10 @@ impl Combine<'_> {
         // Sums of biases, and loads of weights, come on top.
         let is_biased = call.bias.iter().any(|bias| !bias.data.is_null());
         let more = call.returns_weights() || is_biased || state.has_device_tokens;
+        let blocks = self.moe.blocks.of_call(call.order.sms);
         match staged.push {
-            Some(_) => self.moe.blocks.exchange,
-            None => self.moe.blocks.of_link(&work, more),
+            Some(_) => blocks.exchange,
+            None => blocks.of_link(&work, more),
         }
     }
 
@@ -427,7 +430,8 @@ impl Combine<'_> {
     ) -> Result<()> {
         self.engine.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
-        let size = Launch::of_threads(self.moe.blocks.exchange, THREADS, combine_tiling.shared);
+        let blocks = self.moe.blocks.of_call(call.order.sms).exchange;
+        let size = Launch::of_threads(blocks, THREADS, combine_tiling.shared);
         let slot = self.engine.slot(call.operation);
         // SAFETY: the kernel's type; the rest by this function's contract.
         unsafe { self.engine.launch(&self.moe.kernels.combine[kernel], size, arguments, slot) }

@@ -25,7 +25,7 @@ impl Combine<'_> {
         }
         let state = &self.moe.routing.handles[call.handle as usize];
         let rows = state.received + u64::from(state.tokens);
-        self.moe.blocks.of_fused(mode.at_once, self.moe.kernels.rows, rows)
+        self.moe.blocks.of_call(mode.sms).of_fused(mode.at_once, self.moe.kernels.rows, rows)
     }
 
     /// Launches that kernel.

@@ -25,7 +25,8 @@ pub(crate) struct Tokens {
 impl MoeState {
     /// The blocks of a dispatch of this many tokens, and what each of them does.
     pub(crate) fn roles(&self, wanted: &Wanted, cast: Cast, tokens: Tokens) -> Roles {
-        let (blocks, max_tokens) = (self.blocks, self.exchange.shape.max_tokens);
+        let blocks = self.blocks.of_call(wanted.mode.sms);
+        let max_tokens = self.exchange.shape.max_tokens;
         let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
         match wanted.spec.layout {
             // Among several domains a block moves its own share of rows; low latency has other kernels.
@@ -96,7 +97,7 @@ impl Dispatch<'_> {
             stages: 1,
             reserved: 0,
         };
-        let blocks = self.moe.blocks.local;
+        let blocks = self.moe.blocks.of_call(op.mode.sms).local;
         let size = Launch::of_threads(blocks, THREADS, movers * dispatch_tiling.pitch);
         // SAFETY: the kernel's type; it names a region that is held.
         unsafe { self.engine.launch(&self.moe.kernels.spread, size, &arguments, slot) }

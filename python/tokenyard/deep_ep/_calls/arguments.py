@@ -31,8 +31,8 @@ class DispatchCall(Judged):
     num_tokens_per_expert: Tensor | None = None
     expert_alignment: int = 1
     num_worst_tokens: int = 0
-    # Multiprocessors that the caller has asked for, on GPUs.
-    sms: int | None = None
+    # Multiprocessors that the caller has asked for, on GPUs; 0 leaves the choice to the kernel set.
+    sms: int = 0
     handle: Any = None
     # Of `x`, where the tensors were read and checked; before, they come with it.
     scales: Any = None

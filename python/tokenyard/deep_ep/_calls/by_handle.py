@@ -26,6 +26,8 @@ class Record:
     # Whether the host has waited for counts.
     has_sync: bool
     is_expanded: bool = False
+    # Multiprocessors of its dispatch, and of later calls that name none; 0: the kernel set chooses.
+    sms: int = 0
 
     @property
     def rows(self) -> int | None:
@@ -81,7 +83,15 @@ def replay(
     name_stream(opened, stream)
     no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
     act: Any = opened.communicator.replay_send if before else opened.communicator.replay
-    sent = act(record.native, x, weights, scales=scales, stream=stream.raw, without_sync=no_sync)
+    sent = act(
+        record.native,
+        x,
+        weights,
+        scales=scales,
+        stream=stream.raw,
+        without_sync=no_sync,
+        sms=call.sms or record.sms,
+    )
     received = DelayedReceive(sent, before, stream).recv() if before else sent
     add_lost(pool, received)
     return record, replace(call, x=x, scales=scales, topk_weights=weights), received
@@ -100,6 +110,8 @@ class CombineCall(Judged):
     # Whether weights are summed over the ranks that got the token.
     sums_weights: bool = False
     wrong: str | None = None
+    # Multiprocessors that the caller has asked for; 0: those of the handle.
+    sms: int = 0
 
 
 def _read_rows(call: CombineCall, record: Record) -> tuple[Any, Any]:
@@ -167,6 +179,7 @@ def combine(
                 out_weights=out_weights,
                 stream=stream.raw,
                 without_sync=no_sync,
+                sms=call.sms or record.sms,
                 missing=missing,
             )
 

@@ -48,7 +48,8 @@ class DispatchCall(Judged):
     handle: EPHandle | None
     # The number that a handle reports, and the one that the caller has chosen.
     num_sms: int
-    chosen_sms: int | None
+    # As in the calls of V1.
+    sms: int
     copies_handle: bool
     # The choice of the caller, if it has one.
     asked_cpu_sync: bool | None
@@ -151,6 +152,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
             max_tokens=call.tokens if opened.takes("max_tokens") else None,
             stream=stream.raw,
             without_sync=no_sync,
+            sms=call.sms,
         )
         return DelayedReceive(sent, before_epilogue, stream) if before_epilogue else sent
 
@@ -168,6 +170,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing, before_epilogue: An
             native.rows,
             call.has_cpu_sync,
             call.is_expanded,
+            call.sms,
             experts=call.experts or 0,
             alignment=call.alignment or 1,
             tokens=call.tokens or 0,
@@ -223,9 +226,9 @@ def _read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]
 def _sizes(pool: Pool, call: DispatchCall) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors."""
     ids: Any = call.topk_idx
-    experts, tokens, sms = call.experts or 0, call.tokens or 0, pool.sms_of(call.chosen_sms)
+    experts, tokens = call.experts or 0, call.tokens or 0
     most = tokens if pool.opens_each_m else max(tokens, call.most_tokens)
-    return sizes_of(experts, ids.shape[1], call.reference.shape[1], most, tokens, sms=sms)
+    return sizes_of(experts, ids.shape[1], call.reference.shape[1], most, tokens)
 
 
 def _replay(pool: Pool, call: DispatchCall, stream: CallStream, before_epilogue: Any) -> Result:

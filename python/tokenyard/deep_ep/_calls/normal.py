@@ -143,7 +143,7 @@ def _looks(pool: Pool, call: DispatchCall) -> Sizes:
     ids: Any = call.topk_idx
     counts: Any = call.num_tokens_per_expert
     most, named = _room(pool, call, tokens)
-    return sizes_of(counts.shape[0], ids.shape[1], hidden, most, named, False, call.sms)
+    return sizes_of(counts.shape[0], ids.shape[1], hidden, most, named)
 
 
 def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall] | None:
@@ -158,7 +158,7 @@ def _read_at_once(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall] 
     if worst and not pool.ranks * tokens <= worst <= MOST:
         return None
     most, named = _room(pool, call, tokens)
-    sizes = sizes_of(experts, topk, hidden, most, named, False, call.sms)
+    sizes = sizes_of(experts, topk, hidden, most, named)
     return sizes, call
 
 
@@ -175,7 +175,7 @@ def _read_each(pool: Pool, call: DispatchCall) -> tuple[Sizes, DispatchCall]:
     router = "is_token_in_rank" if call.topk_idx is None else "topk_idx"
     expect_device(pool, x=x, scales=scales, **{router: ids}, topk_weights=weights)
     most, named = _room(pool, call, len(x))
-    sizes = sizes_of(experts, ids.shape[1], x.shape[1], most, named, False, call.sms)
+    sizes = sizes_of(experts, ids.shape[1], x.shape[1], most, named)
     return sizes, replace(call, x=x, scales=scales, topk_idx=ids, topk_weights=weights)
 
 
@@ -196,6 +196,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
             max_tokens=_room(pool, checked, 0)[1] if opened.takes("max_tokens") else None,
             stream=stream.raw,
             without_sync=no_sync,
+            sms=call.sms,
         )
         return checked, not no_sync, sent
 
@@ -211,7 +212,7 @@ def dispatch(pool: Pool, call: DispatchCall, timing: Timing) -> tuple[Any, ...]:
         add_lost(pool, received)
         given = call.num_worst_tokens or received.tokens
         _expect_rows_fit(pool, given, received)
-        record = Record(opened, native, given, has_sync)
+        record = Record(opened, native, given, has_sync, sms=call.sms)
         outputs = _give(pool, call, Arrival(record, received, checked, stream))
         clear_behind(pool, outputs.rows, received.rows)
         handle = _make_handle(pool, call, record, outputs)

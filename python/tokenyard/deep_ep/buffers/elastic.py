@@ -241,9 +241,8 @@ class ElasticBuffer:
         - `do_expand`: a row per (token, local expert), grouped by expert, starts at multiples of `expert_alignment`,
           padding zero; else a row per token with ids, local or -1.
         - `do_cpu_sync=False`: outputs have room for the most that can arrive.
-        - `num_sms`: multiprocessors of the dispatch on GPUs, and of the calls of its handle; 0, or the number of
-          `get_theoretical_num_sms`, leaves the choice to the kernel set. Equal on all ranks. Each number in use has a
-          communicator of its own.
+        - `num_sms`: multiprocessors of the dispatch on GPUs, and of the calls of its handle that name none; 0, or the
+          number of `get_theoretical_num_sms`, names none: the kernel set chooses.
 
         Returns `(recv_x, recv_topk_idx, recv_topk_weights, handle, event)`: ids None where expanded, and weights `[X]`.
         Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing was moved.
@@ -290,7 +289,7 @@ class ElasticBuffer:
             alignment=expert_alignment,
             handle=handle,
             num_sms=num_sms or _SMS,
-            chosen_sms=None if num_sms in (0, _SMS) else num_sms,
+            sms=self._pool.sms_of(0 if num_sms == _SMS else num_sms),
             copies_handle=do_handle_copy,
             asked_cpu_sync=do_cpu_sync,
             is_expanded=do_expand,
@@ -334,7 +333,7 @@ class ElasticBuffer:
             previous_event,
             previous_event_before_epilogue,
         )
-        _, wrong_sms = _sms_of(num_sms, num_qps)
+        num_sms, wrong_sms = _sms_of(num_sms, num_qps)
         call = CombineCall(
             x,
             handle,
@@ -342,6 +341,7 @@ class ElasticBuffer:
             bias,
             self.allow_multiple_reduction,
             wrong=wrong or wrong_sms,
+            sms=self._pool.sms_of(0 if num_sms == _SMS else num_sms),
         )
         results = elastic.combine(self._pool, call, timing, before_epilogue)
         return given_back(self._pool, x, results)

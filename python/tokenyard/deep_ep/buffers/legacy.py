@@ -138,6 +138,10 @@ class Buffer:
         """The stream of asynchronous calls; None on the CPU, where there are no streams."""
         return streams.gpu_stream(self._pool)
 
+    def _chosen_sms(self) -> int:
+        """The number of `set_num_sms`, where the kernel set lets a caller choose; else 0."""
+        return self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else 0)
+
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
@@ -205,7 +209,7 @@ class Buffer:
             num_tokens_per_expert,
             expert_alignment,
             num_worst_tokens,
-            self._pool.sms_of(Buffer.num_sms if Buffer._has_chosen_sms else None),
+            self._chosen_sms(),
             handle,
             wrong=wrong,
         )
@@ -238,7 +242,9 @@ class Buffer:
         timing, _, wrong = timing_of(
             "async_finish", async_finish, allocate_on_comm_stream, previous_event
         )
-        call = CombineCall(x, handle, topk_weights, bias, sums_weights=True, wrong=wrong)
+        call = CombineCall(
+            x, handle, topk_weights, bias, sums_weights=True, wrong=wrong, sms=self._chosen_sms()
+        )
         return given_back(self._pool, x, normal.combine(self._pool, call, timing))
 
     internode_dispatch = dispatch

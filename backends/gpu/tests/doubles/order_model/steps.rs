@@ -185,7 +185,7 @@ impl Caller {
         }
         let stream = call.stream.map(|index| self.name(index).pointer());
         let no_sync = call.no_sync && stream.is_some() && !self.engine.puts;
-        Ok(CallOrder { stream, no_sync, at_once: call.at_once })
+        Ok(CallOrder { stream, no_sync, at_once: call.at_once, sms: 0 })
     }
 
     fn dispatch(&mut self, call: Call, units: u64) -> Result<()> {

@@ -1,0 +1,219 @@
+//! The `cpu` kernel set on host memory: the direct algorithm, and over it the hierarchical one.
+//!
+//! Every rank keeps two windows: *control* (records, staging, landing places, at equal offsets on all
+//! ranks) and *arena* (outputs; a receiver chooses the place and grants it).
+//!
+//! One protocol serves both kinds of transport. Records always travel as `put_signal`. Rows are
+//! stored straight into the peer's arena where peers can be loaded from and stored to, and staged
+//! and `put` where they cannot. Receivers count (INV-2): per operation slot and place there are four
+//! signals, see `control`.
+//!
+//! With several domains each rank is also a *forwarder*: inside its domain it acts for the sources of
+//! other domains on its rail. The case of one domain has no forwarders.
+
+pub use crate::engine::launch::PIECE_BYTES;
+pub use crate::moe::config::CpuConfig;
+pub use crate::moe::handle::handle_bytes;
+pub use crate::moe::sizes::{Spread, WindowSizes};
+
+use tokenyard_core::abi;
+use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
+use tokenyard_core::kernels::{
+    KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_KERNEL_NEEDS, NO_LINK_NEEDS,
+};
+use tokenyard_core::moe::Shape;
+use tokenyard_core::transport::{Capabilities, MemoryNeeds, Window};
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::engine::areas;
+use crate::engine::channel::queue_depth;
+use crate::engine::control::Ids;
+use crate::engine::window::Memory;
+use crate::moe::combine::forwarded;
+use crate::moe::dispatch::rail;
+use crate::moe::dispatch::upstream::Upstream;
+use crate::moe::runner::Runners;
+use crate::moe::{combine, dispatch, verdicts};
+use crate::pool::Pool;
+
+/// The kernel set. See the [module](self).
+#[derive(Debug)]
+pub struct CpuKernels {
+    config: CpuConfig,
+    shape: KernelShape,
+    /// Set by `needs`.
+    sizes: Option<WindowSizes>,
+    /// Set by `plan`. Dropped before the memory it points to.
+    runners: Option<Runners>,
+    memory: Vec<Memory>,
+}
+
+fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
+    LinkNeeds {
+        queues: 1,
+        signals: ids.count(),
+        queue_depth: queue_depth(limits),
+        reserved: 0,
+        largest_put: limits.largest_put.min(areas::LARGEST_PUT),
+    }
+}
+
+impl CpuKernels {
+    fn runners(&mut self) -> Result<&mut Runners> {
+        self.runners.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
+        })
+    }
+}
+
+impl KernelSet for CpuKernels {
+    const NAME: &'static str = "cpu";
+    const ABOUT: &'static str = "any CPU: host memory, all layouts and types, one or many domains";
+    type Config = CpuConfig;
+
+    fn probe(config: &CpuConfig) -> Result<u32> {
+        config.check()?;
+        Ok(abi::TY_MEMORY_HOST)
+    }
+
+    fn open(config: CpuConfig, shape: &KernelShape) -> Result<Self> {
+        config.check()?;
+        Ok(Self { config, shape: *shape, sizes: None, runners: None, memory: Vec::new() })
+    }
+
+    fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
+        let scale_up = limits.scale_up.max_queues > 0;
+        let inside = if scale_up { &limits.scale_up } else { &limits.scale_out };
+        let KernelShape { ranks, domains, in_flight, .. } = self.shape;
+        let spread = Spread { in_flight, domains };
+        let both = [inside, &limits.scale_out];
+        let sizes = WindowSizes::new(&Shape::from(&self.shape), spread, both, &self.config)?;
+        self.sizes = Some(sizes);
+        let mut window_bytes = [0; abi::TY_MAX_WINDOWS];
+        window_bytes[areas::CONTROL as usize] = sizes.control_bytes;
+        window_bytes[areas::ARENA as usize] = sizes.arena_bytes;
+        let link = link_needs(inside, Ids { places: ranks, in_flight });
+        let rail = link_needs(&limits.scale_out, Ids { places: domains, in_flight });
+        let (scale_up, scale_out) = match (domains > 1, scale_up) {
+            (true, _) => (link, rail),
+            (false, true) => (link, NO_LINK_NEEDS),
+            (false, false) => (NO_LINK_NEEDS, link),
+        };
+        Ok(KernelNeeds {
+            windows: 2,
+            capabilities: abi::TY_KERNELS_CAP_MASKING
+                | abi::TY_KERNELS_CAP_CALL_TOKENS
+                | abi::TY_KERNELS_CAP_ROUND_ONCE
+                | abi::TY_KERNELS_CAP_SUM_WEIGHTS
+                | abi::TY_KERNELS_CAP_PACKED_FORMS
+                | abi::TY_KERNELS_CAP_NO_REGION
+                | abi::TY_KERNELS_CAP_RANK_MAJOR
+                // Sums of a domain would be encoded once more on the rail.
+                | if domains > 1 { 0 } else { abi::TY_KERNELS_CAP_LOGFMT10 },
+            scale_up,
+            scale_out,
+            window_bytes,
+            ..NO_KERNEL_NEEDS
+        })
+    }
+
+    fn allocate(&mut self, id: u32, bytes: u64, needs: &MemoryNeeds) -> Result<Window> {
+        let memory = Memory::new(bytes, needs)?;
+        let window = memory.window(id);
+        self.memory.push(memory);
+        Ok(window)
+    }
+
+    unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        let sizes = self.sizes.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "plan kernels", "`plan` came before `needs`")
+        })?;
+        let pool = Pool::new(self.config.threads as usize)?;
+        // SAFETY: links stay valid while there are operations, and the board until the runner is
+        // dropped, by this function's contract; the runner uses links in operations only.
+        self.runners = Some(unsafe { Runners::new(&self.shape, sizes, plan, pool)? });
+        Ok(())
+    }
+
+    unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
+        let Runners { owners, rail } = self.runners()?;
+        // SAFETY: by this function's contract.
+        unsafe {
+            match (dispatch.exchange, rail) {
+                (ExchangeKind::Rail, Some(rail)) => rail::cross(&mut rail.runner, dispatch),
+                (ExchangeKind::Owners, Some(rail)) => {
+                    let slot = rail.runner.order.slot(dispatch.operation);
+                    let upstream = Upstream { runner: &rail.runner, slot, format: dispatch.format };
+                    let upstream = dispatch.refusal.is_none().then_some(&upstream);
+                    dispatch::dispatch_send(owners, dispatch, upstream)
+                }
+                (ExchangeKind::Owners, None) => dispatch::dispatch_send(owners, dispatch, None),
+                (ExchangeKind::Rail, None) => Err(no_rail()),
+            }
+        }
+    }
+
+    fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
+        dispatch::dispatch_recv(&mut self.runners()?.owners, operation)
+    }
+
+    fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
+        dispatch::dispatch_output(&mut self.runners()?.owners, operation)
+    }
+
+    fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
+        let owners = &self.runners()?.owners;
+        combine::combine_input(&owners.routing, &owners.places, handle, dtype)
+    }
+
+    unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
+        let Runners { owners, rail } = self.runners()?;
+        // SAFETY: by this function's contract.
+        unsafe {
+            match (combine.exchange, rail) {
+                (ExchangeKind::Owners, Some(rail)) => {
+                    forwarded::combine_inside(owners, rail, combine)
+                }
+                (ExchangeKind::Rail, Some(rail)) => forwarded::combine_on_rail(rail, combine),
+                (ExchangeKind::Owners, None) => combine::combine_send(owners, combine),
+                (ExchangeKind::Rail, None) => Err(no_rail()),
+            }
+        }
+    }
+
+    fn combine_recv(&mut self, operation: u64) -> Result<()> {
+        let Runners { owners, rail } = self.runners()?;
+        let runner = rail.as_mut().map_or(owners, |rail| &mut rail.runner);
+        combine::combine_recv(runner, operation)
+    }
+
+    fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
+        let Runners { owners, rail } = self.runners()?;
+        match (call.exchange, rail) {
+            (ExchangeKind::Rail, Some(rail)) => rail::agree(&mut rail.runner, call),
+            (ExchangeKind::Owners, Some(_)) => verdicts::agree_inside(owners, call),
+            (_, None) => Err(no_rail()),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let Runners { owners, rail } = self.runners()?;
+        owners.order.flush()?;
+        rail.as_ref().map_or(Ok(()), |rail| rail.runner.order.flush())
+    }
+
+    fn counters(&mut self) -> Option<abi::TyCounters> {
+        self.runners.as_ref().map(|runners| runners.owners.order.counters().as_abi())
+    }
+
+    fn release(&mut self, region: u64) {
+        if let Some(runners) = &mut self.runners {
+            runners.owners.places.arena().release(region);
+        }
+    }
+}
+
+#[cold]
+fn no_rail() -> Error {
+    Error::new(ErrorKind::Internal, "use rail", "there is one domain")
+}
