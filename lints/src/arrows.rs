@@ -1,7 +1,21 @@
 //! Arrows between folders point one way: the base of the operations knows none of them. So an operation is a folder
-//! that can be added, and that can be read alone.
+//! that can be added, and that can be read alone. It has the same name in each crate, so who knows one knows all.
 
+use crate::product::root;
 use crate::texts::files;
+
+/// Operations that all ranks take part in.
+const OPERATIONS: [&str; 2] = ["dispatch", "combine"];
+
+/// Where an operation has a file or a folder of its name: contract, host code, device code, rules, cases.
+const HOMES: [&str; 6] = [
+    "core/src/moe",
+    "backends/cpu/src/moe",
+    "backends/gpu/src/moe",
+    "backends/gpu/device/moe",
+    "conformance/src/moe/oracle",
+    "conformance/src/moe/cases",
+];
 
 /// Folders, and the modules that their files do not name.
 const ARROWS: [(&str, &[&str]); 4] = [
@@ -44,6 +58,22 @@ fn the_base_of_the_operations_names_none_of_them() {
         "files that name an operation below which they lie; expected what both need to be here, or the arrow to point \
          down. Move the item:\n{}",
         found.join("\n")
+    );
+}
+
+#[test]
+fn an_operation_has_its_name_in_each_crate() {
+    let missing = HOMES.iter().flat_map(|home| {
+        OPERATIONS.iter().map(move |name| format!("{home}/{name}")).filter(|path| {
+            let kinds = [".rs", ".cuh", "/mod.rs"];
+            !kinds.iter().any(|kind| root().join(format!("{path}{kind}")).exists())
+        })
+    });
+    let missing: Vec<String> = missing.collect();
+    assert!(
+        missing.is_empty(),
+        "no file or folder of the operation's name: {}. Name it as in the other crates",
+        missing.join(", ")
     );
 }
 

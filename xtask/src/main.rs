@@ -32,8 +32,8 @@ Developer tasks of tokenyard.
   cargo xtask test --all           the same with what a default run leaves out, for a change of kernels and before a
                                    release: every program compiled for every architecture, and the GPU's model
                                    with every shape over every device API, every turn of low-latency
-                                   operations in every way, four masked ranks, all pairs of casts, and 500
-                                   jobs with a rank that is killed
+                                   operations in every way, four masked ranks, all pairs of casts, every
+                                   routing over soft-RoCE, and 500 jobs with a rank that is killed
   cargo xtask test --quick         run what finds most mistakes in a few minutes
   cargo xtask test --only NAME     run this step and those it builds on (may be repeated)
   cargo xtask test --list          list the steps

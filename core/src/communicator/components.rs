@@ -68,7 +68,7 @@ impl CallForm {
 
 /// The components of a communicator. Outputs and handles hold them alive, because they point into
 /// windows. The fields are dropped in this order.
-pub(super) struct Components {
+pub(crate) struct Components {
     /// Ends before everything else: reports read all components.
     pub(super) looking: Looking,
     /// The last communicator of a session closes the transports, while the memory of all windows is there.
@@ -76,11 +76,11 @@ pub(super) struct Components {
     pub(super) user: Arc<WatchedKernels>,
     pub(super) claims: Claims,
     /// The shape that all ranks agreed on.
-    pub(super) shape: Shape,
+    pub(crate) shape: Shape,
     /// The transports of both levels, in words.
     pub(super) transports: String,
     /// The device whose memory the kernel set works on; none where it works on host memory.
-    pub(super) device: Option<i32>,
+    pub(crate) device: Option<i32>,
     /// The forms of calls that the kernel set takes: bits `TY_KERNELS_CAP_*`.
     pub(super) forms: u32,
 }
@@ -101,7 +101,7 @@ impl Components {
 
     /// The kernel set. The communicator takes the lock, and so does a copy from device memory or its release: those
     /// wait for a running operation.
-    pub(super) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
+    pub(crate) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
         self.user.kernels()
     }
 

@@ -12,10 +12,10 @@ use crate::session::reporter::{InCall, OpenRecorder};
 use crate::{Error, ErrorKind, Result};
 
 /// The operations of a communicator, in step with those of the other ranks.
-pub(super) struct Course {
+pub(crate) struct Course {
     /// Reports on this communicator.
     pub(super) recorder: OpenRecorder,
-    pub(super) components: Arc<Components>,
+    pub(crate) components: Arc<Components>,
     pub(super) world: Arc<World>,
     in_flight: u32,
     next_operation: u64,
@@ -129,7 +129,7 @@ impl Course {
     }
 
     /// True if the operation is one of the last, which a kernel set remembers.
-    pub(super) fn is_recent(&self, operation: u64) -> bool {
+    pub(crate) fn is_recent(&self, operation: u64) -> bool {
         self.next_operation - operation <= u64::from(self.in_flight)
     }
 
@@ -211,7 +211,7 @@ impl Course {
         error
     }
 
-    pub(super) fn check_open(&mut self) -> Result<()> {
+    pub(crate) fn check_open(&mut self) -> Result<()> {
         if let Some((kind, rank, why)) = &self.closed {
             let error = Error::new(
                 *kind,

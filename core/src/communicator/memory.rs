@@ -9,7 +9,7 @@ use crate::{Error, ErrorKind, Result};
 const VECTOR: usize = 16;
 
 /// A tensor of a call.
-pub(super) struct Argument<'a> {
+pub(crate) struct Argument<'a> {
     name: &'static str,
     tensor: Option<TensorRef<'a>>,
     /// True if it holds rows of H elements, which move in vectors of 16 bytes.
@@ -23,7 +23,7 @@ impl<'a> Argument<'a> {
     }
 
     /// Anything else.
-    pub(super) fn other(name: &'static str, tensor: Option<TensorRef<'a>>) -> Self {
+    pub(crate) fn other(name: &'static str, tensor: Option<TensorRef<'a>>) -> Self {
         Self { name, tensor, is_rows: false }
     }
 
@@ -48,7 +48,7 @@ impl<'a> Argument<'a> {
 ///
 /// # Errors
 /// `InvalidInput`, naming the tensor.
-pub(super) fn check_memory(arguments: &[Argument<'_>], device: Option<i32>) -> Result<()> {
+pub(crate) fn check_memory(arguments: &[Argument<'_>], device: Option<i32>) -> Result<()> {
     for argument in arguments {
         let Some(tensor) = &argument.tensor else { continue };
         check_place(argument.name, tensor.device(), device)?;

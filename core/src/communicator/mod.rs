@@ -22,44 +22,41 @@
 
 mod abandoned;
 mod arguments;
-mod arriving;
 mod bring_up;
 mod buffer;
 mod call_forms;
 mod caller_memory;
 mod claims;
-mod components;
-mod compression;
-mod copies;
-mod copy_out;
-mod count_routing;
-mod course;
+pub(crate) mod components;
+pub(crate) mod course;
 mod graph;
-mod late_weights;
 mod masks;
-mod memory;
+pub(crate) mod memory;
 mod operations;
 mod order;
-mod output;
+pub(crate) mod output;
 mod pending;
 mod refusal;
 mod sort;
 mod state;
 mod stream;
-mod tensor;
+pub(crate) mod tensor;
 mod tool_stream;
 mod watched_kernels;
 
-pub use crate::moe::Cast;
+// Under these names the files of this folder import them.
+use crate::moe::combine::compression;
+use crate::moe::dispatch::{arriving, copy_out};
+
+pub use crate::moe::dispatch::arriving::Arriving;
+pub use crate::moe::dispatch::copy_out::Outputs;
+pub use crate::moe::{Cast, RoutingRoom};
 pub use crate::session::{Choices, LevelReport, REPORTS_VARIABLE, Reporter, write_reports};
 pub use arguments::{Combine, Dispatch, LateTopk, Replay, Sizes};
-pub use arriving::Arriving;
 pub use bring_up::{BringUpReport, CommunicatorOptions};
 pub use buffer::Buffer;
 pub use caller_memory::CallerMemory;
 pub use components::CallForm;
-pub use copy_out::Outputs;
-pub use count_routing::RoutingRoom;
 pub use graph::ToolGraph;
 pub use masks::Masks;
 pub use output::{CombineInput, Handle, Received};

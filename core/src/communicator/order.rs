@@ -148,7 +148,7 @@ impl Components {
         Ok(())
     }
 
-    pub(super) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
+    pub(crate) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
         if stream.is_none() || self.takes(abi::TY_KERNELS_CAP_STREAMS) {
             return Ok(());
         }

@@ -2,18 +2,19 @@ use std::sync::Arc;
 
 use super::components::Components;
 use super::tensor::{TensorMut, TensorRef};
+use crate::Result;
 use crate::abi;
 use crate::moe::{Layout, ScaleLayout};
 
 /// A claim on an arena region; the region is freed when the last claim is dropped.
 #[derive(Debug)]
-pub(super) struct RegionClaim {
+pub(crate) struct RegionClaim {
     components: Arc<Components>,
     region: u64,
 }
 
 impl RegionClaim {
-    pub(super) fn new(components: &Arc<Components>, region: u64) -> Self {
+    pub(crate) fn new(components: &Arc<Components>, region: u64) -> Self {
         components.claims.claim(region);
         Self { components: Arc::clone(components), region }
     }
@@ -29,12 +30,12 @@ impl Drop for RegionClaim {
 /// on any thread.
 #[derive(Debug)]
 pub struct Received {
-    pub(super) raw: abi::TyReceived,
-    pub(super) layout: Layout,
-    pub(super) scale_layout: ScaleLayout,
-    pub(super) operation: u64,
+    pub(crate) raw: abi::TyReceived,
+    pub(crate) layout: Layout,
+    pub(crate) scale_layout: ScaleLayout,
+    pub(crate) operation: u64,
     /// M of the dispatch: the factor in `source`.
-    pub(super) max_tokens: u32,
+    pub(crate) max_tokens: u32,
     /// Held for its drop.
     pub(super) _claim: RegionClaim,
 }
@@ -61,6 +62,11 @@ impl Received {
     /// True if it lies in the arena of a communicator.
     pub(super) fn is_of(&self, components: &Components) -> bool {
         std::ptr::eq(&*self._claim.components, components)
+    }
+
+    /// Checks that this is an output of a communicator.
+    pub(crate) fn check_of(&self, components: &Components) -> Result<()> {
+        components.check_output(self)
     }
 
     /// The layout of the rows.

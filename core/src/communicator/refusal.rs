@@ -106,7 +106,7 @@ impl Course {
 
     /// Decides whether the communicator survives a failed operation.
     #[cold]
-    pub(super) fn end_failed(&mut self, operation: u64, error: Error) -> Error {
+    pub(crate) fn end_failed(&mut self, operation: u64, error: Error) -> Error {
         match error.kind() {
             // An error in this rank's own arguments that only the device could detect.
             ErrorKind::Refused if error.rank() == Some(self.rank()) => {

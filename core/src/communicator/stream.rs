@@ -137,7 +137,7 @@ impl<'y> OnStream<'y> {
 }
 
 impl OnStream<'_> {
-    pub(super) fn course(&mut self) -> (&mut Course, Option<Stream>) {
+    pub(crate) fn course(&mut self) -> (&mut Course, Option<Stream>) {
         (&mut self.comm.course, self.mode.stream)
     }
 

@@ -387,7 +387,7 @@ fn is_contiguous(raw: &abi::TyTensor) -> bool {
     raw.stride[1] == 1 && (raw.stride[0] == raw.shape[1] as i64 || raw.shape[0] <= 1)
 }
 
-pub(super) fn byte_length(raw: &abi::TyTensor) -> Option<usize> {
+pub(crate) fn byte_length(raw: &abi::TyTensor) -> Option<usize> {
     let dtype = DType::from_code(raw.dtype)?;
     (is_contiguous(raw) && !raw.data.is_null())
         .then(|| raw.shape[0] as usize * raw.shape[1] as usize * dtype.bytes())

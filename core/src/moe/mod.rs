@@ -1,4 +1,5 @@
-//! MoE shapes, routing and layout: pure functions, with no memory of their own except their results.
+//! MoE shapes, routing and layout: pure functions, with no memory of their own except their results. The folders
+//! `dispatch`, `combine` and `count_routing` have what one operation needs alone.
 //!
 //! Symbols, as everywhere in the project: T tokens on this rank, H hidden size (elements), K top-k, E
 //! experts, R ranks, M most tokens of a rank in one operation. Expert `e` lives on rank `e / (E/R)`. El
@@ -16,6 +17,9 @@
 
 mod arena;
 mod cast;
+pub(crate) mod combine;
+mod count_routing;
+pub(crate) mod dispatch;
 mod dtype;
 pub mod logfmt;
 mod memory;
@@ -23,7 +27,6 @@ mod packed_form;
 mod quant;
 mod recv_plan;
 mod region;
-mod routing_counts;
 mod send_plan;
 mod shape;
 mod topk;
@@ -33,13 +36,13 @@ mod tests;
 
 pub use arena::{Arena, Holder, Region};
 pub use cast::{Cast, Compression};
+pub use count_routing::{RoutingCounts, RoutingRoom};
 pub use dtype::DType;
 pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use packed_form::{ScaleLayout, SourceIndex};
 pub use quant::{Quant, ScaleType};
 pub use recv_plan::RecvPlan;
 pub use region::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, RowFormat, Span};
-pub use routing_counts::RoutingCounts;
 pub use send_plan::{Fan, SendPlan};
 pub use shape::{MAX_HIDDEN, MAX_TOPK, Shape};
 pub use topk::{TopkScratch, local_experts, validate_topk};

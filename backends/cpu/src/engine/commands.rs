@@ -131,12 +131,12 @@ impl SlotOrder {
 
     /// The signal that counts the rows of a group at its peers.
     pub(crate) fn rows_signal(&self, slot: usize, group: u32) -> u32 {
-        let place = self.exchange.domains.place(group, self.exchange.domains.index);
+        let place = self.member.domains.place(group, self.member.domains.index);
         self.channel.ids.id(Signal::Rows, slot, place)
     }
 
     /// Whether nothing goes to a peer any more.
     pub(crate) fn is_left_out(&self, peer: u32) -> bool {
-        self.losses().is_given_up(self.exchange.rank_of(peer))
+        self.losses().is_given_up(self.member.rank_of(peer))
     }
 }

@@ -13,8 +13,8 @@ use crate::engine::channel::{Channel, Team, queue_depth};
 use crate::engine::control::{Ids, Signal};
 use crate::engine::counters::{Counters, LevelPeer};
 use crate::engine::ends::{End, Exposed};
-use crate::engine::exchange::Exchange;
 use crate::engine::losses::Losses;
+use crate::engine::member::Member;
 use crate::engine::outstanding::Outstanding;
 
 /// The only queue: one thread drives a communicator.
@@ -82,21 +82,21 @@ impl Traffic {
     /// Everything that the plan points to (but for the list of windows) outlives this.
     pub(crate) unsafe fn new<'a>(
         shape: &KernelShape,
-        exchanges: impl Iterator<Item = &'a Exchange>,
+        members: impl Iterator<Item = &'a Member>,
         plan: &abi::TyPlan,
     ) -> Result<Self> {
         let KernelShape { ranks, domains, in_flight, .. } = *shape;
         // SAFETY: by this function's contract.
         let losses = unsafe { Losses::new(shape, plan) };
         let mut channels = Vec::new();
-        for exchange in exchanges {
-            let is_up = exchange.level == abi::TY_LEVEL_SCALE_UP;
+        for member in members {
+            let is_up = member.level == abi::TY_LEVEL_SCALE_UP;
             let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
-            let ids = Ids { places: exchange.regions.ranks, in_flight };
-            let ((first, step), peers) = (exchange.team, exchange.shape.ranks);
+            let ids = Ids { places: member.places(), in_flight };
+            let ((first, step), peers) = (member.team, member.peers());
             let team = Team { first, step, peers, losses: &losses };
             // SAFETY: by this function's contract; the host passes judged tables.
-            channels.push(Rc::new(unsafe { Channel::new(raw, exchange.level, &team, ids)? }));
+            channels.push(Rc::new(unsafe { Channel::new(raw, member.level, &team, ids)? }));
         }
         let slots = channels.len() * in_flight as usize;
         let depths = [&plan.scale_up, &plan.scale_out].map(|l| queue_depth(&l.capabilities));
@@ -118,7 +118,7 @@ impl Traffic {
 /// The order of an exchange's operations and of what they post: slots, outstanding commands, progress and signals.
 #[derive(Debug)]
 pub(crate) struct SlotOrder {
-    pub(crate) exchange: Exchange,
+    pub(crate) member: Member,
     /// The channel to the peers of this exchange.
     pub(crate) channel: Rc<Channel>,
     traffic: Rc<Traffic>,
@@ -134,14 +134,14 @@ pub(crate) struct SlotOrder {
 impl SlotOrder {
     /// The order of the exchange with this number among those of the traffic.
     pub(crate) fn new(
-        exchange: Exchange,
+        member: Member,
         traffic: &Rc<Traffic>,
         in_flight: u32,
         number: usize,
     ) -> Self {
         let slots = in_flight as usize;
         Self {
-            exchange,
+            member,
             channel: Rc::clone(&traffic.channels[number]),
             traffic: Rc::clone(traffic),
             first_slot: number * slots,
@@ -188,7 +188,7 @@ impl SlotOrder {
         if add == 0 {
             return Ok(true);
         }
-        let rank = self.exchange.forwarder(source);
+        let rank = self.member.forwarder(source);
         let wait = Wait { operation, add, phase: abi::TY_PHASE_ROWS, rank };
         self.wait(Signal::Rows, slot, source, wait)
     }
@@ -202,7 +202,7 @@ impl SlotOrder {
     pub(crate) fn wait_posted(&self, slot: usize, operation: u64) -> Result<()> {
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
-            peer: self.losses().suspected().unwrap_or(self.exchange.rank),
+            peer: self.losses().suspected().unwrap_or(self.member.rank),
             signal: 0,
             expected: 1,
             operation,
@@ -224,15 +224,15 @@ impl SlotOrder {
     /// Whether a place counts no more: its source was given up, or the source's forwarder here was, or the
     /// forwarder reports the source as lost.
     pub(crate) fn is_gone(&self, source: u32) -> bool {
-        self.losses().is_given_up(self.exchange.forwarder(source))
-            || self.exchange.has_groups() && self.losses().is_gone(source)
+        self.losses().is_given_up(self.member.forwarder(source))
+            || self.member.has_groups() && self.losses().is_gone(source)
     }
 
     /// Waits until the writer of a place has raised a signal `wait.add` more times than were waited for before.
     /// Returns false if the writer was given up. The writer may be the forwarder of `wait.rank`. It then
     /// reports itself if that rank is lost.
     pub(crate) fn wait(&self, signal: Signal, slot: usize, place: u32, wait: Wait) -> Result<bool> {
-        let writer = self.exchange.forwarder(place);
+        let writer = self.member.forwarder(place);
         if self.losses().is_given_up(writer) {
             return Ok(false);
         }
@@ -274,7 +274,7 @@ impl SlotOrder {
 
     /// Whether rows come over a rail and losses are masked. Then not every rank receives from every other.
     pub(crate) fn masks_domains(&self) -> bool {
-        self.exchange.has_groups() && self.losses().are_masked()
+        self.member.has_groups() && self.losses().are_masked()
     }
 }
 

@@ -10,7 +10,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::engine::areas::{ARENA, CONTROL, SlotLayout};
 use crate::engine::channel::Channel;
 use crate::engine::control::Signal;
-use crate::engine::exchange::Exchange;
+use crate::engine::member::Member;
 use crate::engine::record::{Record, span_of};
 
 /// Window memory that is mapped here: this rank's, or a peer's.
@@ -82,7 +82,7 @@ fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area;
 /// The places of an exchange, in this rank's windows and in those of its peers.
 #[derive(Debug)]
 pub(crate) struct Places {
-    pub(crate) exchange: Exchange,
+    pub(crate) member: Member,
     pub(crate) slots: SlotLayout,
     pub(crate) control: Area,
     pub(crate) arena_area: Area,
@@ -93,7 +93,7 @@ pub(crate) struct Places {
 
 impl Places {
     pub(crate) fn new(
-        exchange: Exchange,
+        member: Member,
         slots: SlotLayout,
         windows: &Windows,
         channel: &Channel,
@@ -101,11 +101,11 @@ impl Places {
         let Windows { control, arena_area, arena } = windows;
         let (control, arena_area) = (*control, *arena_area);
         Ok(Self {
-            exchange,
+            member,
             slots,
             control,
             arena_area,
-            peers: map_peers(channel, exchange.shape.ranks, [control, arena_area])?,
+            peers: map_peers(channel, member.peers(), [control, arena_area])?,
             arena: Rc::clone(arena),
         })
     }
@@ -130,7 +130,7 @@ impl Places {
     /// The windows of a peer to which rows are stored. Rows are stored to every peer, or to this
     /// rank alone.
     pub(crate) fn reachable(&self, peer: u32) -> Option<[Area; 2]> {
-        let own = peer == self.exchange.domains.index;
+        let own = peer == self.member.domains.index;
         self.peers
             .get(peer as usize)
             .copied()

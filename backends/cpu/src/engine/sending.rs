@@ -35,7 +35,7 @@ pub(crate) fn send_record(
 ) -> Result<()> {
     let RecordPlace { signal, slot, place } = to;
     let slots = &places.slots;
-    let domains = &order.exchange.domains;
+    let domains = &order.member.domains;
     let here = domains.place(domains.domain_of(place), domains.index);
     let at = |start: u64, place: u32| {
         start + span_of(&slots.records, signal) + slots.records.pitch * u64::from(place)

@@ -53,10 +53,9 @@ impl SlotOrder {
     /// Announces to all peers that this rank has left the operation of a slot. Every operation that does
     /// not close the communicator ends so, once, on every rank.
     pub(crate) fn leave(&mut self, slot: usize, operation: u64, end: End) -> Result<()> {
-        let place =
-            self.exchange.domains.place(self.exchange.domains.mine, self.exchange.domains.index);
+        let place = self.member.domains.place(self.member.domains.mine, self.member.domains.index);
         let (add, signal) = (end as u64, self.channel.ids.id(Signal::Done, slot, place));
-        for peer in self.exchange.domains.peers() {
+        for peer in self.member.domains.peers() {
             self.raise(slot, Raise { operation, peer, signal, add })?;
         }
         self.ends[slot] = Some(end);
@@ -67,10 +66,10 @@ impl SlotOrder {
     /// is known already. Then checks that it ended for them as it did here.
     pub(crate) fn wait_done(&mut self, slot: usize, operation: u64, phase: u64) -> Result<()> {
         let Some(end) = self.ends[slot] else { return Ok(()) };
-        for peer in self.exchange.domains.peers() {
+        for peer in self.member.domains.peers() {
             let (place, rank) = (
-                self.exchange.domains.place(self.exchange.domains.mine, peer),
-                self.exchange.rank_of(peer),
+                self.member.domains.place(self.member.domains.mine, peer),
+                self.member.rank_of(peer),
             );
             let wait = Wait { operation, add: 1, phase, rank };
             if self.wait(Signal::Done, slot, place, wait)? {
@@ -117,8 +116,8 @@ fn take_back(
         order.wait_done(slot, operation, abi::TY_PHASE_DONE)?;
     }
     let Some(region) = exposed.region else { return Ok(()) };
-    let may_write = |peer| order.losses().may_write(order.exchange.rank_of(peer), operation);
-    if order.exchange.domains.peers().any(may_write) {
+    let may_write = |peer| order.losses().may_write(order.member.rank_of(peer), operation);
+    if order.member.domains.peers().any(may_write) {
         places.arena().quarantine(region.id);
     } else {
         places.arena().release(region.id);

@@ -45,16 +45,16 @@ pub(crate) fn announce(
     enter: &Enter<'_>,
     to_peer: &ToPeer<'_>,
 ) -> Result<()> {
-    for group in runner.exchange.domains.all() {
+    for group in runner.exchange.member.domains.all() {
         let is_gone = runner.routing.is_source_gone(group) && enter.refusal.is_none();
-        for peer in runner.exchange.domains.peers() {
+        for peer in runner.exchange.member.domains.peers() {
             let terms = || to_peer(&runner.routing, group, peer);
             let record = if is_gone {
                 terms().record(enter.operation, Verdict::Gone, Signature::default(), 0)
             } else {
                 enter.record(terms)
             };
-            let place = runner.exchange.domains.place(group, peer);
+            let place = runner.exchange.member.domains.place(group, peer);
             send_record(
                 &runner.order,
                 &runner.places,
@@ -80,11 +80,11 @@ pub(crate) fn poll_entries(
     enter: &Enter<'_>,
 ) -> Result<Option<Heard>> {
     let mut refused = None;
-    for source in runner.exchange.domains.places() {
+    for source in runner.exchange.member.domains.places() {
         let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
-        let wait = Wait { operation, add: 1, phase, rank: runner.exchange.source(source) };
+        let wait = Wait { operation, add: 1, phase, rank: runner.exchange.member.source(source) };
         let came = match runner.routing.agreed[slot] {
-            Some(_) => !runner.order.losses().is_given_up(runner.exchange.forwarder(source)),
+            Some(_) => !runner.order.losses().is_given_up(runner.exchange.member.forwarder(source)),
             None => runner.order.wait(Signal::Entry, slot, source, wait)?,
         };
         if !came {
@@ -92,9 +92,10 @@ pub(crate) fn poll_entries(
             continue;
         }
         let record = runner.places.record_from(Signal::Entry, slot, source);
-        let rank = runner.exchange.source(source);
+        let rank = runner.exchange.member.source(source);
         let header = checked(record, rank, operation)?;
-        let is_own = runner.exchange.domains.domain_of(source) == runner.exchange.domains.mine;
+        let is_own =
+            runner.exchange.member.domains.domain_of(source) == runner.exchange.member.domains.mine;
         let may_be_gone = !is_own && runner.order.losses().are_masked();
         if may_be_gone && header.verdict() == Some(Verdict::Gone) {
             note_gone(&mut runner.routing, &runner.order, source, &header);
@@ -102,7 +103,9 @@ pub(crate) fn poll_entries(
         }
         let is_new = |losses: &Losses| losses.is_handed_on(source, operation);
         let verdict = verdict_of(&header, rank)?;
-        if runner.exchange.has_groups() && verdict == Verdict::Go && !is_new(runner.order.losses())
+        if runner.exchange.member.has_groups()
+            && verdict == Verdict::Go
+            && !is_new(runner.order.losses())
         {
             return Err(bad_record(
                 rank,
@@ -116,7 +119,7 @@ pub(crate) fn poll_entries(
             theirs.sort() == enter.signature.sort()
         };
         if !equal {
-            return Err(mismatch(rank, &header, runner.exchange.rank, enter));
+            return Err(mismatch(rank, &header, runner.exchange.member.rank, enter));
         }
         if verdict == Verdict::Go {
             accept_entry(&mut runner.routing, source, &header, record)?;
@@ -149,7 +152,7 @@ fn accept_entry(
     let rows = header.0[3];
     if rows > u64::from(routing.exchange.regions.max_tokens) {
         let text = format!("{rows} rows of {}", routing.exchange.regions.max_tokens);
-        return Err(bad_record(routing.exchange.source(source), text));
+        return Err(bad_record(routing.exchange.member.source(source), text));
     }
     let signature = header.signature();
     let arrays = signature.arrays();

@@ -119,7 +119,7 @@ pub(crate) unsafe fn post_combine(
     let staged = match room {
         Ok(staged) => staged,
         Err(error) => {
-            let (text, rank) = (error.detail(), runner.exchange.rank);
+            let (text, rank) = (error.detail(), runner.exchange.member.rank);
             let refusal = Some(CallRefusal { rank, is_full: true, why: &text });
             let enter = Enter { refusal, ..enter };
             post_refusal(runner, slot, &enter)?;
@@ -159,7 +159,7 @@ fn new_combine(runner: &Runner, call: &CombineCall<'_>) -> Result<CombineOp> {
         staging: None,
         partials: Offsets::default(),
         landing: Offsets::default(),
-        says_left_out: runner.exchange.is_rail() && runner.order.losses().are_masked(),
+        says_left_out: runner.exchange.member.is_rail() && runner.order.losses().are_masked(),
         sums: None,
         out: call.out,
         out_weights: call.out_weights,
@@ -185,7 +185,7 @@ unsafe fn post_combine_entry(
         unsafe { make_partials(&runner.places, &runner.launcher, staged, all)? };
     }
     send_entries(runner, slot, op, enter, staged)?;
-    let has_groups = runner.exchange.has_groups();
+    let has_groups = runner.exchange.member.has_groups();
     if has_groups || !runner.places.stores() {
         gather_entries(runner, slot, enter)?;
     }
@@ -216,9 +216,9 @@ fn is_still_written(runner: &Runner, op: &CombineOp) -> bool {
     let state = &runner.routing.handles[op.handle];
     let from_owner = |peer: u32| {
         let owes = state.legs.iter().any(|leg| leg.send.rank_counts()[peer as usize] > 0);
-        owes && runner.order.losses().may_write(runner.exchange.rank_of(peer), op.operation)
+        owes && runner.order.losses().may_write(runner.exchange.member.rank_of(peer), op.operation)
     };
-    !runner.places.stores() && runner.exchange.domains.peers().any(from_owner)
+    !runner.places.stores() && runner.exchange.member.domains.peers().any(from_owner)
 }
 
 /// Decides what must be copied, and takes the room for it in one region.
@@ -294,7 +294,7 @@ fn send_entries(
     announce(runner, slot, enter, &|routing, group, peer| {
         let state = &routing.handles[handle];
         if stores {
-            let source = routing.exchange.domains.place(group, peer);
+            let source = routing.exchange.member.domains.place(group, peer);
             let first = state.recv.row_base(source);
             return terms(state.recv.rows_from(source), first.into(), partials);
         }

@@ -74,7 +74,7 @@ fn open_dispatch(
 ) -> Result<DispatchOp> {
     let handle = call.handle as usize;
     runner.routing.open_handle(call.handle);
-    for group in runner.exchange.domains.all() {
+    for group in runner.exchange.member.domains.all() {
         let is_gone = upstream.is_some_and(|upstream| upstream.is_gone(group));
         runner.routing.gone[group as usize] = is_gone;
     }
@@ -112,7 +112,7 @@ fn route(
     for (leg, group) in state.legs.iter_mut().zip(0..) {
         topk.clear();
         topk.extend(upstream.ids(group)?.iter().map(|id| i64::from(*id)));
-        let source = exchange.domains.place(group, exchange.domains.index);
+        let source = exchange.member.domains.place(group, exchange.member.domains.index);
         // This is a copy, because the source could change what it wrote.
         validate_topk(&exchange.shape, topk, check)
             .map_err(|error| bad_record(source, error.detail()))?;
@@ -126,7 +126,8 @@ fn check_upstream(runner: &Runner, handle: usize, upstream: &Upstream<'_>) -> Re
     for (leg, group) in runner.routing.handles[handle].legs.iter().zip(0..) {
         let (rows, expected) = (upstream.rows(group), leg.send.num_tokens());
         if !upstream.is_gone(group) && rows != expected {
-            let source = runner.exchange.domains.place(group, runner.exchange.domains.index);
+            let source =
+                runner.exchange.member.domains.place(group, runner.exchange.member.domains.index);
             let text = format!("{rows} rows in a replay of {expected}");
             return Err(bad_record(source, text));
         }
@@ -209,7 +210,7 @@ fn send_grants(
 ) -> Result<()> {
     let recv = &runner.routing.handles[op.handle].recv;
     let text = output.as_ref().err().map(|error| error.detail());
-    for source in runner.exchange.domains.places() {
+    for source in runner.exchange.member.domains.places() {
         let record = match (output, &text) {
             (Ok(o), _) => NewRecord {
                 header: Header([
@@ -226,7 +227,7 @@ fn send_grants(
             },
             (Err(_), text) => {
                 let why = text.as_deref().unwrap_or("");
-                let rank = runner.exchange.rank;
+                let rank = runner.exchange.member.rank;
                 refusal_record(op.operation, &CallRefusal { rank, is_full: true, why })
             }
         };
@@ -248,7 +249,7 @@ fn post_replay_entry(
         Err(error) => {
             let text = error.detail();
             let refusal =
-                Some(CallRefusal { rank: runner.exchange.rank, is_full: true, why: &text });
+                Some(CallRefusal { rank: runner.exchange.member.rank, is_full: true, why: &text });
             let enter = Enter { refusal, ..*enter };
             post_refusal(runner, slot, &enter)?;
             gather_entries(runner, slot, &enter)?;
@@ -273,7 +274,7 @@ fn check_replay(routing: &mut RoutingTable, order: &SlotOrder, handle: usize) ->
     let state = &routing.handles[handle];
     let wrong = |source: u32, rows: u64, expected: u64| {
         let text = format!("{rows} rows in a replay of {expected}");
-        Err(bad_record(routing.exchange.source(source), text))
+        Err(bad_record(routing.exchange.member.source(source), text))
     };
     for source in 0..routing.exchange.regions.ranks {
         let entry = routing.gathered.entries[source as usize];
@@ -321,10 +322,10 @@ pub(crate) fn dispatch_recv(runner: &mut Runner, operation: u64) -> Result<abi::
     let Some(output) = op.output else {
         return Err(Error::new(ErrorKind::Internal, "receive dispatch", "it has no output"));
     };
-    for source in runner.exchange.domains.places() {
+    for source in runner.exchange.member.domains.places() {
         let rows = u64::from(runner.routing.handles[op.handle].recv.rows_from(source));
-        let is_handed_on =
-            !runner.exchange.has_groups() || runner.order.losses().is_handed_on(source, operation);
+        let is_handed_on = !runner.exchange.member.has_groups()
+            || runner.order.losses().is_handed_on(source, operation);
         if is_handed_on {
             runner.order.wait_rows(slot, source, operation, rows * op.signature.arrays())?;
         }

@@ -1,7 +1,7 @@
 use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, RecvPlan, RegionRows, RegionSpec, SendPlan, Shape};
 
-use crate::engine::exchange::Exchange;
+use crate::moe::exchange::Exchange;
 
 /// The arrangement of received rows that a dispatch requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +84,10 @@ pub(crate) struct HandleState {
 
 impl HandleState {
     pub(crate) fn new(exchange: &Exchange) -> Self {
-        let Exchange { shape, regions, domains, .. } = exchange;
+        let Exchange { member, shape, regions } = exchange;
         Self {
             origin: 0,
-            legs: (0..domains.count).map(|_| Leg::new(shape)).collect(),
+            legs: (0..member.domains.count).map(|_| Leg::new(shape)).collect(),
             recv: RecvPlan::new(regions),
             arrangement: Arrangement { layout: Layout::Flat, worst_case: false },
             tokens: 0,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokenyard_core::moe::Quant;
 
-use crate::engine::exchange::Exchange;
 use crate::engine::launch::PIECE_BYTES;
+use crate::moe::exchange::Exchange;
 use crate::moe::rows::moves::Spot;
 use crate::moe::rows::writer::Target;
 use crate::pool::Pool;

@@ -7,6 +7,7 @@ pub(crate) mod combine;
 pub(crate) mod config;
 pub(crate) mod dispatch;
 pub(crate) mod entry;
+pub(crate) mod exchange;
 pub(crate) mod handle;
 pub(crate) mod launcher;
 pub(crate) mod operation;

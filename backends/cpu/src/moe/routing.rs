@@ -6,10 +6,10 @@ use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::TopkScratch;
 use tokenyard_core::refusal::CallRefusal;
 
-use crate::engine::exchange::Exchange;
 use crate::engine::record::Record;
 use crate::moe::combine::sums::Partial;
 use crate::moe::entry::{Agreed, Enter, Gathered, NO_ENTRY, Terms};
+use crate::moe::exchange::Exchange;
 use crate::moe::handle::{HandleState, OwnerBlock};
 use crate::moe::operation::{CombineOp, DispatchOp, Output, Widths};
 use crate::moe::rows::moves::{Carried, Move};
@@ -39,7 +39,7 @@ pub(crate) struct RoutingTable {
 
 impl RoutingTable {
     pub(crate) fn new(exchange: Exchange, shape: &KernelShape) -> Self {
-        let Exchange { regions, domains, shape: team, .. } = exchange;
+        let Exchange { member, regions, shape: team } = exchange;
         Self {
             exchange,
             handles: Vec::new(),
@@ -47,8 +47,8 @@ impl RoutingTable {
             gathered: Gathered::new(&regions),
             agreed: vec![None; shape.in_flight as usize],
             partials: vec![Partial::default(); regions.ranks as usize],
-            gone: vec![false; domains.count as usize],
-            left_out: vec![0; if exchange.is_rail() { shape.ranks as usize } else { 0 }],
+            gone: vec![false; member.domains.count as usize],
+            left_out: vec![0; if member.is_rail() { shape.ranks as usize } else { 0 }],
             topk: Vec::with_capacity(team.max_tokens as usize * team.topk as usize),
             check: TopkScratch::new(&team),
         }
@@ -73,8 +73,10 @@ impl RoutingTable {
     /// Stores the places at a peer for the rows of the source in a place's domain. They are checked when rows
     /// are sent there.
     pub(crate) fn accept_grant(&mut self, place: u32, record: Record, handle: usize) {
-        let (domain, peer) =
-            (self.exchange.domains.domain_of(place), self.exchange.domains.peer_of(place));
+        let (domain, peer) = (
+            self.exchange.member.domains.domain_of(place),
+            self.exchange.member.domains.peer_of(place),
+        );
         let header = record.header();
         let granted = OwnerBlock { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
         let local = self.exchange.regions.local_experts() as usize;
@@ -122,7 +124,7 @@ impl RoutingTable {
     /// The values with which this rank entered a dispatch whose rows land first, as far as they are compared
     /// with other ranks' entries.
     pub(crate) fn landed_enter(&self, op: &DispatchOp) -> Enter<'static> {
-        let none = CallRefusal { rank: self.exchange.rank, is_full: false, why: "" };
+        let none = CallRefusal { rank: self.exchange.member.rank, is_full: false, why: "" };
         let refusal = op.output.is_none().then_some(none);
         let origin = self.origin(op.handle, refusal.is_some());
         Enter { operation: op.operation, signature: op.signature, origin, refusal }

@@ -41,14 +41,14 @@ pub(crate) fn spot_in_region(runner: &Runner, m: &Move, peer: u32) -> Result<Spo
     let state = &runner.routing.handles[m.handle];
     let leg = &state.legs[m.group as usize];
     let place = leg.places[peer as usize];
-    let owner = runner.exchange.rank_of(peer);
+    let owner = runner.exchange.member.rank_of(peer);
     if runner.order.losses().is_given_up(owner) {
         return Ok(Spot::default());
     }
     let layout = state.arrangement.layout;
     let spec = RegionSpec { shape: runner.exchange.regions, layout, row: m.format.row };
-    let base =
-        runner.routing.gathered.regions[runner.exchange.domains.place(m.group, peer) as usize];
+    let base = runner.routing.gathered.regions
+        [runner.exchange.member.domains.place(m.group, peer) as usize];
     let rows = RegionRows { tokens: place.tokens, experts: place.rows };
     let region =
         RegionLayout::new(&spec, rows).map_err(|error| bad_record(owner, error.detail()))?;
@@ -152,11 +152,11 @@ pub(crate) unsafe fn write_rows(
 ) -> Result<()> {
     let state = &routing.handles[m.handle];
     let Carried { send, topk } = routing.plan(m);
-    let me = routing.exchange.domains.index;
+    let me = routing.exchange.member.domains.index;
     let by_expert = matches!(state.arrangement.layout, Layout::ExpertMajor { .. });
     let writer = Shared(RowWriter {
         shape: routing.exchange.shape,
-        first_source: routing.exchange.rank * state.max_tokens,
+        first_source: routing.exchange.member.rank * state.max_tokens,
         source: *source,
         format: m.format,
         topk,

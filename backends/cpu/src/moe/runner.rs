@@ -3,12 +3,14 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use tokenyard_core::call::WireFormat;
 use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec};
 use tokenyard_core::{Result, abi};
 
-use crate::engine::exchange::Exchange;
 use crate::engine::order::{SlotOrder, Traffic};
 use crate::engine::places::{Places, Windows};
+use crate::moe::exchange::Exchange;
 use crate::moe::launcher::Launcher;
 use crate::moe::operation::{Operation, Sums};
 use crate::moe::routing::RoutingTable;
@@ -25,6 +27,18 @@ pub(crate) struct Runner {
     pub(crate) launcher: Launcher,
     /// By slot.
     pub(crate) operations: Vec<Operation>,
+}
+
+impl Runner {
+    /// The layout of one source's landing places: flat, room for M rows.
+    pub(crate) fn landing_layout(&self, format: &WireFormat) -> Result<RegionLayout> {
+        let spec =
+            RegionSpec { shape: self.exchange.regions, layout: Layout::Flat, row: format.row };
+        let rows = RegionRows { tokens: self.exchange.regions.max_tokens.into(), experts: 0 };
+        let region = RegionLayout::new(&spec, rows)?;
+        debug_assert!(region.bytes <= self.places.slots.landing_pitch);
+        Ok(region)
+    }
 }
 
 /// The exchange on the rail, with what passes between it and that with the owners.
@@ -64,19 +78,23 @@ impl Runners {
         // SAFETY: by this function's contract; the host passes judged tables.
         let (traffic, windows) = unsafe {
             (
-                Traffic::new(shape, exchanges.iter().flatten(), plan)?,
+                Traffic::new(
+                    shape,
+                    exchanges.iter().flatten().map(|exchange| &exchange.member),
+                    plan,
+                )?,
                 std::slice::from_raw_parts(plan.windows, plan.window_count),
             )
         };
         let (traffic, pool) = (Rc::new(traffic), Arc::new(pool));
         let windows = Windows::new(windows, sizes.arena_bytes)?;
         let runner = |exchange: Exchange, number: usize| -> Result<Runner> {
-            let order = SlotOrder::new(exchange, &traffic, shape.in_flight, number);
+            let order = SlotOrder::new(exchange.member, &traffic, shape.in_flight, number);
             let slots = if number == 0 { sizes.owners() } else { sizes.rail() };
             Ok(Runner {
                 exchange,
                 routing: RoutingTable::new(exchange, shape),
-                places: Places::new(exchange, slots, &windows, &order.channel)?,
+                places: Places::new(exchange.member, slots, &windows, &order.channel)?,
                 order,
                 launcher: Launcher::new(exchange, Arc::clone(&pool)),
                 operations: vec![Operation::None; shape.in_flight as usize],

@@ -103,8 +103,8 @@ fn poll_grants(
     handle: Option<usize>,
 ) -> Result<Option<Heard>> {
     let mut refused = None;
-    for place in runner.exchange.domains.places() {
-        let rank = runner.exchange.forwarder(place);
+    for place in runner.exchange.member.domains.places() {
+        let rank = runner.exchange.member.forwarder(place);
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_GRANT, rank };
         if !runner.order.wait(Signal::Grant, slot, place, wait)? {
             continue;
@@ -126,7 +126,7 @@ fn refuse_grants(
     operation: u64,
     refusal: &CallRefusal<'_>,
 ) -> Result<()> {
-    for place in runner.exchange.domains.places() {
+    for place in runner.exchange.member.domains.places() {
         let to = RecordPlace { signal: Signal::Grant, slot, place };
         send_record(&runner.order, &runner.places, to, refusal_record(operation, refusal))?;
     }
@@ -136,7 +136,7 @@ fn refuse_grants(
 /// A round without rows on the rail: refusals cross from domain to domain.
 pub(crate) fn agree_on_rail(runner: &Runner, slot: usize, call: &AgreeCall<'_>) -> Result<()> {
     let (operation, known) = (call.operation, call.refusal);
-    for peer in runner.exchange.domains.peers() {
+    for peer in runner.exchange.member.domains.peers() {
         let record = match &known {
             Some(refusal) => refusal_record(operation, refusal),
             None => {
@@ -148,8 +148,8 @@ pub(crate) fn agree_on_rail(runner: &Runner, slot: usize, call: &AgreeCall<'_>) 
         send_record(&runner.order, &runner.places, to, record)?;
     }
     let mut refused = None;
-    for peer in runner.exchange.domains.peers() {
-        let rank = runner.exchange.rank_of(peer);
+    for peer in runner.exchange.member.domains.peers() {
+        let rank = runner.exchange.member.rank_of(peer);
         // A rank may have to wait here for a rank that itself waits for a late rank of its domain.
         let wait = Wait { operation, add: 1, phase: abi::TY_PHASE_ENTRY, rank };
         if !runner.order.wait(Signal::Grant, slot, peer, wait)? {
@@ -187,7 +187,7 @@ fn share_verdict(
     signal: Signal,
     known: Option<&CallRefusal<'_>>,
 ) -> Result<Option<Heard>> {
-    let domains = &order.exchange.domains;
+    let domains = &order.member.domains;
     let id = order.channel.ids.id(signal, slot, domains.place(domains.mine, domains.index));
     let add = STEP * (1 + code_of(known));
     for peer in domains.peers() {
@@ -195,7 +195,7 @@ fn share_verdict(
     }
     let mut refused = None;
     for peer in domains.peers() {
-        let (place, rank) = (domains.place(domains.mine, peer), order.exchange.rank_of(peer));
+        let (place, rank) = (domains.place(domains.mine, peer), order.member.rank_of(peer));
         let wait = Wait { operation, add: STEP, phase: abi::TY_PHASE_ENTRY, rank };
         if !order.wait(signal, slot, place, wait)? {
             continue;

@@ -27,8 +27,8 @@ pub(crate) unsafe fn combine_inside(
     call: &CombineCall<'_>,
 ) -> Result<()> {
     let slot = owners.order.open_slot(call.operation)?;
-    for group in owners.exchange.domains.all() {
-        let source = rail.runner.exchange.rank_of(group);
+    for group in owners.exchange.member.domains.all() {
+        let source = rail.runner.exchange.member.rank_of(group);
         owners.routing.gone[group as usize] = owners.order.losses().is_given_up(source);
     }
     let mut sums = None;
@@ -87,7 +87,7 @@ fn sum_all(
     at: Offsets,
 ) -> Result<()> {
     // The rows of other domains come first, because other ranks wait for them.
-    let domains = owners.exchange.domains;
+    let domains = owners.exchange.member.domains;
     for group in domains.others().chain([domains.mine]) {
         if owners.routing.is_source_gone(group) {
             continue;
@@ -108,7 +108,7 @@ fn sum_all(
 
 fn sum_group(owners: &Runner, op: &CombineOp, group: u32, here: Offsets) -> Result<()> {
     let leg = &owners.routing.handles[op.handle].legs[group as usize];
-    let first = owners.exchange.domains.place(group, 0) as usize;
+    let first = owners.exchange.member.domains.place(group, 0) as usize;
     let weights = if op.has_weights {
         owners.places.arena_area.at(here.weights).cast()
     } else {

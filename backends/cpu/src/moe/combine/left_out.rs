@@ -23,7 +23,7 @@ fn left_out_here(rail: &Runner, slot: usize, group: u32) -> u64 {
 
 /// Notes which ranks of this domain are left out of the sums of a group's rows. The sums are made.
 pub(crate) fn write_left_out(owners: &Runner, rail: &Runner, slot: usize, group: u32) {
-    let first = owners.exchange.domains.place(group, 0) as usize;
+    let first = owners.exchange.member.domains.place(group, 0) as usize;
     let size = size(rail) as usize;
     let partials = &owners.routing.partials[first..][..size];
     for (partial, at) in partials.iter().zip(left_out_here(rail, slot, group)..) {
@@ -35,7 +35,7 @@ pub(crate) fn write_left_out(owners: &Runner, rail: &Runner, slot: usize, group:
 
 /// Announces to the source of a group which ranks of this domain are left out of its rows.
 pub(crate) fn put_left_out(rail: &Runner, slot: usize, operation: u64, group: u32) -> Result<()> {
-    let mine = rail.exchange.domains.index;
+    let mine = rail.exchange.member.domains.index;
     let block = Block {
         operation,
         peer: group,
@@ -51,7 +51,7 @@ pub(crate) fn put_left_out(rail: &Runner, slot: usize, operation: u64, group: u3
 /// Notes which ranks are left out of the rows of a domain. The rows have arrived.
 pub(crate) fn take_left_out(rail: &mut Runner, slot: usize, domain: u32) {
     let size = size(rail) as usize;
-    let from = match domain == rail.exchange.domains.index {
+    let from = match domain == rail.exchange.member.domains.index {
         true => left_out_here(rail, slot, domain),
         false => rail.places.slots.landing(slot, domain),
     };

@@ -44,7 +44,7 @@ pub(crate) fn check_rows(
 /// The terms of the entry in a place about `rows` rows in the arena of its peer.
 pub(crate) fn entry_at(runner: &Runner, op: &CombineOp, place: u32, rows: u64) -> Result<Offsets> {
     let entry = &runner.routing.gathered.entries[place as usize];
-    check_rows(runner, op, runner.exchange.forwarder(place), entry, rows)
+    check_rows(runner, op, runner.exchange.member.forwarder(place), entry, rows)
 }
 
 /// The sums of this rank's own tokens: biases, then one partial per peer.
@@ -71,7 +71,7 @@ pub(crate) fn sum_ranks(runner: &mut Runner, slot: usize, op: &CombineOp) -> Res
 
 /// Notes which ranks are left out of the rows that came from other domains.
 fn take_all_left_out(runner: &mut Runner, slot: usize, op: &CombineOp) {
-    for peer in runner.exchange.domains.peers() {
+    for peer in runner.exchange.member.domains.peers() {
         let rows = runner.routing.handles[op.handle].legs[0].send.rank_counts()[peer as usize];
         if rows > 0 && !runner.routing.partials[peer as usize].x.is_null() {
             take_left_out(runner, slot, peer);
@@ -87,8 +87,8 @@ pub(crate) fn forget_lost_partials(runner: &mut Runner, group: u32) -> bool {
         return false;
     }
     let mut found = false;
-    for peer in runner.exchange.domains.peers() {
-        let place = runner.exchange.domains.place(group, peer) as usize;
+    for peer in runner.exchange.member.domains.peers() {
+        let place = runner.exchange.member.domains.place(group, peer) as usize;
         if !runner.routing.partials[place].x.is_null()
             && is_unread(&runner.places, &runner.order, peer)
         {
@@ -114,15 +114,15 @@ unsafe fn sum(routing: &RoutingTable, launcher: &Launcher, op: &CombineOp) -> Re
 /// Whether the partial rows of a peer are left out. Rows that the peer has put here belong to this
 /// rank. Rows in the peer's own memory do not count once the peer is lost.
 fn is_unread(places: &Places, order: &SlotOrder, peer: u32) -> bool {
-    let rank = places.exchange.rank_of(peer);
+    let rank = places.member.rank_of(peer);
     order.losses().is_given_up(rank) || places.stores() && order.losses().is_lost(rank)
 }
 
 /// Notes the place of the partial rows for each place of the exchange.
 pub(crate) fn find_partials(runner: &mut Runner, op: &CombineOp) -> Result<()> {
     let widths = runner.routing.widths(op);
-    for place in runner.exchange.domains.places() {
-        let domains = &runner.exchange.domains;
+    for place in runner.exchange.member.domains.places() {
+        let domains = &runner.exchange.member.domains;
         let (domain, peer) = (domains.domain_of(place), domains.peer_of(place));
         let send = &runner.routing.handles[op.handle].legs[domain as usize].send;
         if is_unread(&runner.places, &runner.order, peer) || runner.routing.is_source_gone(domain) {
@@ -139,7 +139,7 @@ pub(crate) fn find_partials(runner: &mut Runner, op: &CombineOp) -> Result<()> {
             let area = &runner.places.peers[peer as usize][usize::from(ARENA)];
             (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
         } else {
-            let at = if peer == runner.exchange.domains.index {
+            let at = if peer == runner.exchange.member.domains.index {
                 op.partials.row(runner.routing.partials_of(op, place).start as u64, widths)
             } else {
                 let first = u64::from(send.rank_offsets()[peer as usize]);
@@ -163,17 +163,17 @@ pub(crate) fn wait_partials(
     if runner.places.stores() {
         return Ok(());
     }
-    for peer in runner.exchange.domains.peers() {
+    for peer in runner.exchange.member.domains.peers() {
         let send = &runner.routing.handles[op.handle].legs[group as usize].send;
         let rows = u64::from(send.rank_counts()[peer as usize]);
-        if rows == 0 || peer == runner.exchange.domains.index {
+        if rows == 0 || peer == runner.exchange.member.domains.index {
             continue;
         }
-        let rank = runner.exchange.rank_of(peer);
+        let rank = runner.exchange.member.rank_of(peer);
         let (operation, phase) = (op.operation, abi::TY_PHASE_COMBINE_ROWS);
         let add = rows * op.arrays() + u64::from(op.says_left_out);
         let wait = Wait { operation, add, phase, rank };
-        let place = runner.exchange.domains.place(group, peer);
+        let place = runner.exchange.member.domains.place(group, peer);
         if !runner.order.wait(Signal::Rows, slot, place, wait)? {
             runner.routing.partials[place as usize] = Partial::default();
         }

@@ -37,7 +37,7 @@ pub(crate) unsafe fn landed_send(
         }
     }
     if !text.is_empty() {
-        let rank = runner.exchange.rank;
+        let rank = runner.exchange.member.rank;
         enter.refusal = Some(CallRefusal { rank, is_full: true, why: &text });
     }
     runner.operations[slot] = Operation::Dispatch(op);
@@ -49,7 +49,7 @@ pub(crate) unsafe fn landed_send(
     announce(runner, slot, &enter, &|routing, group, peer| {
         routing.rows_of_leg(handle, group, peer)
     })?;
-    if !runner.exchange.has_groups() {
+    if !runner.exchange.member.has_groups() {
         return Ok(());
     }
     // Other domains wait for the report whether this one goes on.
@@ -74,7 +74,7 @@ pub(crate) fn landed_recv(
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
     // Ranks that took part have sent their rows even if another rank refuses. The rows are counted,
     // so that the totals stay right, and then dropped.
-    for source in runner.exchange.domains.places() {
+    for source in runner.exchange.member.domains.places() {
         let entry = runner.routing.gathered.entries[source as usize];
         runner.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
     }

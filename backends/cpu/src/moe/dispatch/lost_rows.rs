@@ -23,7 +23,7 @@ pub(crate) fn complete_output(
         .clone()
         .filter(|source| lacks(&runner.routing, &runner.order, op, *source))
         .any(|source| {
-            runner.order.losses().may_write(runner.exchange.forwarder(source), op.operation)
+            runner.order.losses().may_write(runner.exchange.member.forwarder(source), op.operation)
         });
     let whole = if still_written { move_away(&runner.places, op, &output)? } else { output };
     for source in sources {

@@ -1,8 +1,7 @@
 //! Outputs of dispatches: where they lie in the arena, and how the caller sees them.
 
 use tokenyard_core::arena_output::ArenaOutput;
-use tokenyard_core::call::WireFormat;
-use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionRows, RegionSpec, Span};
+use tokenyard_core::moe::{Holder, RegionLayout, RegionSpec, Span};
 use tokenyard_core::{Result, abi};
 
 use crate::engine::order::SlotOrder;
@@ -119,7 +118,7 @@ pub(crate) fn keep_copies(
 /// Marks the sources of which nothing counts any more.
 fn write_lost(places: &Places, order: &SlotOrder, output: &Output) {
     let lost = places.array(output, output.layout.lost);
-    for source in 0..places.exchange.regions.ranks {
+    for source in 0..places.member.places() {
         let flag = u8::from(order.is_gone(source));
         // SAFETY: R flags of this rank's region, which no other thread writes.
         unsafe { lost.add(source as usize).write(flag) };
@@ -150,14 +149,5 @@ impl Places {
     /// Address of an array of an output.
     pub(crate) fn array(&self, output: &Output, span: Span) -> *mut u8 {
         self.arena_area.at(output.region.offset + span.offset)
-    }
-    /// The layout of one source's landing places: flat, room for M rows.
-    pub(crate) fn landing_layout(&self, format: &WireFormat) -> Result<RegionLayout> {
-        let spec =
-            RegionSpec { shape: self.exchange.regions, layout: Layout::Flat, row: format.row };
-        let rows = RegionRows { tokens: self.exchange.regions.max_tokens.into(), experts: 0 };
-        let region = RegionLayout::new(&spec, rows)?;
-        debug_assert!(region.bytes <= self.slots.landing_pitch);
-        Ok(region)
     }
 }

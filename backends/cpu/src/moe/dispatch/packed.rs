@@ -1,7 +1,7 @@
 //! The packed layout: landed rows are spread over the experts.
 
 use tokenyard_core::Result;
-use tokenyard_core::moe::RegionLayout;
+use tokenyard_core::moe::{RegionLayout, Shape};
 
 use crate::engine::places::Places;
 use crate::engine::record::bad_record;
@@ -19,6 +19,7 @@ struct Landed<'a> {
     source: u32,
     /// Rows of an expert's block.
     room: usize,
+    shape: &'a Shape,
 }
 
 /// Spreads landed rows over the experts, by source rank, then source token.
@@ -28,7 +29,7 @@ pub(crate) fn unpack(
     op: &DispatchOp,
     output: &Output,
 ) -> Result<()> {
-    let landing = runner.places.landing_layout(&op.format)?;
+    let landing = runner.landing_layout(&op.format)?;
     let shape = runner.exchange.regions;
     let local = shape.local_experts() as usize;
     let room = (shape.ranks * runner.routing.handles[op.handle].max_tokens) as usize;
@@ -53,7 +54,7 @@ pub(crate) fn unpack(
         }
         let base = runner.places.slots.landing(slot, source);
         for row in 0..rows {
-            let from = Landed { base, layout: &landing, row, source, room };
+            let from = Landed { base, layout: &landing, row, source, room, shape: &shape };
             unpack_row(&runner.places, op, output, &from, tokens)?;
             tokens += 1;
         }
@@ -77,7 +78,7 @@ fn unpack_row(
     from: &Landed<'_>,
     token: usize,
 ) -> Result<()> {
-    let shape = &places.exchange.regions;
+    let shape = from.shape;
     let topk = shape.topk as usize;
     let room = from.room;
     let (x_bytes, scale_bytes) =

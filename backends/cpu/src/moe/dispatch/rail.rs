@@ -71,7 +71,7 @@ pub(crate) unsafe fn cross(runner: &mut Runner, call: &DispatchCall<'_>) -> Resu
 /// Waits for the rows that were announced. They are counted even where some rank refused, so that the totals
 /// stay right.
 fn wait_landed(runner: &mut Runner, slot: usize, operation: u64) -> Result<()> {
-    for source in runner.exchange.domains.places() {
+    for source in runner.exchange.member.domains.places() {
         let entry = runner.routing.gathered.entries[source as usize];
         let came = runner.order.wait_rows(slot, source, operation, entry.rows * entry.arrays)?;
         if !came || runner.order.is_gone(source) {
@@ -85,12 +85,12 @@ fn wait_landed(runner: &mut Runner, slot: usize, operation: u64) -> Result<()> {
 /// A replay has as many rows as its dispatch had.
 fn check_rows(runner: &Runner, handle: usize) -> Result<()> {
     let recv = &runner.routing.handles[handle].recv;
-    for source in runner.exchange.domains.places() {
+    for source in runner.exchange.member.domains.places() {
         let entry = &runner.routing.gathered.entries[source as usize];
         let expected = u64::from(recv.rows_from(source));
         if !entry.gone && entry.rows != expected {
             let text = format!("{} rows in a replay of {expected}", entry.rows);
-            return Err(bad_record(runner.exchange.source(source), text));
+            return Err(bad_record(runner.exchange.member.source(source), text));
         }
     }
     Ok(())
@@ -100,7 +100,7 @@ fn check_rows(runner: &Runner, handle: usize) -> Result<()> {
 /// experts that the rows name.
 fn learn(runner: &mut Runner, slot: usize, call: &DispatchCall<'_>) -> Result<()> {
     let local = runner.exchange.regions.local_experts() as usize;
-    for source in runner.exchange.domains.places() {
+    for source in runner.exchange.member.domains.places() {
         let ids = landed_ids(runner, slot, &call.format, source)?;
         let counts = &mut runner.routing.gathered.counts[source as usize * local..][..local];
         counts.fill(0);

@@ -41,7 +41,7 @@ pub(crate) fn place_rows(
     op: &DispatchOp,
     output: &Output,
 ) -> Result<()> {
-    let landing = runner.places.landing_layout(&op.format)?;
+    let landing = runner.landing_layout(&op.format)?;
     let shape = runner.exchange.regions;
     let (state, local) = (&runner.routing.handles[op.handle], shape.local_experts() as usize);
     let (room, zeroes) = (state.max_tokens as usize, state.arrangement.layout.zero_padding());

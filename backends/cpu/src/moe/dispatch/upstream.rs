@@ -17,7 +17,7 @@ pub(crate) fn landed_ids<'a>(
     format: &WireFormat,
     source: u32,
 ) -> Result<&'a [i32]> {
-    let layout = runner.places.landing_layout(format)?;
+    let layout = runner.landing_layout(format)?;
     let rows = runner.routing.gathered.rows[source as usize] as usize;
     let at = runner.places.slots.landing(slot, source) + layout.ids.offset;
     let count = rows * runner.exchange.shape.topk as usize;
@@ -51,7 +51,7 @@ impl Upstream<'_> {
     /// The rows, where they landed.
     pub(crate) fn source(&self, group: u32) -> Result<RowSource> {
         let places = &self.runner.places;
-        let layout = places.landing_layout(&self.format)?;
+        let layout = self.runner.landing_layout(&self.format)?;
         let base = places.slots.landing(self.slot, group);
         let at = |offset: u64| places.control.at(base + offset).cast_const();
         Ok(RowSource {
@@ -92,7 +92,7 @@ impl Rows<'_> {
         slot: usize,
         op: &DispatchOp,
     ) -> Result<()> {
-        for group in runner.exchange.domains.all() {
+        for group in runner.exchange.member.domains.all() {
             if runner.routing.is_source_gone(group) {
                 continue;
             }

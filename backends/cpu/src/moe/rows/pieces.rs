@@ -41,10 +41,10 @@ pub(crate) unsafe fn put_in_pieces(
     source: &RowSource,
     stage: &Spot,
 ) -> Result<()> {
-    let me = runner.exchange.domains.index;
+    let me = runner.exchange.member.domains.index;
     let own = runner.routing.rows_for(m, me);
     let others =
-        || runner.exchange.domains.peers().skip(1).filter(|p| !runner.order.is_left_out(*p));
+        || runner.exchange.member.domains.peers().skip(1).filter(|p| !runner.order.is_left_out(*p));
     let leaving: usize = others().map(|peer| runner.routing.rows_for(m, peer).len()).sum();
     let most = runner.launcher.piece_rows(m.format.row.x_bytes.into());
     let (mut left, mut stored) = (0, 0);
@@ -190,10 +190,11 @@ pub(crate) unsafe fn push(
     op: &CombineOp,
     staged: &Staged,
 ) -> Result<()> {
-    let own = runner.exchange.domains.index;
-    let is_own = |place: &u32| runner.exchange.domains.peer_of(*place) == own;
-    for place in runner.exchange.domains.places().filter(|place| !is_own(place)) {
-        let forwarder_is_lost = runner.order.losses().is_given_up(runner.exchange.forwarder(place));
+    let own = runner.exchange.member.domains.index;
+    let is_own = |place: &u32| runner.exchange.member.domains.peer_of(*place) == own;
+    for place in runner.exchange.member.domains.places().filter(|place| !is_own(place)) {
+        let forwarder_is_lost =
+            runner.order.losses().is_given_up(runner.exchange.member.forwarder(place));
         // The forwarder needs no partials of rows whose source is lost.
         if forwarder_is_lost || runner.routing.gathered.entries[place as usize].gone {
             continue;
@@ -201,8 +202,9 @@ pub(crate) unsafe fn push(
         // SAFETY: by this function's contract.
         unsafe { push_to(runner, slot, op, staged, place)? };
     }
-    for domain in runner.exchange.domains.all() {
-        let rows = runner.routing.partials_of(op, runner.exchange.domains.place(domain, own));
+    for domain in runner.exchange.member.domains.all() {
+        let rows =
+            runner.routing.partials_of(op, runner.exchange.member.domains.place(domain, own));
         // SAFETY: by this function's contract.
         unsafe { make_partials(&runner.places, &runner.launcher, staged, rows)? };
     }
@@ -219,7 +221,7 @@ unsafe fn push_to(
     place: u32,
 ) -> Result<()> {
     let (operation, widths) = (op.operation, runner.routing.widths(op));
-    let domains = &runner.exchange.domains;
+    let domains = &runner.exchange.member.domains;
     let peer = domains.peer_of(place);
     let rows = runner.routing.partials_of(op, place);
     let there = entry_at(runner, op, place, rows.len() as u64)?;

@@ -39,8 +39,8 @@ pub(crate) unsafe fn move_to_landing(
     m: &Move,
     source: &RowSource,
 ) -> Result<()> {
-    let region = runner.places.landing_layout(&m.format)?;
-    let here = runner.exchange.domains.place(m.group, runner.exchange.domains.index);
+    let region = runner.landing_layout(&m.format)?;
+    let here = runner.exchange.member.domains.place(m.group, runner.exchange.member.domains.index);
     let base = runner.places.slots.landing(m.slot, here);
     let spot = Spot {
         window: CONTROL,
@@ -80,7 +80,7 @@ unsafe fn store_rows(runner: &Runner, m: &Move, source: &RowSource) -> Result<()
     let rows = 0..runner.routing.plan(m).send.tokens().len();
     // SAFETY: by this function's contract.
     unsafe { write_rows(&runner.routing, &runner.launcher, m, source, rows)? };
-    let peers = runner.exchange.domains.peers();
+    let peers = runner.exchange.member.domains.peers();
     peers
         .filter(|peer| !runner.order.is_left_out(*peer))
         .try_for_each(|peer| report_stored(&runner.routing, &runner.order, m, peer))

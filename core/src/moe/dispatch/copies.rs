@@ -1,28 +1,28 @@
 //! Copies of arrays of outputs in host memory, and counts of experts for the host.
 
-use super::course::Course;
-use super::output::Received;
 use crate::Result;
 use crate::abi;
+use crate::communicator::Received;
+use crate::communicator::course::Course;
 use crate::host::optional;
 use crate::kernels::Copies;
 
 /// How the elements of an array are copied.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Form {
+pub(crate) struct Form {
     /// The value of rows behind those that arrived; none where all rows are copied.
-    pub(super) fill: Option<i32>,
+    pub(crate) fill: Option<i32>,
     /// If it is not 0, elements that are not negative become their remainder by it.
-    pub(super) modulus: u32,
+    pub(crate) modulus: u32,
     /// The columns of the array become rows.
-    pub(super) is_transposed: bool,
+    pub(crate) is_transposed: bool,
 }
 
 /// Makes copies in host memory.
 ///
 /// # Safety
 /// As [`KernelSet::copy_out`](crate::kernels::KernelSet::copy_out).
-pub(super) unsafe fn on_host(copies: &Copies<'_>) {
+pub(crate) unsafe fn on_host(copies: &Copies<'_>) {
     for copy in copies.copies {
         // SAFETY: by this function's contract; N comes first.
         unsafe { copy_one(copy, copies.totals.read_unaligned()) };
@@ -75,10 +75,10 @@ unsafe fn copy_columns(copy: &abi::TyCopy) {
 }
 
 impl Course {
-    /// See [`Communicator::expert_counts`](super::Communicator::expert_counts).
-    pub(super) fn expert_counts(&mut self, received: &Received) -> Result<Vec<u32>> {
+    /// See [`Communicator::expert_counts`](crate::communicator::Communicator::expert_counts).
+    pub(crate) fn expert_counts(&mut self, received: &Received) -> Result<Vec<u32>> {
         self.check_open()?;
-        self.components.check_output(received)?;
+        received.check_of(&self.components)?;
         let mut counts = vec![0; self.components.shape.local_experts() as usize];
         if self.gives_counts(received.operation) {
             let given = self.components.kernels().expert_counts(received.operation, &mut counts);

@@ -1,9 +1,8 @@
 //! Weights that a combine passes itself. They go to the experts' ranks first, on the routes of the rows: a
 //! replay carries them.
 
-use super::arguments::LateTopk;
-use super::tensor::TensorRef;
 use crate::Result;
+use crate::communicator::{LateTopk, TensorRef};
 use crate::moe::Shape;
 
 /// Fills [rows of weights](Shape::weights_row), one for each token. Experts whose id is negative do not count.
@@ -22,13 +21,13 @@ fn fill(rows: &mut Vec<f32>, shape: &Shape, weights: &[f32], ids: Option<&[i64]>
 
 /// Rows for the weights that a combine passes itself, which are used again by the next combine.
 #[derive(Debug, Default)]
-pub(super) struct LateWeights {
+pub(crate) struct LateWeights {
     rows: Vec<f32>,
 }
 
 impl LateWeights {
     /// Fills the rows for a combine, `tokens` of them.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &mut self,
         shape: &Shape,
         tokens: usize,

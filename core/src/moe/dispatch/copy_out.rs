@@ -1,14 +1,12 @@
 //! Outputs in memory of the caller, instead of the arena.
 
-use super::OnStream;
-use super::components::Components;
-use super::copies::Form;
-use super::memory::{Argument, check_memory};
-use super::output::Received;
-use super::stream::Stream;
-use super::tensor::{TensorMut, TensorRef, byte_length};
 use crate::abi;
+use crate::communicator::components::Components;
+use crate::communicator::memory::{Argument, check_memory};
+use crate::communicator::tensor::byte_length;
+use crate::communicator::{OnStream, Received, Stream, TensorMut, TensorRef};
 use crate::kernels::Copies;
+use crate::moe::dispatch::copies::Form;
 use crate::moe::{DType, Layout, ScaleLayout};
 use crate::{Error, ErrorKind, Result};
 
@@ -159,17 +157,17 @@ impl Pair<'_> {
 }
 
 /// Copies of arrays of one communicator, in the order of a stream if there is one.
-pub(super) struct CopyOut<'a> {
-    pub(super) components: &'a Components,
-    pub(super) stream: Option<Stream>,
+pub(crate) struct CopyOut<'a> {
+    pub(crate) components: &'a Components,
+    pub(crate) stream: Option<Stream>,
 }
 
 impl CopyOut<'_> {
     /// Copies the arrays that have room.
-    pub(super) fn arrays(&self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
+    pub(crate) fn arrays(&self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
         let components = self.components;
         components.check_stream(self.stream)?;
-        components.check_output(received)?;
+        received.check_of(components)?;
         let pairs = pairs(received, outputs);
         for pair in pairs.iter().flatten() {
             let to = Argument::other(pair.name, Some(pair.to.as_ref()));
@@ -203,7 +201,7 @@ impl CopyOut<'_> {
         // SAFETY: as above. `totals` is an array of the output.
         unsafe {
             match components.device {
-                None => super::copies::on_host(&copies),
+                None => crate::moe::dispatch::copies::on_host(&copies),
                 Some(_) => components.kernels().copy_out(&copies)?,
             }
         }
@@ -229,8 +227,8 @@ impl CopyOut<'_> {
 }
 
 impl OnStream<'_> {
-    /// As [`Communicator::copy_out`](super::Communicator::copy_out), in the order of the stream: the output may be
-    /// dropped as soon as this returns.
+    /// As [`Communicator::copy_out`](crate::communicator::Communicator::copy_out), in the order of the stream: the
+    /// output may be dropped as soon as this returns.
     ///
     /// # Errors
     /// As there.

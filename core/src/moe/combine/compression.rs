@@ -1,16 +1,16 @@
 //! Combines whose partial rows are encoded.
 
-use super::arguments::Combine;
+use crate::communicator::Combine;
 use crate::moe::{Compression, DType, Layout, logfmt};
 use crate::{Error, ErrorKind, Result};
 
 /// The name in messages, with what a kernel set needs for it.
-pub(super) const LOGFMT10: &str =
+pub(crate) const LOGFMT10: &str =
     "compression LogFMT-10 (one domain; on GPUs decode = \"low_latency\")";
 
 impl Combine<'_> {
     /// Checks that the rows may be encoded.
-    pub(super) fn check_compression(&self, layout: Layout) -> Result<()> {
+    pub(crate) fn check_compression(&self, layout: Layout) -> Result<()> {
         if self.compression == Compression::None {
             return Ok(());
         }
@@ -40,8 +40,8 @@ impl Combine<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tensor::{TensorMut, TensorRef};
     use super::*;
+    use crate::communicator::{TensorMut, TensorRef};
 
     /// The error of a combine of these rows in LogFMT-10, or none.
     fn refused(dtype: DType, hidden: usize, layout: Layout, round_once: bool) -> Option<String> {

@@ -1,6 +1,6 @@
 //! The counts of a routing, before any row is sent.
 
-use super::Shape;
+use crate::moe::Shape;
 
 /// The number of a rank's tokens for each rank and expert. DeepEP calls it a dispatch layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct RoutingCounts {
 }
 
 impl RoutingCounts {
-    /// Counts `topk_idx`, `[T, K]`, which has passed [`validate_topk`](super::validate_topk).
+    /// Counts `topk_idx`, `[T, K]`, which has passed [`validate_topk`](crate::moe::validate_topk).
     pub fn new(shape: &Shape, topk_idx: &[i64]) -> Self {
         let (ranks, topk) = (shape.ranks as usize, shape.topk as usize);
         let mut counts = Self {

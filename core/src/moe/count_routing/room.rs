@@ -1,10 +1,8 @@
 //! Counts of a routing on a device, before anything is sent.
 
-use super::OnStream;
-use super::memory::{Argument, check_memory};
-use super::stream::Stream;
-use super::tensor::{TensorMut, TensorRef};
 use crate::abi;
+use crate::communicator::memory::{Argument, check_memory};
+use crate::communicator::{OnStream, Stream, TensorMut, TensorRef};
 use crate::moe::DType;
 use crate::{Error, ErrorKind, Result};
 

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::caller_memory::CallerMemory;
-use super::components::Components;
-use super::output::RegionClaim;
 use crate::abi;
+use crate::communicator::CallerMemory;
+use crate::communicator::components::Components;
+use crate::communicator::output::RegionClaim;
 use crate::moe::{DType, ScaleLayout};
 
 /// The place of a dispatch's output: addresses from which tensors can be built, and passed on, before the
 /// dispatch was received. Until then other ranks write there: the caller may not read or write it. Afterwards
-/// it is the output that [`Received`](super::Received) describes; after a failed dispatch its contents are
-/// undefined.
+/// it is the output that [`Received`](crate::communicator::Received) describes; after a failed dispatch its contents
+/// are undefined.
 ///
 /// Its memory is not used again while it lives. It may be dropped on any thread.
 #[derive(Debug)]
@@ -30,7 +30,9 @@ unsafe impl Sync for Arriving {}
 
 macro_rules! optional {
     ($($name:ident),+ $(,)?) => {$(
-        #[doc = concat!("As [`Received::", stringify!($name), "`](super::Received::", stringify!($name), ").")]
+        #[doc = concat!(
+            "As [`Received::", stringify!($name), "`](crate::communicator::Received::", stringify!($name), ").",
+        )]
         pub fn $name(&self) -> Option<CallerMemory> {
             self.memory(&self.raw.$name)
         }
@@ -38,7 +40,7 @@ macro_rules! optional {
 }
 
 impl Arriving {
-    pub(super) fn new(
+    pub(crate) fn new(
         raw: abi::TyReceived,
         components: &Arc<Components>,
         scale_layout: ScaleLayout,
@@ -47,7 +49,7 @@ impl Arriving {
         Self { raw, device: components.device, scale_layout, _claim }
     }
 
-    /// As [`Received::scale_layout`](super::Received::scale_layout).
+    /// As [`Received::scale_layout`](crate::communicator::Received::scale_layout).
     pub fn scale_layout(&self) -> ScaleLayout {
         self.scale_layout
     }
