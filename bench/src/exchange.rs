@@ -101,7 +101,7 @@ pub struct Samples {
 }
 
 /// One line of the report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct ExchangeRow {
     /// R, the number of ranks.
     pub ranks: u32,
@@ -289,10 +289,6 @@ fn row(pairs: &[(f64, f64)], bytes: u64) -> Option<ExchangeRow> {
     let ceiling = Spread::of(pairs.iter().map(|pair| pair.0))?;
     let exchange = Spread::of(pairs.iter().map(|pair| pair.1))?;
     Some(ExchangeRow {
-        ranks: 0,
-        sizes: crate::report::NAMED_SIZES,
-        variant: "",
-        phase: "",
         bytes,
         ceiling_ms: ceiling.median,
         ms: exchange.median,
@@ -302,7 +298,7 @@ fn row(pairs: &[(f64, f64)], bytes: u64) -> Option<ExchangeRow> {
         ratio,
         fastest_ratio: ceiling.min / exchange.min,
         samples: pairs.len(),
-        required: None,
+        ..ExchangeRow::default()
     })
 }
 

@@ -19,7 +19,7 @@ pub enum Scenario {
 }
 
 /// Sizes of one step; T is the same on every rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
     /// T.
     pub tokens: u32,

@@ -8,7 +8,7 @@
 //! - [`exchange`]: dispatch and combine against a plain copy of the same bytes;
 //! - [`steady`]: allocations and memory of steady steps;
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
-//! - [`levels`]: what two levels cost on paper, and published figures beside it;
+//! - [`levels`]: what two levels cost on paper;
 //! - [`mod@link`]: one link between two ranks, bare and with tokenyard on top;
 //! - [`gpu`]: dispatch and combine on GPUs, against the rate of the link between them;
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;

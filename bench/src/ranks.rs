@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokenyard_core::bootstrap::{Identity, Secret, World, WorldOptions, environment, with_call};
 use tokenyard_core::config::{Config, WorldConfig};
 use tokenyard_launch::{Event, Exit, Hosts, Launcher, Running, Stderr, interrupt};
@@ -158,17 +160,21 @@ pub fn measure_gpu(
     let world = Arc::new(join(&config.world)?);
     world.agree("bench", &[("task".to_owned(), serde_json::to_string(task)?)])?;
     let figures = gpu::measure(&world, &config, task, &Speaker { speaks: false })?;
-    let all = world.all_gather("gpu figures", &serde_json::to_vec(&figures)?)?;
+    let Some(all) = gathered(&world, "gpu figures", &figures)? else { return Ok(None) };
+    let gpu = Some(gpu::report(&config, task, &all)?);
+    Ok(Some(BenchReport { gpu, ..BenchReport::new(&config) }))
+}
+
+/// The figures of all ranks, for rank 0.
+fn gathered<T: Serialize + DeserializeOwned>(
+    world: &World,
+    topic: &str,
+    mine: &T,
+) -> Result<Option<Vec<T>>> {
+    let all = world.all_gather(topic, &serde_json::to_vec(mine)?)?;
     world.barrier("bench done")?;
-    if world.rank() > 0 {
-        return Ok(None);
-    }
-    let all: Vec<gpu::GpuFigures> =
-        all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
-    Ok(Some(BenchReport {
-        gpu: Some(gpu::report(&config, task, &all)?),
-        ..BenchReport::new(&config)
-    }))
+    let read = || all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>();
+    Ok((world.rank() == 0).then(read).transpose()?)
 }
 
 /// Runs one job on `ranks` processes; returns the output of each, by rank.
@@ -317,14 +323,8 @@ pub fn measure_link(
     let config = Config::load(config)?;
     let world = Arc::new(join(&config.world)?);
     let figures = link::measure(&world, &config, task, &Speaker { speaks: false })?;
-    let all = world.all_gather("link figures", &serde_json::to_vec(&figures)?)?;
-    world.barrier("bench done")?;
-    if world.rank() > 0 {
-        return Ok(None);
-    }
-    let all: Vec<link::LinkFigures> =
-        all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
-    let outputs: Vec<Output> = all.into_iter().map(Output::Link).collect();
+    let outputs = gathered(&world, "link figures", &Output::Link(figures))?;
+    let Some(outputs) = outputs else { return Ok(None) };
     Ok(Some(BenchReport { link: link::rows(&outputs)?, ..BenchReport::new(&config) }))
 }
 

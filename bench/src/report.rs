@@ -17,7 +17,7 @@ pub const SCHEMA_VERSION: u32 = 3;
 pub const NAMED_SIZES: Sizes = Sizes { tokens: 1024, hidden: 4096, topk: 4, experts: 32 };
 
 /// The figures, for people (`Display`) and for programs (JSON).
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct BenchReport {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
@@ -48,13 +48,7 @@ impl BenchReport {
             schema_version: SCHEMA_VERSION,
             conditions: Conditions::find(),
             config: config.name.clone(),
-            exchange: Vec::new(),
-            steady: Vec::new(),
-            scaling: Vec::new(),
-            link: Vec::new(),
-            proxy: Vec::new(),
-            gpu: None,
-            ring: None,
+            ..Self::default()
         }
     }
 

@@ -23,10 +23,11 @@ use crate::workload::Workload;
 pub const RANKS: [u32; 3] = [2, 4, 8];
 
 /// The path of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
     /// Staged, then put.
+    #[default]
     Put,
     /// Stored directly into the peer's arena, and loaded from there.
     LoadStore,
@@ -68,7 +69,7 @@ pub struct ScalingFigures {
 }
 
 /// One line of the report: sums over ranks, the time of the slowest.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct ScalingRow {
     /// R, the number of ranks.
     pub ranks: u32,
@@ -213,7 +214,8 @@ pub(crate) fn rows(ranks: u32, outputs: &[Output]) -> Result<Vec<ScalingRow>> {
         for (index, found) in all.iter().enumerate() {
             if rows.len() == index {
                 let (path, tokens) = (found.path, found.tokens);
-                let new = ScalingRow { ranks, path, tokens, ..NO_ROW };
+                let new =
+                    ScalingRow { ranks, path, tokens, as_predicted: true, ..Default::default() };
                 rows.push(new);
             }
             let row = &mut rows[index];
@@ -226,14 +228,3 @@ pub(crate) fn rows(ranks: u32, outputs: &[Output]) -> Result<Vec<ScalingRow>> {
     }
     Ok(rows)
 }
-
-const NO_ROW: ScalingRow = ScalingRow {
-    ranks: 0,
-    path: Path::Put,
-    tokens: 0,
-    pairs: 0,
-    commands: 0,
-    bytes: 0,
-    as_predicted: true,
-    step_us: 0.0,
-};

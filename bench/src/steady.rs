@@ -56,7 +56,7 @@ pub struct SteadyFigures {
 }
 
 /// One line of the report: sums and maxima over ranks.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct SteadyRow {
     /// R, the number of ranks.
     pub ranks: u32,
@@ -155,16 +155,8 @@ fn resident() -> Result<u64> {
 /// The line of the report for one number of ranks.
 pub(crate) fn row(ranks: u32, outputs: &[Output]) -> Result<SteadyRow> {
     let task = SteadyTask::new(ranks);
-    let mut row = SteadyRow {
-        ranks,
-        counted_steps: task.counted_steps,
-        allocations: 0,
-        control_allocations: 0,
-        grown_steps: task.grown_steps,
-        heap_growth: 0,
-        resident_growth: 0,
-        step_us: 0.0,
-    };
+    let SteadyTask { counted_steps, grown_steps, .. } = task;
+    let mut row = SteadyRow { ranks, counted_steps, grown_steps, ..SteadyRow::default() };
     for output in outputs {
         let Output::Steady(figures) = output else { bail!("found {output:?}; expected figures") };
         row.allocations += figures.allocations;

@@ -90,5 +90,5 @@ pub use secret::{
 };
 pub use sparse_log::SparseLog;
 pub use waiting::joins_under_way;
-pub use warnings::{OF_RANK, ToRankZero};
+pub use warnings::{EventText, ToRankZero};
 pub use world::{CallUnderWay, Collective, MAX_WAIT, MIN_DEADLINE, Witness, World, WorldOptions};

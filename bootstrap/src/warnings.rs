@@ -1,14 +1,17 @@
 //! Warnings that ranks pass to rank 0, so that a world shows each once.
 
-use std::fmt;
+use std::fmt::{self, Debug, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use tracing::Event;
+use tracing::field::{Field, Visit};
 
 use super::liveness::Liveness;
 use super::message::MAX_WARNING;
 use super::text::clean;
 
 /// The target of warnings that another rank has passed on: the field `rank` names that rank.
-pub const OF_RANK: &str = "tokenyard_bootstrap::of_rank";
+const OF_RANK: &str = "tokenyard_bootstrap::of_rank";
 
 /// The most warnings that wait for the next look of the control thread.
 const MOST: usize = 64;
@@ -60,7 +63,7 @@ impl ToRankZero {
         self.liveness.gone("pass warning").is_none()
     }
 
-    /// Whether this is rank 0, which gets the warnings of the others, with the target [`OF_RANK`].
+    /// Whether this is rank 0, which gets the warnings of the others.
     pub fn is_rank_zero(&self) -> bool {
         self.rank == 0
     }
@@ -71,8 +74,52 @@ impl ToRankZero {
     }
 }
 
-impl fmt::Debug for ToRankZero {
+impl Debug for ToRankZero {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ToRankZero").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+/// An event of the log, for people.
+#[derive(Debug, Default)]
+pub struct EventText {
+    /// The message, and the other fields behind it.
+    pub text: String,
+    /// The rank that passed it on to this one.
+    pub passed_by: Option<u32>,
+    is_passed_on: bool,
+}
+
+impl EventText {
+    /// Reads an event.
+    pub fn of(event: &Event<'_>) -> Self {
+        let is_passed_on = event.metadata().target() == OF_RANK;
+        let mut text = Self { is_passed_on, ..Self::default() };
+        event.record(&mut text);
+        text
+    }
+
+    /// The text as one of `rank`. Some texts name the rank themselves.
+    pub fn of_rank(rank: u32, text: &str) -> String {
+        let rank = format!("rank {rank}: ");
+        if text.starts_with(&rank) { text.to_owned() } else { rank + text }
+    }
+}
+
+impl Visit for EventText {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if self.is_passed_on && field.name() == "rank" {
+            self.passed_by = Some(value as u32);
+        } else {
+            self.record_debug(field, &value);
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        // A write to memory does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.text, "{value:?}"),
+            name => write!(self.text, " {name}={value:?}"),
+        };
     }
 }

@@ -257,11 +257,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
     check_files(
         Files::default().reads("the config", config),
         &loaded,
-        [
-            ("--out", args.common.output.out.as_deref()),
-            ("--csv", args.csv.file.as_deref()),
-            ("", None),
-        ],
+        &[("--out", &args.common.output.out), ("--csv", &args.csv.file)],
     )?;
     let plan = Plan {
         scenarios: args.scenario.scenarios(),
@@ -283,7 +279,7 @@ fn ring(args: &RingArgs) -> Result<ExitCode> {
     check_files(
         Files::default().reads("the config", &args.config),
         &config,
-        [("--out", args.output.out.as_deref()), ("", None), ("", None)],
+        &[("--out", &args.output.out)],
     )?;
     preload::try_plugins(Some(&config))?;
     print_head(&config, "commands of kernels through the ring of the host", args.output.json);
@@ -296,7 +292,7 @@ fn link(args: &LinkArgs) -> Result<ExitCode> {
     check_files(
         Files::default().reads("the config", &args.config),
         &config,
-        [("--out", output.out.as_deref()), ("--plot", args.plot.as_deref()), ("", None)],
+        &[("--out", &output.out), ("--plot", &args.plot)],
     )?;
     if tokenyard_bench::gpu::is_gpu(&config) {
         ensure!(!args.namespaces, "read options: found --namespaces; NVLink is inside one host");
@@ -412,14 +408,13 @@ fn show(args: &Output, report: &BenchReport) -> Result<()> {
 
 /// Refuses files that could not be written at the end, before anything starts.
 fn check_files(
-    files: Files,
+    mut files: Files,
     config: &Config,
-    outputs: [(&'static str, Option<&Path>); 3],
+    outputs: &[(&'static str, &Option<PathBuf>)],
 ) -> Result<()> {
     writable::check_reports(config)?;
-    let mut files = files;
-    let given = outputs.into_iter().filter_map(|(name, path)| Some((name, path?)));
-    given.into_iter().try_for_each(|(name, path)| files.writes(name, path))
+    let mut given = outputs.iter().filter_map(|(name, path)| Some((*name, path.as_deref()?)));
+    given.try_for_each(|(name, path)| files.writes(name, path))
 }
 
 /// Prints the measurements before they start.

@@ -10,7 +10,7 @@ use tokenyard_core::host::{Registry, discover};
 use tokenyard_core::topology::Discover;
 use tokenyard_core::{Error, ErrorKind};
 
-use crate::output::{People, SCHEMA_VERSION, Style, plural, print_json};
+use crate::output::{People, Style, plural, print_document};
 use crate::{components, preload};
 
 const EXAMPLES: &str = "\
@@ -51,8 +51,6 @@ struct CheckArgs {
 
 #[derive(Serialize)]
 struct CheckDocument {
-    schema_version: u32,
-    command: &'static str,
     ok: bool,
     #[serde(flatten)]
     judgement: Judgement,
@@ -100,8 +98,7 @@ pub(crate) fn main(args: &ConfigArgs) -> Result<ExitCode> {
     let ok = judgement.errors.is_empty();
     print(args, &judgement, People::new(args.json));
     if args.json {
-        let (schema_version, command) = (SCHEMA_VERSION, "config check");
-        print_json(&CheckDocument { schema_version, command, ok, judgement })?;
+        print_document("config check", &CheckDocument { ok, judgement })?;
     }
     Ok(ExitCode::from(u8::from(!ok)))
 }

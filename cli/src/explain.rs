@@ -15,7 +15,7 @@ use tokenyard_core::report::words;
 use tokenyard_core::report::{MAX_BYTES, Report, read, utc};
 use tokenyard_reports::{Explanation, Kind, explain};
 
-use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json, ranks};
+use crate::output::{Cell, People, Style, Table, print_document, ranks};
 
 const EXAMPLES: &str = "\
 A rank writes a report when its process gets SIGUSR1, when it goes on without a rank that was lost,
@@ -57,8 +57,6 @@ pub(crate) struct ExplainArgs {
 
 #[derive(Serialize)]
 struct ExplainDocument<'a> {
-    schema_version: u32,
-    command: &'static str,
     #[serde(flatten)]
     explanation: &'a Explanation,
     /// Files that are no reports, with the reason.
@@ -75,12 +73,8 @@ pub(crate) fn main(args: &ExplainArgs) -> Result<ExitCode> {
     };
     print(&explanation, &refused, People::new(args.json));
     if args.json {
-        print_json(&ExplainDocument {
-            schema_version: SCHEMA_VERSION,
-            command: "explain",
-            explanation: &explanation,
-            refused: &refused,
-        })?;
+        let document = ExplainDocument { explanation: &explanation, refused: &refused };
+        print_document("explain", &document)?;
     }
     Ok(ExitCode::from(match explanation.verdict.kind {
         Kind::Healthy => 0,

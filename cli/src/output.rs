@@ -149,6 +149,20 @@ impl People {
     }
 }
 
+/// A command's document of `--json`.
+#[derive(Serialize)]
+struct Document<'a, T> {
+    schema_version: u32,
+    command: &'static str,
+    #[serde(flatten)]
+    fields: &'a T,
+}
+
+/// Writes the document of a command, with these fields behind its version and the command's name.
+pub(crate) fn print_document<T: Serialize>(command: &'static str, fields: &T) -> Result<()> {
+    print_json(&Document { schema_version: SCHEMA_VERSION, command, fields })
+}
+
 /// Writes one JSON document as the last line of standard output. A failed write shows in the exit
 /// code ([`exit_code`]).
 pub(crate) fn print_json<T: Serialize>(document: &T) -> Result<()> {

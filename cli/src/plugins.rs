@@ -4,13 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use serde::Serialize;
 use tokenyard_core::capabilities::Declared;
 use tokenyard_core::config::Config;
 use tokenyard_machine::bytes;
 
 use crate::components::{Component, Components, Missing};
-use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, print_json};
+use crate::output::{Cell, People, Style, Table, print_document};
 use crate::preload;
 
 const EXAMPLES: &str = "\
@@ -32,25 +31,13 @@ pub(crate) struct PluginsArgs {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct PluginsDocument<'a> {
-    schema_version: u32,
-    command: &'static str,
-    #[serde(flatten)]
-    components: &'a Components,
-}
-
 pub(crate) fn main(args: &PluginsArgs) -> Result<ExitCode> {
     let config = args.config.as_deref().map(Config::load).transpose()?;
     preload::try_plugins(config.as_ref())?;
     let components = Components::find(config.as_ref())?;
     print(&components, People::new(args.json));
     if args.json {
-        print_json(&PluginsDocument {
-            schema_version: SCHEMA_VERSION,
-            command: "plugins",
-            components: &components,
-        })?;
+        print_document("plugins", &components)?;
     }
     Ok(ExitCode::from(u8::from(!components.broken.is_empty() || !components.missing.is_empty())))
 }

@@ -16,7 +16,7 @@ use tokenyard_cpu::kernels::handle_bytes;
 use tokenyard_machine::bytes;
 
 use crate::layout::LayoutName;
-use crate::output::{People, SCHEMA_VERSION, Table, print_json};
+use crate::output::{People, Table, print_document};
 use recorded::RankTraffic;
 use traffic::{AskedExchange, Traffic, TrafficArgs};
 
@@ -134,8 +134,6 @@ enum PathName {
 
 #[derive(Serialize)]
 struct ShapeDocument<'a> {
-    schema_version: u32,
-    command: &'static str,
     kernels: &'static str,
     /// The buffers of one rank.
     buffers: &'a [Buffer],
@@ -166,6 +164,14 @@ struct Buffer {
     in_host_memory: bool,
 }
 
+impl Buffer {
+    /// One that does not count in the total.
+    fn new(name: impl Into<String>, bytes: u64, formula: impl Into<String>) -> Self {
+        let (name, formula) = (name.into(), formula.into());
+        Self { name, bytes, formula, counts: false, in_host_memory: false }
+    }
+}
+
 pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
     let shape = shape_of(args)?;
     let list = list(args, &shape)?;
@@ -192,9 +198,7 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
         recorded::print(path, recorded, people);
     }
     if args.json {
-        print_json(&ShapeDocument {
-            schema_version: SCHEMA_VERSION,
-            command: "shape",
+        let document = ShapeDocument {
             kernels: args.kernels.name(),
             buffers: &list,
             rank_bytes,
@@ -202,7 +206,8 @@ pub(crate) fn main(args: &ShapeArgs) -> Result<ExitCode> {
             gpu: gpu.as_ref(),
             traffic: traffic.as_deref(),
             recorded: recorded.as_deref(),
-        })?;
+        };
+        print_document("shape", &document)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -283,13 +288,7 @@ fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
         .filter(|b| b.name != "send plan" || args.domains == 1)
         // Plans and the control area are those of the cpu kernel set.
         .filter(|b| b.name.contains("region") || !args.kernels.is_gpu())
-        .map(|b| Buffer {
-            counts: false,
-            in_host_memory: false,
-            name: b.name,
-            bytes: b.bytes,
-            formula: b.formula,
-        })
+        .map(|b| Buffer::new(b.name, b.bytes, b.formula))
         .collect();
     if args.kernels.is_gpu() {
         list.extend(windows::of_gpu(args, shape)?);
@@ -308,18 +307,23 @@ fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 3] {
     let ranks = shape.ranks / domains;
     let inside = Shape { ranks, experts: shape.experts / domains, ..*shape };
     let rail = Shape { ranks: domains, ..*shape };
-    let plan = |name: &str, bytes, formula: &str| Buffer {
-        name: name.to_owned(),
-        bytes,
-        formula: formula.to_owned(),
-        counts: false,
-        in_host_memory: false,
-    };
     let bytes = u64::from(domains) * SendPlan::bytes_for(&inside);
     [
-        plan("send plans inside the domain", bytes, "D send plans for S = R/D ranks, E/D experts"),
-        plan("send plan between domains", SendPlan::bytes_for(&rail), "one for D ranks, E experts"),
-        plan("receive plan between domains", RecvPlan::bytes_for(&rail), "for D ranks, E experts"),
+        Buffer::new(
+            "send plans inside the domain",
+            bytes,
+            "D send plans for S = R/D ranks, E/D experts",
+        ),
+        Buffer::new(
+            "send plan between domains",
+            SendPlan::bytes_for(&rail),
+            "one for D ranks, E experts",
+        ),
+        Buffer::new(
+            "receive plan between domains",
+            RecvPlan::bytes_for(&rail),
+            "for D ranks, E experts",
+        ),
     ]
 }
 
@@ -330,13 +334,9 @@ fn handles(args: &ShapeArgs, shape: &Shape) -> Buffer {
         1 => "",
         _ => "; and 4 * M*K, 24 * D and 4 * E between domains",
     };
-    Buffer {
-        name: "handles".to_owned(),
-        bytes: u64::from(args.handles) * handle_bytes(shape, args.domains),
-        formula: format!("{} * (the plans above; D times {routing}{of_domains})", args.handles),
-        counts: true,
-        in_host_memory: false,
-    }
+    let formula = format!("{} * (the plans above; D times {routing}{of_domains})", args.handles);
+    let bytes = u64::from(args.handles) * handle_bytes(shape, args.domains);
+    Buffer { counts: true, ..Buffer::new("handles", bytes, formula) }
 }
 
 fn print(list: &[Buffer], people: People) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokenyard_core::abi;
 use tokenyard_machine::{Machine, Tree};
 
-use crate::output::{People, SCHEMA_VERSION, Table, print_json};
+use crate::output::{People, SCHEMA_VERSION, Table, print_document};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,14 +27,6 @@ pub(crate) struct VersionArgs {
     /// Print one JSON document as the last line of standard output; the rest goes to standard error.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Serialize)]
-struct VersionDocument {
-    schema_version: u32,
-    command: &'static str,
-    #[serde(flatten)]
-    versions: Versions,
 }
 
 #[derive(Serialize)]
@@ -87,11 +79,7 @@ pub(crate) fn main(args: &VersionArgs) -> Result<ExitCode> {
     let versions = Versions::find();
     versions.print(People::new(args.json));
     if args.json {
-        print_json(&VersionDocument {
-            schema_version: SCHEMA_VERSION,
-            command: "version",
-            versions,
-        })?;
+        print_document("version", &versions)?;
     }
     Ok(ExitCode::SUCCESS)
 }

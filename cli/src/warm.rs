@@ -12,7 +12,7 @@ use tokenyard_gpu::Platform;
 use tokenyard_gpu::compile::{Architecture, Role, Rows};
 use tokenyard_gpu::warm::{Over, Warmed, World, programs, warm};
 
-use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::output::{People, print_document};
 use crate::preload;
 
 const EXAMPLES: &str = "\
@@ -43,8 +43,6 @@ pub(crate) struct WarmArgs {
 
 #[derive(Serialize)]
 struct WarmDocument {
-    schema_version: u32,
-    command: &'static str,
     kernels: String,
     /// The programs that the config's communicators may run. Absent where the kernel set compiles nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,12 +103,7 @@ pub(crate) fn main(args: &WarmArgs) -> Result<ExitCode> {
         }
     }
     if args.json {
-        print_json(&WarmDocument {
-            schema_version: SCHEMA_VERSION,
-            command: "warm",
-            kernels: config.kernels.name,
-            compiled,
-        })?;
+        print_document("warm", &WarmDocument { kernels: config.kernels.name, compiled })?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,13 +4,11 @@
 //! joined; before, only rank 0 warns. Where a log was asked for, warnings are in it, and nowhere else.
 
 use std::collections::BTreeSet;
-use std::fmt::{Debug, Write as _};
 use std::sync::{Mutex, PoisonError};
 
-use tokenyard_core::bootstrap::{OF_RANK, ToRankZero, World};
+use tokenyard_core::bootstrap::{EventText, ToRankZero, World};
 #[cfg(feature = "full")]
 use tokenyard_core::config::WorldConfig;
-use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
@@ -65,7 +63,7 @@ pub(crate) fn join(config: &WorldConfig) -> tokenyard_core::Result<World> {
 
 fn pass(to_zero: &ToRankZero, rank: u32, text: &str) {
     if !to_zero.pass(text) {
-        show(&of_rank(rank, text));
+        show(&EventText::of_rank(rank, text));
     }
 }
 
@@ -75,14 +73,8 @@ fn show_once(rank: u32, text: &str) {
         _ => true,
     });
     if is_new {
-        show(&of_rank(rank, text));
+        show(&EventText::of_rank(rank, text));
     }
-}
-
-/// Some texts name the rank themselves.
-fn of_rank(rank: u32, text: &str) -> String {
-    let rank = format!("rank {rank}: ");
-    if text.starts_with(&rank) { text.to_owned() } else { rank + text }
 }
 
 fn show(text: &str) {
@@ -110,49 +102,20 @@ impl<S: Subscriber> Layer<S> for ToPeople {
             Pass(ToRankZero),
             Show,
         }
-        let is_passed_on = event.metadata().target() == OF_RANK;
-        let mut text = Text { is_passed_on, ..Text::default() };
-        event.record(&mut text);
+        let EventText { text, passed_by, .. } = EventText::of(event);
         let next = with_audience(|audience| match audience {
             Audience::Log => Next::Nothing,
             Audience::Launcher(tell) => Next::Tell(*tell),
             // Of this rank, where rank 0 has ended: it was passed before.
-            Audience::Passed(_) if is_passed_on => Next::Show,
+            Audience::Passed(_) if passed_by.is_some() => Next::Show,
             Audience::Passed(to_zero) => Next::Pass(to_zero.clone()),
             Audience::RankZero(_) => Next::Show,
         });
         match next {
             Next::Nothing => {}
-            Next::Tell(tell) => tell(text.text),
-            Next::Pass(to_zero) => pass(&to_zero, to_zero.rank(), &text.text),
-            Next::Show => show_once(text.rank, &text.text),
+            Next::Tell(tell) => tell(text),
+            Next::Pass(to_zero) => pass(&to_zero, to_zero.rank(), &text),
+            Next::Show => show_once(passed_by.unwrap_or_default(), &text),
         }
-    }
-}
-
-/// The message of an event, and its other fields behind it.
-#[derive(Default)]
-struct Text {
-    text: String,
-    /// Whether another rank has passed it on, and which.
-    is_passed_on: bool,
-    rank: u32,
-}
-
-impl Visit for Text {
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        if self.is_passed_on && field.name() == "rank" {
-            self.rank = value as u32;
-        } else {
-            self.record_debug(field, &value);
-        }
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // A write to memory does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.text, "{value:?}"),
-            name => write!(self.text, " {name}={value:?}"),
-        };
     }
 }

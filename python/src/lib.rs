@@ -12,6 +12,7 @@
 mod anchors;
 mod argument;
 mod array;
+mod calls;
 mod communicator;
 mod config;
 mod counts;

@@ -4,14 +4,12 @@
 //! thread of its own, which starts with the first one.
 
 use std::collections::HashSet;
-use std::fmt::{Debug, Write as _};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tokenyard_core::bootstrap::{OF_RANK, ToRankZero, World};
-use tracing::field::{Field, Visit};
+use tokenyard_core::bootstrap::{EventText, ToRankZero, World};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata};
@@ -36,7 +34,7 @@ struct Warned {
     method: &'static str,
     text: String,
     /// The rank that passed it on to this one.
-    of: Option<u64>,
+    of: Option<u32>,
 }
 
 /// The ways to rank 0 of the worlds of a process.
@@ -123,19 +121,13 @@ fn write(items: &Receiver<Item>) {
                 let is_new = of.is_some() || known.insert(&text);
                 let is_mine = of.is_some() || !is_warning;
                 if is_new && (is_mine || !pass(&text)) && shown.insert(&text) && !exit::is_near() {
-                    let text = of.map_or(text.clone(), |rank| of_rank(rank, &text));
+                    let text = of.map_or(text.clone(), |rank| EventText::of_rank(rank, &text));
                     // A handler's error has no caller that it could reach.
                     let _ = Python::try_attach(|py| log(py, method, &text));
                 }
             }
         }
     }
-}
-
-/// A text of another rank. Some name it themselves.
-fn of_rank(rank: u64, text: &str) -> String {
-    let rank = format!("rank {rank}: ");
-    if text.starts_with(&rank) { text.to_owned() } else { rank + text }
 }
 
 /// The last texts.
@@ -178,41 +170,12 @@ impl tracing::Subscriber for Forward {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let metadata = event.metadata();
-        let method = if *metadata.level() == Level::ERROR { "error" } else { WARNING };
-        let mut fields = Fields { is_of_rank: metadata.target() == OF_RANK, ..Fields::default() };
-        event.record(&mut fields);
-        send(Item::Text(Warned { method, text: fields.text, of: fields.rank }), true);
+        let method = if *event.metadata().level() == Level::ERROR { "error" } else { WARNING };
+        let EventText { text, passed_by: of, .. } = EventText::of(event);
+        send(Item::Text(Warned { method, text, of }), true);
     }
 
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
-}
-
-/// The message of an event, and its other fields behind it.
-#[derive(Default)]
-struct Fields {
-    text: String,
-    /// Whether another rank has passed it on.
-    is_of_rank: bool,
-    rank: Option<u64>,
-}
-
-impl Visit for Fields {
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        if self.is_of_rank && field.name() == "rank" {
-            self.rank = Some(value);
-        } else {
-            self.record_debug(field, &value);
-        }
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // A write to memory does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.text, "{value:?}"),
-            name => write!(self.text, " {name}={value:?}"),
-        };
-    }
 }

@@ -187,7 +187,7 @@ impl Visitor<'_> for SmsVisitor {
 }
 
 /// The table of the kernel set, such as `[kernels.cuda]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GpuConfig {
     /// As in the transport's table; must name the same device.
@@ -223,26 +223,6 @@ pub struct GpuConfig {
     /// headers; on AMD's GPUs for all kernels, where it is named. Default: the compiler of the toolkit, where
     /// one is found.
     pub compiler: Option<PathBuf>,
-}
-
-impl Default for GpuConfig {
-    fn default() -> Self {
-        Self {
-            device: None,
-            sms: Sms::Auto,
-            rows: RowCopy::Auto,
-            outside: Outside::Auto,
-            decode: Decode::Direct,
-            decode_sms: Sms::Auto,
-            mask_after_ms: None,
-            local_sms: Sms::Auto,
-            windows: Windows::Auto,
-            arena_mib: None,
-            cache: None,
-            libraries: None,
-            compiler: None,
-        }
-    }
 }
 
 /// The longest time that may be set, a day.

@@ -36,7 +36,7 @@ use tokenyard_core::transport::{
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::config::{EfaConfig, Flush, LibfabricConfig, Rails};
+use crate::config::{EfaConfig, LibfabricConfig};
 use instance::Instance;
 pub use wire::check_endpoint;
 
@@ -69,12 +69,7 @@ pub trait Preset: Debug + Send + Sync + 'static {
 /// The settings of an instance.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    provider: String,
-    rails: Rails,
-    proxy_threads: u32,
-    queue_depth: u32,
-    get: bool,
-    flush: Flush,
+    config: LibfabricConfig,
     /// Whether device memory is requested.
     hmem: bool,
     /// NICs that the topology chose for this rank.
@@ -91,17 +86,7 @@ impl Preset for AnyProvider {
     type Config = LibfabricConfig;
 
     fn settings(config: LibfabricConfig) -> Settings {
-        let LibfabricConfig { provider, rails, proxy_threads, queue_depth, get, flush } = config;
-        Settings {
-            provider,
-            rails,
-            proxy_threads,
-            queue_depth,
-            get,
-            flush,
-            hmem: true,
-            nics: Nics::default(),
-        }
+        Settings { config, hmem: true, nics: Nics::default() }
     }
 }
 
@@ -117,16 +102,8 @@ impl Preset for EfaProvider {
     fn settings(config: EfaConfig) -> Settings {
         let EfaConfig { rails, proxy_threads, queue_depth, get, flush } = config;
         let provider = "efa".into();
-        Settings {
-            provider,
-            rails,
-            proxy_threads,
-            queue_depth,
-            get,
-            flush,
-            hmem: true,
-            nics: Nics::default(),
-        }
+        let config = LibfabricConfig { provider, rails, proxy_threads, queue_depth, get, flush };
+        AnyProvider::settings(config)
     }
 }
 
@@ -167,9 +144,10 @@ where
         let settings = P::settings(config.clone());
         let rails = info::choose(&settings)?;
         let largest = rails.iter().map(info::Info::largest_put).min().unwrap_or(0);
-        let get = if settings.get { abi::TY_CAP_GET } else { 0 };
+        let get = if settings.config.get { abi::TY_CAP_GET } else { 0 };
         // Proxy threads drive the instance themselves.
-        let manual = if settings.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
+        let manual =
+            if settings.config.proxy_threads == 0 { abi::TY_CAP_MANUAL_PROGRESS } else { 0 };
         let provider = rails.first().map(info::Info::provider).unwrap_or_default();
         let masking = if MASKING.contains(&provider.as_str()) { abi::TY_CAP_MASKING } else { 0 };
         let placed =
@@ -180,7 +158,7 @@ where
             max_peers: datum::MAX_PEERS,
             max_queues: MAX_QUEUES,
             max_signals: MAX_SIGNALS,
-            max_queue_depth: settings.queue_depth,
+            max_queue_depth: settings.config.queue_depth,
             max_windows: wire::MAX_WINDOWS,
             largest_put: largest.min(LARGEST_PUT),
             ..NO_CAPABILITIES
@@ -196,7 +174,7 @@ where
             served: None,
             proxy: None,
             instance: Arc::new(Instance::open(rails, &settings, team, needs)?),
-            proxy_threads: settings.proxy_threads,
+            proxy_threads: settings.config.proxy_threads,
             missing: team.world_ranks.len() as u32,
             kinds,
             preset: PhantomData,

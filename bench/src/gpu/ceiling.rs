@@ -3,7 +3,9 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
-use tokenyard_gpu::probe::{About, Copies, CopyMethod, Probe};
+use tokenyard_gpu::probe::{About, Copies, Probe};
+
+pub use tokenyard_gpu::probe::CopyMethod as Copy;
 
 use super::Components;
 use crate::ranks::Speaker;
@@ -19,45 +21,6 @@ const WARM_UP: usize = 3;
 const ROUNDS: u32 = 500;
 /// Counts that a rank sends to every other: of 256 experts and 8 ranks.
 pub const COUNTS: u32 = 264;
-
-/// The way of a copy, in the words of reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Copy {
-    /// Bulk copies (TMA) to peers.
-    PushBulk,
-    /// Bulk copies from peers.
-    PullBulk,
-    /// Vectors of 16 bytes to peers.
-    PushVectors,
-    /// Vectors of 16 bytes from peers.
-    PullVectors,
-    /// Copy engines, one stream per peer.
-    PushEngines,
-}
-
-impl Copy {
-    /// Its name in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PushBulk => "push, bulk copies (TMA)",
-            Self::PullBulk => "pull, bulk copies (TMA)",
-            Self::PushVectors => "push, vectors of 16 bytes",
-            Self::PullVectors => "pull, vectors of 16 bytes",
-            Self::PushEngines => "push, copy engines",
-        }
-    }
-
-    fn method(self) -> CopyMethod {
-        match self {
-            Self::PushBulk => CopyMethod::PushBulk,
-            Self::PullBulk => CopyMethod::PullBulk,
-            Self::PushVectors => CopyMethod::PushVectors,
-            Self::PullVectors => CopyMethod::PullVectors,
-            Self::PushEngines => CopyMethod::PushEngines,
-        }
-    }
-}
 
 /// Launches of one kind, on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -121,8 +84,7 @@ pub(crate) fn measure<C: tokenyard_gpu::Components>(
     let mut launches = Vec::new();
     for (done, (copy, sms)) in plan.iter().copied().enumerate() {
         say.progress(done as u64, plan.len() as u64)?;
-        let copies =
-            Copies { method: copy.method(), blocks: sms, row_bytes: ROW_BYTES, launches: LAUNCHES };
+        let copies = Copies { method: copy, blocks: sms, row_bytes: ROW_BYTES, launches: LAUNCHES };
         let us = probe.copies(world, &copies).with_context(|| copy.name())?;
         launches.push(Launches { copy, sms, us: us.into_iter().skip(WARM_UP).collect() });
     }

@@ -1,17 +1,16 @@
 //! The GPU and its driver, for the conditions of a report.
 
-use std::io::Read as _;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokenyard_gpu::probe::About;
+use tokenyard_machine::commands::capture_clocks;
+use tokenyard_machine::gpu::driver_version;
 
 use super::backend::Backend;
 
 /// How long `nvidia-smi` may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-const QUERY: &str = "--query-gpu=name,clocks.sm,clocks.max.sm,clocks.mem,power.limit";
 
 /// The GPU of rank 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +51,7 @@ impl Machine {
                 let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
                 (
                     text.as_deref().and_then(driver_version),
-                    if asks_clocks { nvidia_smi() } else { None },
+                    asks_clocks.then(|| capture_clocks(PATIENCE).ok()).flatten(),
                 )
             }
             // Not there for a driver that is part of the Linux kernel.
@@ -89,44 +88,12 @@ impl Machine {
     }
 }
 
-/// The version in the driver's own line: `NVRM version: NVIDIA UNIX ... Module 580.95 ...`.
-fn driver_version(text: &str) -> Option<String> {
-    let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
-    let number = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
-    line.split_whitespace().find(number).map(str::to_owned)
-}
-
 /// The clocks of the first GPU of this name.
 fn clocks(text: &str, name: &str) -> Option<Clocks> {
     let line = text.lines().find(|line| line.split(',').next().map(str::trim) == Some(name))?;
     let mut fields = line.split(',').skip(1).map(|field| field.trim().to_owned());
     let mut next = || fields.next();
     Some(Clocks { sm: next()?, most_sm: next()?, memory: next()?, power: next()? })
-}
-
-/// The output of `nvidia-smi`, if it is installed and answers.
-fn nvidia_smi() -> Option<String> {
-    let mut child = Command::new("nvidia-smi")
-        .env_remove(tokenyard_core::bootstrap::SECRET_VARIABLE)
-        .args([QUERY, "--format=csv,noheader"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
-    let start = Instant::now();
-    // Its output fits into a pipe, so it ends without a reader.
-    while child.try_wait().ok()?.is_none() {
-        if start.elapsed() > PATIENCE {
-            let _ = child.kill();
-            let _ = child.wait();
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let mut text = String::new();
-    child.stdout?.read_to_string(&mut text).ok()?;
-    Some(text)
 }
 
 #[cfg(test)]

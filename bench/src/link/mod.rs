@@ -21,6 +21,7 @@ use crate::job::{Output, Sizes};
 use crate::ranks::Speaker;
 use crate::spread::median;
 use crate::workload::Workload;
+use raw::Raw as _;
 use through::Through;
 
 /// The fraction of the bare link's bandwidth that large puts through the transport must reach.
@@ -157,7 +158,10 @@ pub(crate) fn measure(
             raw_us: us(align(world, || raw::ping(&mut *bare, task.pings))?, 2 * task.pings),
             through_us: us(align(world, || through.ping(task.pings))?, 2 * task.pings),
             raw_bytes_s: rate(align(world, || raw::stream(&mut *bare, task.puts))?, large(task)),
-            through_bytes_s: rate(align(world, || through.stream(task.puts))?, large(task)),
+            through_bytes_s: rate(
+                align(world, || raw::stream(&mut through, task.puts))?,
+                large(task),
+            ),
             dispatch_bytes_s: dispatch(world, &mut comm, &workload, &task.sizes)?,
         };
         if turn > 0 {

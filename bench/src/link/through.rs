@@ -1,6 +1,6 @@
 //! Puts through the transport: its hot calls, without a communicator.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tokenyard_core::abi;
@@ -11,6 +11,7 @@ use tokenyard_core::transport::{
     Command, NO_COMMAND, NO_EVENT, NO_WINDOW, Team, TransportNeeds, TransportOpen, Window,
 };
 
+use super::raw::{self, Raw, Seen};
 use super::{DEPTH, LARGE, PATIENCE, SMALL};
 
 /// Memory that every fabric accepts.
@@ -26,11 +27,9 @@ pub(super) struct Through {
     transport: OpenTransport,
     _memory: Vec<Page>,
     peer: u32,
-    /// Posted commands, and ended commands.
     posted: u64,
-    done: u64,
-    /// The total of the only signal that was waited for.
-    seen: u64,
+    /// Ended commands, and the total of the only signal.
+    seen: Seen,
 }
 
 impl Through {
@@ -71,11 +70,7 @@ impl Through {
         transport.commit()?;
         world.barrier("link connected")?;
         let peer = 1 - world.rank();
-        Ok(Self { transport, _memory: pages, peer, posted: 0, done: 0, seen: 0 })
-    }
-
-    pub(super) fn name(&self) -> String {
-        self.transport.link_name(self.peer)
+        Ok(Self { transport, _memory: pages, peer, posted: 0, seen: Seen::default() })
     }
 
     /// Whether only the caller drives the transport.
@@ -83,12 +78,18 @@ impl Through {
         self.transport.capabilities().flags & abi::TY_CAP_MANUAL_PROGRESS != 0
     }
 
-    fn is_first(&self) -> bool {
-        self.peer == 1
+    /// As of a bare link; ends once all puts of this rank have ended.
+    pub(super) fn ping(&mut self, pings: u32) -> Result<Duration> {
+        let took = raw::ping(self, pings)?;
+        // The remaining commands of this measurement must not be part of the next.
+        let posted = self.posted;
+        raw::wait(self, |seen| seen.done == posted)?;
+        Ok(took)
     }
 
-    fn put(&self, from: usize, to: usize, bytes: usize) -> Command {
-        Command {
+    /// Posts a put that raises the signal of this rank; false if the queue is full.
+    fn put(&mut self, from: usize, to: usize, bytes: usize) -> Result<bool> {
+        let command = Command {
             op: abi::TY_OP_PUT_SIGNAL,
             flags: abi::TY_FLAG_NOTIFY,
             peer: self.peer,
@@ -99,78 +100,41 @@ impl Through {
             dst_offset: to as u64,
             bytes: bytes as u64,
             ..NO_COMMAND
-        }
+        };
+        // SAFETY: inside the window; sources are never written while puts are in flight; one
+        // thread uses the queue.
+        let posted = unsafe { self.transport.post(0, &[command]) };
+        let posted = posted.map_err(|status| self.broken(status))?;
+        self.posted += posted as u64;
+        Ok(posted == 1)
     }
 
-    /// Small puts in round trips; returns the total time.
-    pub(super) fn ping(&mut self, pings: u32) -> Result<Duration> {
-        let small = self.put(0, 0, SMALL);
-        let start = Instant::now();
-        for _ in 0..pings {
-            if self.is_first() {
-                self.post(&small)?;
-            }
-            self.await_signal(self.seen + 1)?;
-            if !self.is_first() {
-                self.post(&small)?;
-            }
-        }
-        let took = start.elapsed();
-        // The remaining commands of this measurement must not be part of the next.
-        self.drive_until(|link| link.done == link.posted)?;
-        Ok(took)
+    #[cold]
+    fn broken(&self, status: i32) -> anyhow::Error {
+        let why = self.transport.health().err().map(anyhow::Error::from);
+        why.unwrap_or_else(|| anyhow::anyhow!("the transport failed with status {status}"))
+    }
+}
+
+impl Raw for Through {
+    fn name(&self) -> String {
+        self.transport.link_name(self.peer)
     }
 
-    /// Large puts in both directions at once; returns the time until all have arrived on both
-    /// ranks.
-    pub(super) fn stream(&mut self, puts: u32) -> Result<Duration> {
-        let start = Instant::now();
-        let wanted = self.seen + u64::from(puts);
-        for index in 0..puts as usize {
-            self.drive_until(|link| link.posted - link.done < DEPTH as u64)?;
-            let slot = index % DEPTH;
-            self.post(&self.put(slot * LARGE, (DEPTH + slot) * LARGE, LARGE))?;
-        }
-        self.drive_until(|link| link.done == link.posted)?;
-        self.await_signal(wanted)?;
-        Ok(start.elapsed())
+    fn is_first(&self) -> bool {
+        self.peer == 1
     }
 
-    fn post(&mut self, command: &Command) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            // SAFETY: inside the window; sources are never written while puts are in flight; one
-            // thread uses the queue.
-            let posted = unsafe { self.transport.post(0, std::slice::from_ref(command)) };
-            if posted.map_err(|status| self.broken(status))? == 1 {
-                self.posted += 1;
-                return Ok(());
-            }
-            ensure!(Instant::now() < until, "the queue was full for {PATIENCE:?}");
-            self.drive()?;
-        }
+    fn seen(&self) -> Seen {
+        self.seen
     }
 
-    fn await_signal(&mut self, wanted: u64) -> Result<()> {
-        let id = self.peer;
-        self.drive_until(|link| link.transport.read_signal(0, id) >= wanted)?;
-        self.seen = wanted;
-        Ok(())
+    fn put_small(&mut self) -> Result<bool> {
+        self.put(0, 0, SMALL)
     }
 
-    fn drive_until(&mut self, holds: impl Fn(&Self) -> bool) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
-        let mut looks = 0_u32;
-        while !holds(self) {
-            self.drive()?;
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1024) {
-                ensure!(Instant::now() < until, "nothing came from the other rank in {PATIENCE:?}");
-                // Both ranks may share a core.
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
+    fn put_large(&mut self, slot: usize) -> Result<bool> {
+        self.put(slot * LARGE, (DEPTH + slot) * LARGE, LARGE)
     }
 
     fn drive(&mut self) -> Result<()> {
@@ -180,14 +144,9 @@ impl Through {
             if event.kind != abi::TY_EVENT_DONE {
                 return Err(self.broken(event.status));
             }
-            self.done += 1;
+            self.seen.done += 1;
         }
+        self.seen.arrived = self.transport.read_signal(0, self.peer);
         Ok(())
-    }
-
-    #[cold]
-    fn broken(&self, status: i32) -> anyhow::Error {
-        let why = self.transport.health().err().map(anyhow::Error::from);
-        why.unwrap_or_else(|| anyhow::anyhow!("the transport failed with status {status}"))
     }
 }

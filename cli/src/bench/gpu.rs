@@ -14,7 +14,7 @@ use tokenyard_core::config::Config;
 use crate::launched::StartRanks;
 use crate::layout::LayoutName;
 use crate::memory;
-use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::output::{People, print_document};
 use crate::preload;
 use crate::warnings;
 use crate::writable::Files;
@@ -113,12 +113,8 @@ impl OperationArgs {
             Some(input) => files.reads("--input", input),
             None => files,
         };
-        let outputs = [
-            ("--out", self.output.out.as_deref()),
-            ("--csv", self.csv.file.as_deref()),
-            ("--plot", self.plot.as_deref()),
-        ];
-        check_files(files, config, outputs)
+        let (out, csv, plot) = (&self.output.out, &self.csv.file, &self.plot);
+        check_files(files, config, &[("--out", out), ("--csv", csv), ("--plot", plot)])
     }
 }
 
@@ -213,8 +209,6 @@ pub(super) struct PlotArgs {
 
 #[derive(Serialize)]
 struct Plotted<'a> {
-    schema_version: u32,
-    command: &'static str,
     reports: &'a [PathBuf],
     picture: &'a Path,
 }
@@ -229,12 +223,8 @@ pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
     gpu::plot::draw(&reports, &args.peers, &args.out)?;
     People::new(args.json).say(format_args!("drawn: {}", args.out.display()));
     if args.json {
-        print_json(&Plotted {
-            schema_version: SCHEMA_VERSION,
-            command: "bench plot",
-            reports: &args.reports,
-            picture: &args.out,
-        })?;
+        let document = Plotted { reports: &args.reports, picture: &args.out };
+        print_document("bench plot", &document)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -27,7 +27,7 @@ use tokenyard_doctor::{Finding, Job, Tried, Verdict, examine, unanswered};
 use tokenyard_machine::{Counters, Machine, Topology, Tree, commands};
 
 use crate::components::Components;
-use crate::output::{self, People, SCHEMA_VERSION, print_json};
+use crate::output::{self, People, print_document};
 use crate::preload;
 use launched::NodeRanks;
 
@@ -101,8 +101,6 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Serialize)]
 struct DoctorDocument<'a> {
-    schema_version: u32,
-    command: &'static str,
     verdict: Verdict,
     findings: &'a [Finding],
     /// The facts of the node, by which it was judged.
@@ -159,9 +157,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<ExitCode> {
         text::print(&findings, args.quiet, people, show_distances);
     }
     if args.json {
-        print_json(&DoctorDocument {
-            schema_version: SCHEMA_VERSION,
-            command: "doctor",
+        let document = DoctorDocument {
             verdict,
             findings: &findings,
             machine: &machine,
@@ -170,7 +166,8 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<ExitCode> {
             tried: tried.as_ref(),
             elapsed_ms,
             conditions: Conditions::find(),
-        })?;
+        };
+        print_document("doctor", &document)?;
     }
     Ok(leave(verdict, is_stuck))
 }

@@ -13,7 +13,7 @@ use tokenyard_doctor::{Finding, Verdict};
 
 use super::launched::NodeRanks;
 use super::{Asked, DoctorArgs, Examined, Patience, examine_node, leave, node_ranks, text, worst};
-use crate::output::{People, SCHEMA_VERSION, print_json};
+use crate::output::{People, print_document};
 use crate::preload;
 
 /// A preflight does not wait for checkpoints: a rank that does not come within this is named.
@@ -26,8 +26,6 @@ const LOOKS: u32 = 8;
 
 #[derive(Serialize)]
 struct WorldDocument<'a> {
-    schema_version: u32,
-    command: &'static str,
     verdict: Verdict,
     findings: &'a [Finding],
     /// The summary of each rank, in order of rank.
@@ -49,14 +47,13 @@ pub(super) fn main(args: &DoctorArgs) -> Result<ExitCode> {
     if world.rank() == 0 {
         text::print(&findings, args.quiet, People::new(args.json), || {});
         if args.json {
-            print_json(&WorldDocument {
-                schema_version: SCHEMA_VERSION,
-                command: "doctor --world",
+            let document = WorldDocument {
                 verdict,
                 findings: &findings,
                 ranks: &summaries,
                 elapsed_ms: start.elapsed().as_secs_f64() * 1e3,
-            })?;
+            };
+            print_document("doctor --world", &document)?;
         }
     }
     // No rank leaves while others still read.

@@ -9,7 +9,7 @@ use tokenyard_core::config::Config;
 use super::RunArgs;
 use super::diagnosis::{Finding, Lost};
 use super::message::{Clock, Opened, RankResult};
-use crate::output::{Cell, People, SCHEMA_VERSION, Style, Table, plural, print_json};
+use crate::output::{Cell, People, Style, Table, plural, print_document};
 use crate::progress;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -30,8 +30,6 @@ pub(crate) struct Summary<'a> {
 /// The JSON document.
 #[derive(Serialize)]
 struct RunDocument<'a> {
-    schema_version: u32,
-    command: &'static str,
     config: ConfigInfo<'a>,
     /// The choices, and their reasons; absent if the communicator did not open.
     communicator: Option<&'a serde_json::Value>,
@@ -101,7 +99,7 @@ impl<'a> Summary<'a> {
         for finding in &self.findings {
             People::errors().error(finding.line());
         }
-        if json { print_json(&self.document()) } else { Ok(()) }
+        if json { print_document("run", &self.document()) } else { Ok(()) }
     }
 
     fn passed(&self) -> bool {
@@ -270,8 +268,6 @@ impl<'a> Summary<'a> {
         let steps = f64::from(self.args.steps.max(1));
         let agreed = self.config.agreement().into_iter().map(|(k, v)| (k, value(v))).collect();
         RunDocument {
-            schema_version: SCHEMA_VERSION,
-            command: "run",
             config: ConfigInfo { file: &self.config.name, agreed },
             communicator: self.opened.as_ref().map(|opened| &opened.report),
             shape: ShapeInfo {

@@ -19,64 +19,51 @@ pub(super) fn of_cpu(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     let limits = Capabilities { largest_put: LARGEST_PUT, flags, ..NO_CAPABILITIES };
     let spread = Spread { in_flight: args.in_flight, domains: args.domains };
     let sizes = WindowSizes::new(shape, spread, [&limits; 2], &CpuConfig::default())?;
-    let part = |name: &str, bytes, formula: &str, counts| Buffer {
-        name: name.to_owned(),
-        bytes,
-        formula: formula.to_owned(),
-        counts,
-        in_host_memory: false,
-    };
     let mut list = vec![
-        part(
+        Buffer::new(
             "staging",
             sizes.stage_bytes * u64::from(args.domains),
             "D * M * min(K, R/D) rows of fp32 with their side arrays, per operation; 0 with load/store",
-            false,
         ),
-        part(
+        Buffer::new(
             "landing places",
             sizes.landing_pitch * u64::from(shape.ranks),
             "R * M rows of fp32 with their side arrays, per operation (packed and rank-major)",
-            false,
         ),
     ];
     if args.domains > 1 {
         list.extend([
-            part(
+            Buffer::new(
                 "rail records",
                 2 * sizes.rail_records.bytes,
                 "2 * D * 2 records of 256 bytes, per operation",
-                false,
             ),
-            part(
+            Buffer::new(
                 "rail staging",
                 sizes.rail_stage_bytes,
                 "M * min(K, D) rows of fp32 with their side arrays, at least R, per operation",
-                false,
             ),
-            part(
+            Buffer::new(
                 "rail landing places",
                 sizes.landing_pitch * u64::from(args.domains),
                 "D * M rows of fp32 with their side arrays, per operation",
-                false,
             ),
         ]);
     }
-    list.extend([
-        part(
+    let windows = [
+        Buffer::new(
             "control window",
             sizes.control_bytes,
             "in flight * (2 * records + staging + landing places, and those of the rail)",
-            true,
         ),
-        part(
+        Buffer::new(
             "arena window",
             sizes.arena_bytes,
             "2 worst-case regions of the widest rows (fp32), at most 16 GiB, at least 4 flat ones, \
              6 with several domains",
-            true,
         ),
-    ]);
+    ];
+    list.extend(windows.map(|window| Buffer { counts: true, ..window }));
     Ok(list)
 }
 
@@ -120,13 +107,9 @@ pub(super) fn of_gpu(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
             ("control window", windows.control, "records and counts; rows of low latency"),
             ("arena window", windows.arena, arena),
         ] {
-            list.push(Buffer {
-                name: format!("{name}{of}"),
-                bytes,
-                formula: format!("{formula}{on}"),
-                counts: true,
-                in_host_memory: windows.in_host_memory,
-            });
+            let window = Buffer::new(format!("{name}{of}"), bytes, format!("{formula}{on}"));
+            let in_host_memory = windows.in_host_memory;
+            list.push(Buffer { counts: true, in_host_memory, ..window });
         }
     }
     Ok(list)

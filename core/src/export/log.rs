@@ -1,12 +1,10 @@
 //! A plugin has its own copy of every static, `tracing`'s subscriber included. So a plugin's log goes
 //! through the host's table.
 
-use std::fmt::Write;
-
-use tracing::field::{Field, Visit};
 use tracing::span;
 
 use crate::abi;
+use crate::bootstrap::EventText;
 
 /// Forwards this image's log to `host`, unless the image is the host itself or already logs.
 ///
@@ -43,8 +41,7 @@ impl tracing::Subscriber for Forward {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        let mut line = Line(String::new());
-        event.record(&mut line);
+        let EventText { text, .. } = EventText::of(event);
         let level = match *event.metadata().level() {
             tracing::Level::ERROR => abi::TY_LOG_ERROR,
             tracing::Level::WARN => abi::TY_LOG_WARN,
@@ -54,23 +51,10 @@ impl tracing::Subscriber for Forward {
         let target = event.metadata().target();
         let as_ty = |s: &str| abi::TyStr { data: s.as_ptr(), bytes: s.len() };
         // SAFETY: the host's table outlives every component, and its log may be called by any thread.
-        unsafe { (self.log)(self.context as *mut _, level, as_ty(target), as_ty(&line.0)) };
+        unsafe { (self.log)(self.context as *mut _, level, as_ty(target), as_ty(&text)) };
     }
 
     fn enter(&self, _: &span::Id) {}
 
     fn exit(&self, _: &span::Id) {}
-}
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let separator = if self.0.is_empty() { "" } else { " " };
-        let _ = if field.name() == "message" {
-            write!(self.0, "{separator}{value:?}")
-        } else {
-            write!(self.0, "{separator}{}={value:?}", field.name())
-        };
-    }
 }

@@ -7,9 +7,10 @@ const OPERATION: &str = "lay out region";
 pub const REGION_ALIGN: u64 = 128;
 
 /// The arrangement of received rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// One row per token and rank, by source rank, then source token.
+    #[default]
     Flat,
     /// One row per token and local expert, grouped by expert; within an expert in flat order.
     ExpertMajor {
@@ -101,7 +102,7 @@ pub struct RegionSpec {
 
 /// The number of rows that a region must hold. Packed and rank-major regions have room for all rows; packed ones
 /// use only `tokens`, rank-major ones neither.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionRows {
     /// N: one per token and source, as in the flat layout.
     pub tokens: u64,
@@ -212,44 +213,16 @@ impl RegionLayout {
                 .and_then(|padded| padded.checked_add(end))
                 .ok_or_else(too_large)?;
         }
-        let [
-            x,
-            scales,
-            weights,
-            ids,
-            source,
-            slots,
-            rank_counts,
-            expert_counts,
-            expert_starts,
-            expert_ends,
-            rank_ends,
-            ranges,
-            landed_scales,
-            landed_weights,
-            landed_source,
-            totals,
-            lost,
-        ] = spans;
-        Ok(Self {
-            x,
-            scales,
-            weights,
-            ids,
-            source,
-            slots,
-            rank_counts,
-            expert_counts,
-            expert_starts,
-            expert_ends,
-            rank_ends,
-            ranges,
-            landed_scales,
-            landed_weights,
-            landed_source,
-            totals,
-            lost,
-            bytes: end,
+        // Each array is named once: the order is that of `arrays`.
+        macro_rules! layout {
+            ($($name:ident),*) => {{
+                let [$($name),*] = spans;
+                Self { $($name,)* bytes: end }
+            }};
+        }
+        Ok(layout! {
+            x, scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts, expert_ends,
+            rank_ends, ranges, landed_scales, landed_weights, landed_source, totals, lost
         })
     }
 

@@ -3,7 +3,7 @@
 use tokenyard_machine::gid::{Preference, choose};
 use tokenyard_machine::{Gid, GidKind, LinkLayer, Nic, NicFamily, Port};
 
-use crate::nics::{hardware, is_active, port_name, used_ports};
+use crate::nics::{hardware, port_name, used_ports};
 use crate::rails::{REFUSED, SPARE, of_unusable};
 use crate::{DoctorReport, Facility, Verdict, rules};
 
@@ -15,7 +15,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     let named: Vec<u8> = report.job.asks.gid_indices.iter().copied().collect();
     for nic in hardware(report).into_iter().filter(|nic| nic.family != NicFamily::Efa) {
         report.judge_nic(nic, |report| {
-            for port in used_ports(report, nic).into_iter().filter(|port| is_active(port)) {
+            for port in used_ports(report, nic).into_iter().filter(|port| port.is_active()) {
                 if named.is_empty() && port.link_layer.get() == Some(LinkLayer::Ethernet) {
                     address(report, nic, port);
                 }

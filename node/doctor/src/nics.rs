@@ -1,6 +1,6 @@
 //! Questions about NICs that several rules share.
 
-use tokenyard_machine::{Fact, Nic, NicFamily, PciFunction, Port, PortState};
+use tokenyard_machine::{Nic, NicFamily, PciFunction, Port};
 
 use crate::DoctorReport;
 
@@ -34,13 +34,9 @@ pub(crate) fn used_ports<'a>(report: &DoctorReport<'_>, nic: &'a Nic) -> Vec<&'a
     nic.ports.iter().filter(|port| named.is_empty() || named.contains(&port.number)).collect()
 }
 
-pub(crate) fn is_active(port: &Port) -> bool {
-    matches!(port.state, Fact::Known(PortState::Active | PortState::Deferred))
-}
-
 /// Some port of it carries traffic.
 pub(crate) fn has_link(nic: &Nic) -> bool {
-    nic.ports.iter().any(is_active)
+    nic.ports.iter().any(Port::is_active)
 }
 
 /// The key by which NICs are compared: its family, model, and board.

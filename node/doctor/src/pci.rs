@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokenyard_errors::words::first_names;
 use tokenyard_machine::{Fact, Nic, PciAddress, PciFunction, PcieLink};
 
-use crate::nics::{function, hardware, is_active, model, rails, rate};
+use crate::nics::{function, hardware, model, rails, rate};
 use crate::{DoctorReport, Facility, Verdict, rules};
 
 rules! {
@@ -23,7 +23,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
             let sum: u64 = nic
                 .ports
                 .iter()
-                .filter(|port| is_active(port))
+                .filter(|port| port.is_active())
                 .filter_map(|port| Some(port.rate.known()?.megabits))
                 .sum();
             report.judge_nic(nic, |report| {

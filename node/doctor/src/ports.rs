@@ -3,7 +3,7 @@
 use tokenyard_machine::{Fact, LinkLayer, Nic, NicFamily, Port, Silence};
 
 use crate::nics::{
-    NOT_RUN, function, hardware, is_active, majority, model, port_name, rails, rate, used_ports,
+    NOT_RUN, function, hardware, majority, model, port_name, rails, rate, used_ports,
 };
 use crate::pci::capacity;
 use crate::rails::{REFUSED, SPARE, of_unusable};
@@ -51,7 +51,7 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>) {
         report.judge_nic(nic, |report| {
             for port in used_ports(report, nic) {
                 state(report, nic, port);
-                if is_active(port) {
+                if port.is_active() {
                     speed(report, nic, port);
                     packet(report, nic, port);
                     errors(report, nic, port);
@@ -103,7 +103,7 @@ fn state(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
     if port.state.known().is_none() {
         return note(report, Verdict::Unknown, found, nic.link_fix(port));
     }
-    if is_active(port) {
+    if port.is_active() {
         return note(report, Verdict::Ok, found, nic.link_fix(port));
     }
     let named = report.job.asks.nics.contains(&nic.name);
@@ -135,7 +135,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
         .iter()
         .filter(|other| same.is_some() && model(report, other) == same)
         .filter(|other| serves(other) == is_rail)
-        .flat_map(|other| other.ports.iter().filter(|port| is_active(port)))
+        .flat_map(|other| other.ports.iter().filter(|port| port.is_active()))
         // The rate of a card may depend on its link layer.
         .filter(|other| other.link_layer == port.link_layer)
         .filter_map(|port| Some(port.rate.known()?.megabits))
@@ -166,7 +166,7 @@ fn speed(report: &mut DoctorReport<'_>, nic: &Nic, port: &Port) {
 /// Megabits a second that PCI Express could carry for each of the card's working ports.
 fn slot(report: &DoctorReport<'_>, nic: &Nic) -> Option<u64> {
     let link = function(report, nic)?.link;
-    let ports = nic.ports.iter().filter(|port| is_active(port)).count().max(1) as u64;
+    let ports = nic.ports.iter().filter(|port| port.is_active()).count().max(1) as u64;
     Some(capacity(link.max_speed.get()?, link.max_width.get()?) / ports)
 }
 

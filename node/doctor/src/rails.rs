@@ -9,7 +9,7 @@ use tokenyard_machine::{
 use tokenyard_errors::words::first_names;
 
 use crate::finding::Judgement;
-use crate::nics::{has_link, is_active, majority, rails};
+use crate::nics::{has_link, majority, rails};
 use crate::{DoctorReport, Facility, Finding, Rule, Verdict, rules};
 
 rules! {
@@ -253,7 +253,7 @@ fn layers(report: &mut DoctorReport<'_>, all: &[RailShare<'_>]) {
     nics.sort_by(|a, b| a.name.cmp(&b.name));
     nics.dedup_by(|a, b| a.name == b.name);
     let layer = |nic: &Nic| {
-        nic.ports.iter().filter(|port| is_active(port)).find_map(|port| port.link_layer.get())
+        nic.ports.iter().filter(|port| port.is_active()).find_map(|port| port.link_layer.get())
     };
     let known: Vec<LinkLayer> = nics.iter().filter_map(|nic| layer(nic)).collect();
     let Some(any) = known.first() else { return };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokenyard_machine::gid::{Preference, choose};
 use tokenyard_machine::{Bound, LinkLayer, Machine, Nic, PciFunction, switches};
 
-use crate::nics::{has_link, is_active, majority, rate};
+use crate::nics::{has_link, majority, rate};
 use crate::versions::numbers;
 use crate::{DoctorReport, Facility, Finding, Job, Rule, Verdict, rules};
 
@@ -168,7 +168,7 @@ impl Summary {
         let working = nics.iter().filter(|nic| has_link(nic)).count();
         self.put("NICs with a link", working.to_string());
         let ports = || nics.iter().flat_map(|nic| nic.ports.iter().map(move |port| (*nic, port)));
-        let active = || ports().filter(|(_, port)| is_active(port));
+        let active = || ports().filter(|(_, port)| port.is_active());
         let rates = active().filter_map(|(_, port)| Some(rate(port.rate.known()?.megabits)));
         self.put("port rates", counted(rates));
         let layers = active().filter_map(|(_, port)| {

@@ -109,6 +109,16 @@ const TOPOLOGY: Tool = Tool {
     besides: NVIDIA,
     warning: INFOROM,
 };
+const CLOCKS: Tool = Tool {
+    file: "nvidia-smi-clocks",
+    words: &[
+        "nvidia-smi",
+        "--query-gpu=name,clocks.sm,clocks.max.sm,clocks.mem,power.limit",
+        "--format=csv,noheader",
+    ],
+    besides: NVIDIA,
+    warning: INFOROM,
+};
 const IBV_DEVINFO: Tool = Tool {
     file: "ibv_devinfo",
     words: &["ibv_devinfo"],
@@ -225,8 +235,18 @@ pub fn capture(patience: Duration) -> Outputs {
 /// Runs `nvidia-smi topo -m`, which asks the driver about each pair of GPUs: it takes longer than the others, so
 /// it is run only where its matrix is wanted.
 pub fn capture_topology(patience: Duration) -> Answer {
+    capture_one(&TOPOLOGY, patience)
+}
+
+/// Asks `nvidia-smi` for a line of each GPU: its name, clocks of its multiprocessors, the highest that they may have,
+/// the clock of its memory, and its power limit.
+pub fn capture_clocks(patience: Duration) -> Answer {
+    capture_one(&CLOCKS, patience)
+}
+
+fn capture_one(tool: &Tool, patience: Duration) -> Answer {
     let deadline = Deadline { start: Instant::now(), patience };
-    Run::start(&TOPOLOGY)?.output(&deadline)
+    Run::start(tool)?.output(&deadline)
 }
 
 /// The output of `nvidia-smi topo -m` on a recorded node: file `nvidia-smi-topo.txt`.

@@ -38,12 +38,6 @@ impl Capabilities {
     pub const NET_RAW: u32 = 13;
     /// Number of `CAP_IPC_LOCK`.
     pub const IPC_LOCK: u32 = 14;
-    /// Number of `CAP_SYS_PTRACE`.
-    pub const SYS_PTRACE: u32 = 19;
-    /// Number of `CAP_SYS_ADMIN`.
-    pub const SYS_ADMIN: u32 = 21;
-    /// Number of `CAP_SYS_RESOURCE`.
-    pub const SYS_RESOURCE: u32 = 24;
 
     /// Whether the capability of that number is in the set.
     pub fn has(self, number: u32) -> bool {

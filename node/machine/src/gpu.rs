@@ -241,7 +241,7 @@ pub(crate) fn read_driver(tree: &Tree, outputs: &commands::Outputs) -> Option<Nv
 }
 
 /// The first word of the form `580.65.06` of the line `NVRM version: ...`.
-fn driver_version(text: &str) -> Option<String> {
+pub fn driver_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
     let is_version = |word: &&str| {
         word.contains('.') && word.split('.').all(|n| !n.is_empty() && n.parse::<u32>().is_ok())

@@ -2,9 +2,9 @@
 #![allow(missing_docs, reason = "each field is documented under its name in NCCL's headers")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 
-use crate::consts::{API_MAGIC, GIN_CONNECTION_NONE, GIN_TYPE_NONE, LEAST_VERSION, UNDEFINED};
+use crate::consts::{API_MAGIC, LEAST_VERSION, UNDEFINED};
 
 /// `ncclUniqueId`: the id that rank 0 makes, and by which all ranks join.
 #[repr(C)]
@@ -122,21 +122,8 @@ impl Default for CommProperties {
             size: size_of::<Self>(),
             magic: API_MAGIC,
             version: LEAST_VERSION as c_uint,
-            rank: 0,
-            n_ranks: 0,
-            cuda_dev: 0,
-            nvml_dev: 0,
-            device_api_support: false,
-            multimem_support: false,
-            gin_type: GIN_TYPE_NONE,
-            n_lsa_teams: 0,
-            host_rma_support: false,
-            railed_gin_type: GIN_TYPE_NONE,
-            comm_hash: 0,
-            gin_min_stride: 0,
-            gin_connection_type: GIN_CONNECTION_NONE,
-            gin_support: [false; 64],
-            dev_comm_runtime_version_size: 0,
+            // SAFETY: zeros are a value of every field; that of a `GIN_*` is its `NONE`.
+            ..unsafe { std::mem::zeroed() }
         }
     }
 }
@@ -189,30 +176,13 @@ impl Default for DevCommRequirements {
             size: size_of::<Self>(),
             magic: API_MAGIC,
             version: LEAST_VERSION as c_uint,
-            resource_requirements_list: null_mut(),
-            team_requirements_list: null_mut(),
-            lsa_multimem: false,
-            barrier_count: 0,
-            lsa_barrier_count: 0,
-            rail_gin_barrier_count: 0,
-            lsa_ll_a2a_block_count: 0,
-            lsa_ll_a2a_slot_count: 0,
-            gin_force_enable: false,
             gin_context_count: 4,
-            gin_signal_count: 0,
-            gin_counter_count: 0,
-            gin_connection_type: GIN_CONNECTION_NONE,
-            gin_exclusive_contexts: false,
-            gin_queue_depth: 0,
             gin_traffic_class: UNDEFINED,
-            world_gin_barrier_count: 0,
             gin_strong_signals_required: true,
             gin_va_signals_required: true,
             gin_custom_stride: 1,
-            gin_type: GIN_TYPE_NONE,
-            use_runtime_version: false,
-            cft_caps: 0,
-            cft_barrier_count: 0,
+            // SAFETY: zeros are a value of every field; that of a `GIN_*` is its `NONE`.
+            ..unsafe { std::mem::zeroed() }
         }
     }
 }

@@ -151,18 +151,10 @@ impl DecodeSteps<'_> {
             weights: call.weights.data as u64,
             dispatch_weights: if call.weighted && own_weights == 0 { state.weights } else { 0 },
             slots: if is_rank_major { 0 } else { state.slots },
-            out: 0,
-            out_weights: 0,
-            received: 0,
-            tokens: 0,
             rows: state.rows,
             row_bytes,
             topk: self.moe.exchange.shape.topk,
-            piece_bytes: 0,
-            pieces: 0,
-            stages: 0,
-            stage_bytes: 0,
-            reserved: 0,
+            ..MergeArgs::default()
         };
         let combine = CombineArgs {
             bias0: call.bias[0].data as u64,

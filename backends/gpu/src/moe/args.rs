@@ -256,7 +256,7 @@ pub(crate) struct SpreadArgs {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MergeArgs {
     pub(crate) x: u64,
     pub(crate) weights: u64,

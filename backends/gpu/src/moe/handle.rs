@@ -11,7 +11,7 @@ use crate::moe::args::Routing;
 use crate::moe::exchange::Exchange;
 
 /// One handle slot. Its memory is allocated when it is used first: callers ask for many, and use few at once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct HandleState {
     pub(crate) routing: Routing,
     /// The most blocks that count its tokens, and the warps of each.
@@ -81,23 +81,7 @@ impl HandleState {
             routing: Routing { span: SPAN, blocks: most_blocks, ..Routing::default() },
             most_blocks,
             warps,
-            tokens: 0,
-            has_device_tokens: false,
-            received: 0,
-            is_open: false,
-            exact: RegionRows { tokens: 0, experts: 0 },
-            rows: 0,
-            worst: false,
-            layout: Layout::Flat,
-            max_tokens: 0,
-            slots: 0,
-            weights: 0,
-            landed_sources: 0,
-            place_sources: 0,
-            stream: None,
-            kept: Vec::new(),
-            is_captured: false,
-            memory: None,
+            ..Self::default()
         }
     }
 
@@ -138,42 +122,17 @@ impl HandleState {
             start
         });
         let memory = Pooled::new(context, end)?;
-        let [
-            topk,
-            rows,
-            places,
-            span_ranks,
-            span_experts,
-            block_ranks,
-            block_experts,
-            counts,
-            expert_counts,
-            row_base,
-            source_rows,
-            group_starts,
-            group_counts,
-            note,
-            place_sources,
-        ] = starts.map(|start| memory.address() + start);
-        self.routing = Routing {
-            topk,
-            rows,
-            places,
-            span_ranks,
-            span_experts,
-            block_ranks,
-            block_experts,
-            counts,
-            expert_counts,
-            row_base,
-            source_rows,
-            group_starts,
-            group_counts,
-            note,
-            span: SPAN,
-            blocks,
+        // Each part is named once: the order is that of `lengths`.
+        macro_rules! routing {
+            ($($name:ident),*) => {{
+                let [$($name,)* place_sources] = starts.map(|start| memory.address() + start);
+                (Routing { $($name,)* span: SPAN, blocks }, place_sources)
+            }};
+        }
+        (self.routing, self.place_sources) = routing! {
+            topk, rows, places, span_ranks, span_experts, block_ranks, block_experts, counts, expert_counts,
+            row_base, source_rows, group_starts, group_counts, note
         };
-        self.place_sources = place_sources;
         self.memory = Some(memory);
         Ok(())
     }

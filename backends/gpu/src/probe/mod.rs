@@ -17,6 +17,7 @@ pub use timer::Timer;
 
 use std::ffi::c_void;
 
+use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -72,7 +73,8 @@ pub fn devices(platform: &'static Platform) -> Result<u32> {
 }
 
 /// The unit that copies, and the direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum CopyMethod {
     /// Bulk copies (TMA) to peers: compute capability 9.0 and later.
     PushBulk,
@@ -87,6 +89,17 @@ pub enum CopyMethod {
 }
 
 impl CopyMethod {
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PushBulk => "push, bulk copies (TMA)",
+            Self::PullBulk => "pull, bulk copies (TMA)",
+            Self::PushVectors => "push, vectors of 16 bytes",
+            Self::PullVectors => "pull, vectors of 16 bytes",
+            Self::PushEngines => "push, copy engines",
+        }
+    }
+
     fn pulls(self) -> bool {
         matches!(self, Self::PullBulk | Self::PullVectors)
     }

@@ -193,7 +193,7 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
             WARNED.call_once(|| tracing::warn!("{warning}"));
         }
     }
-    if settings.rails == Rails::Auto && !has_nic(&found) {
+    if settings.config.rails == Rails::Auto && !has_nic(&found) {
         found = past_loopback(library, settings, found)?;
     }
     if goes_by_places(settings, &found) {
@@ -203,13 +203,13 @@ pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
             return Ok(pick(found, chosen));
         }
     }
-    if settings.rails == Rails::Auto && found.iter().any(Info::is_near) {
+    if settings.config.rails == Rails::Auto && found.iter().any(Info::is_near) {
         found.retain(Info::is_near);
     }
     let names: Vec<String> = found.iter().map(Info::domain).collect();
-    let chosen = select(&settings.rails, &names, has_nic(&found)).map_err(|message| {
+    let chosen = select(&settings.config.rails, &names, has_nic(&found)).map_err(|message| {
         Error::new(ErrorKind::Unavailable, "choose rails", message)
-            .with_context("provider", &settings.provider)
+            .with_context("provider", &settings.config.provider)
     })?;
     Ok(pick(found, chosen))
 }
@@ -275,7 +275,7 @@ fn past_loopback(
 
 /// Whether the rails are those of the NICs that the topology chooses.
 pub(super) fn goes_by_places(settings: &Settings, found: &[Info]) -> bool {
-    settings.rails == Rails::Auto && has_nic(found)
+    settings.config.rails == Rails::Auto && has_nic(found)
 }
 
 /// Whether the provider drives NICs of its own.
@@ -319,7 +319,7 @@ fn select(rails: &Rails, names: &[String], has_nic: bool) -> Result<Vec<usize>, 
 
 /// All interfaces of the provider, each once, the loopback interface last.
 fn query(library: &'static Library, settings: &Settings) -> Result<Vec<Info>> {
-    let provider = &settings.provider;
+    let provider = &settings.config.provider;
     let mut list = List::get(library, settings, true);
     if list.is_err() && settings.hmem {
         // Without device memory the provider still carries host windows.
@@ -381,7 +381,7 @@ impl List {
     /// The interfaces that fit `settings`; of all providers, unless `named`.
     fn get(library: &'static Library, settings: &Settings, named: bool) -> Result<Self, i32> {
         const ENOMEM: i32 = 12;
-        let provider = library.provider(&settings.provider);
+        let provider = library.provider(&settings.config.provider);
         let Ok(provider) = CString::new(provider) else { return Err(ENOMEM) };
         let hints = library.allocinfo();
         if hints.is_null() {
@@ -389,7 +389,7 @@ impl List {
         }
         let hints = Self { library, head: hints };
         // Device memory needs reads by this rank itself, for read-backs.
-        let reads = settings.get || settings.hmem || settings.flush == Flush::Always;
+        let reads = settings.config.get || settings.hmem || settings.config.flush == Flush::Always;
         let get = if reads { FI_READ | FI_REMOTE_READ } else { 0 };
         let hmem = if settings.hmem { FI_HMEM } else { 0 };
         // SAFETY: fresh hints, whose structures `fi_dupinfo` made. The name is owned here: it is

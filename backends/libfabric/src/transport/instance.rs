@@ -103,7 +103,7 @@ impl Instance {
             })
             .collect::<Result<_>>()?;
         let backlog =
-            || (settings.proxy_threads > 0).then(|| Backlog::new(needs.queue_depth, peers));
+            || (settings.config.proxy_threads > 0).then(|| Backlog::new(needs.queue_depth, peers));
         let queue = |id| Queue::new(id, needs.queue_depth, backlog());
         let queues = (0..needs.queues).map(queue).collect();
         let links = vec![format!("{provider}, not connected"); peers as usize];
@@ -117,8 +117,8 @@ impl Instance {
             shared,
             layered: provider.contains(';'),
             provider,
-            get: settings.get,
-            flush: settings.flush,
+            get: settings.config.get,
+            flush: settings.config.flush,
             mirrored: None,
             inject_bytes,
             host_only: true,

@@ -13,7 +13,7 @@ use tokenyard_core::transport::{
 use super::Settings;
 use super::info;
 use super::instance::Instance;
-use crate::config::{Flush, Rails};
+use crate::config::LibfabricConfig;
 
 const WORDS: usize = 1024;
 const LONG: Duration = Duration::from_secs(120);
@@ -26,16 +26,8 @@ pub(super) struct Rank {
 
 impl Rank {
     fn open(me: u32, ranks: u32, proxy_threads: u32) -> Self {
-        let settings = Settings {
-            provider: "tcp".into(),
-            rails: Rails::Auto,
-            proxy_threads,
-            queue_depth: 64,
-            get: false,
-            flush: Flush::Auto,
-            hmem: false,
-            nics: Nics::default(),
-        };
+        let config = LibfabricConfig { proxy_threads, queue_depth: 64, ..Default::default() };
+        let settings = Settings { config, hmem: false, nics: Nics::default() };
         let needs = TransportNeeds {
             windows: 1,
             queues: 2,

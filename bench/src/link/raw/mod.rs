@@ -1,4 +1,5 @@
-//! The bare link: a network library by direct calls, without tokenyard in between.
+//! The bare link: a network library by direct calls, without tokenyard in between. The measurements of it are those
+//! of the link through a transport, too.
 
 mod fabric;
 mod verbs;
@@ -11,7 +12,7 @@ use tokenyard_core::config::ComponentChoice;
 
 use super::{DEPTH, PATIENCE};
 
-/// One end of a bare link, with its own memory: `DEPTH` large sources, then as many places that the
+/// One end of a link, with its own memory: `DEPTH` large sources, then as many places that the
 /// other rank writes.
 pub(super) trait Raw {
     /// The library's name for the link.
@@ -37,9 +38,9 @@ pub(super) trait Raw {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     /// Large puts of this rank whose sources may be used again.
-    done: u64,
+    pub(super) done: u64,
     /// Puts of the other rank that arrived.
-    arrived: u64,
+    pub(super) arrived: u64,
 }
 
 /// Opens the bare link under the transport that a config names. Collective.
@@ -94,7 +95,7 @@ fn post(link: &mut dyn Raw, put: impl Fn(&mut dyn Raw) -> Result<bool>) -> Resul
     Ok(())
 }
 
-fn wait(link: &mut dyn Raw, holds: impl Fn(Seen) -> bool) -> Result<()> {
+pub(super) fn wait(link: &mut dyn Raw, holds: impl Fn(Seen) -> bool) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     let mut looks = 0_u32;
     while !holds(link.seen()) {

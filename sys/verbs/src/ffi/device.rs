@@ -7,9 +7,6 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 pub const MAX_GIDS: usize = 1024;
 const _: () = assert!(MAX_GIDS * size_of::<GidEntry>() <= u16::MAX as usize);
 
-/// Transport types of a device that can have RC queue pairs: InfiniBand and RoCE.
-pub const TRANSPORT_IB: c_int = 0;
-
 /// `state` of a port that carries traffic.
 pub const PORT_ACTIVE: c_int = 4;
 /// `link_layer` of InfiniBand.

@@ -9,21 +9,21 @@ use super::{Gate, RankRows, Rates, TwoLevels, UNIFORM};
 
 /// One published pair of figures.
 #[derive(Clone, Copy, Debug)]
-pub struct Published {
+struct Published {
     /// GPU and NIC.
-    pub hardware: &'static str,
+    hardware: &'static str,
     /// The library, and where it publishes the figures.
-    pub library: &'static str,
+    library: &'static str,
     /// Nodes of 8 GPUs.
-    pub nodes: u32,
+    nodes: u32,
     /// E of its test; K is 8.
-    pub experts: u32,
+    experts: u32,
     /// Groups that its test chooses experts from.
-    pub gate: Gate,
+    gate: Gate,
     /// Rates of the links: the best that are known.
-    pub rates: Rates,
+    rates: Rates,
     /// Dispatch, combine in GB/s.
-    pub gb_per_s: [f64; 2],
+    gb_per_s: [f64; 2],
 }
 
 const fn rates(out: f64, inside: f64) -> Rates {
@@ -79,7 +79,7 @@ const MORI: Published = Published {
 };
 
 /// The published figures of the comparison: BF16 dispatches where a library publishes both types.
-pub const PUBLISHED: [Published; 20] = [
+const PUBLISHED: [Published; 20] = [
     DEEP_EP_V1,
     Published { nodes: 4, gate: nodes(4), gb_per_s: [58.0, 57.0], ..DEEP_EP_V1 },
     Published { nodes: 8, gate: nodes(8), gb_per_s: [51.0, 50.0], ..DEEP_EP_V1 },
@@ -105,18 +105,18 @@ pub const PUBLISHED: [Published; 20] = [
 
 /// The model's answer to a published pair of figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Modelled {
+struct Modelled {
     /// GB/s, both levels overlapped.
-    pub gb_per_s: f64,
+    gb_per_s: f64,
     /// GB/s, one level after the other.
-    pub serial: f64,
+    serial: f64,
     /// Whether the link between nodes is the slower one.
-    pub is_out: bool,
+    is_out: bool,
 }
 
 impl Published {
     /// None where the gate does not fit the nodes.
-    pub fn modelled(&self) -> Option<Modelled> {
+    fn modelled(&self) -> Option<Modelled> {
         let (domains, domain_ranks) = (self.nodes, 8);
         let levels = TwoLevels { domains, domain_ranks, experts: self.experts, topk: 8 };
         let rows = RankRows::expected(&levels, &self.gate, 1.0)?;
@@ -132,7 +132,7 @@ impl Published {
 }
 
 /// The table of `docs/two-levels.md`.
-pub fn table() -> String {
+fn table() -> String {
     let mut text = "| hardware | library | ranks | links, GB/s | slower | model | serial | \
                     published | of the model |\n|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
@@ -158,25 +158,20 @@ pub fn table() -> String {
     text
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+#[test]
+fn the_page_has_the_table_as_the_model_makes_it() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/two-levels.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    assert!(page.contains(&table()), "docs/two-levels.md has another table than\n{}", table());
+}
 
-    #[test]
-    fn the_page_has_the_table_as_the_model_makes_it() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/two-levels.md");
-        let page = std::fs::read_to_string(path).unwrap();
-        assert!(page.contains(&table()), "docs/two-levels.md has another table than\n{}", table());
-    }
-
-    #[test]
-    fn every_published_pair_has_an_answer_and_none_beats_the_links() {
-        for published in &PUBLISHED {
-            let found = published.modelled().unwrap();
-            assert!(found.serial < found.gb_per_s, "{published:?}");
-            // Figures have two or three digits, and the rates are those of other runs.
-            let best = published.gb_per_s[0].max(published.gb_per_s[1]);
-            assert!(best <= 1.05 * found.gb_per_s, "{published:?}: {found:?}");
-        }
+#[test]
+fn every_published_pair_has_an_answer_and_none_beats_the_links() {
+    for published in &PUBLISHED {
+        let found = published.modelled().unwrap();
+        assert!(found.serial < found.gb_per_s, "{published:?}");
+        // Figures have two or three digits, and the rates are those of other runs.
+        let best = published.gb_per_s[0].max(published.gb_per_s[1]);
+        assert!(best <= 1.05 * found.gb_per_s, "{published:?}: {found:?}");
     }
 }
