@@ -38,7 +38,6 @@ const GIVEN_UP_TYPES: &[(&str, &str)] = &[
     ("Way", "Path"),
     ("Desk", "FlightRecorder"),
     ("Ahead", "PendingDeps"),
-    ("Heard", "PeerRefusal"),
 ];
 
 /// Beginnings of constants of the plugin ABI. The recorded header of a former version has them.
