@@ -75,8 +75,8 @@ pub(crate) fn play(order: &Order) -> Result<()> {
 fn end(order: &Order, error: &Error) -> Result<()> {
     order.mark("ended")?;
     let expected = match order.rank {
-        0 => "rank 2 heard that the operation was refused, and this rank completed it",
-        _ => "rank 0 completed the operation, and this rank heard that it was refused",
+        0 => "rank 2 learned that the operation was refused, and this rank completed it",
+        _ => "rank 0 completed the operation, and this rank learned that it was refused",
     };
     // The slower rank receives the other's report of its end.
     let is_reported =

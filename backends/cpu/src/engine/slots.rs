@@ -25,8 +25,8 @@ fn check_end(channel: &Channel, slot: usize, place: u32, rank: u32, end: End) ->
 #[cold]
 fn of_two_minds(rank: u32, end: End) -> Error {
     let (theirs, ours) = match end {
-        End::Refused => ("completed the operation", "heard that it was refused"),
-        End::Done => ("heard that the operation was refused", "completed it"),
+        End::Refused => ("completed the operation", "learned that it was refused"),
+        End::Done => ("learned that the operation was refused", "completed it"),
     };
     let text = format!("rank {rank} {theirs}, and this rank {ours}: who refused was lost");
     Error::new(ErrorKind::Mismatch, "leave operation", text).with_rank(rank)

@@ -12,7 +12,7 @@ use crate::engine::losses::Losses;
 use crate::engine::order::{SlotOrder, Wait};
 use crate::engine::record::{Record, bad_record, checked, verdict_of};
 use crate::engine::sending::{RecordPlace, send_record};
-use crate::moe::entry::{Enter, Entry, Heard, NO_ENTRY, Terms};
+use crate::moe::entry::{Enter, Entry, NO_ENTRY, PeerRefusal, Terms};
 use crate::moe::routing::RoutingTable;
 use crate::moe::runner::Runner;
 
@@ -78,7 +78,7 @@ pub(crate) fn poll_entries(
     runner: &mut Runner,
     slot: usize,
     enter: &Enter<'_>,
-) -> Result<Option<Heard>> {
+) -> Result<Option<PeerRefusal>> {
     let mut refused = None;
     for source in runner.exchange.member.domains.places() {
         let (operation, phase) = (enter.operation, abi::TY_PHASE_ENTRY);
@@ -126,7 +126,7 @@ pub(crate) fn poll_entries(
         } else {
             runner.routing.forget_entry(source);
             let ranks = runner.order.ranks();
-            refused = Heard::first(refused, Heard::of(record, rank, ranks)?);
+            refused = PeerRefusal::first(refused, PeerRefusal::of(record, rank, ranks)?);
         }
     }
     Ok(refused)

@@ -185,8 +185,8 @@ fn post_counting_entry(
     state.rows = state.recv.num_expert_rows().into();
     let output = built.and_then(|()| allocate_output(&runner.routing, &runner.places, op));
     send_grants(runner, slot, op, &output)?;
-    let heard = gather_grants(runner, slot, op.operation, op.handle);
-    let output = match (heard, output) {
+    let received = gather_grants(runner, slot, op.operation, op.handle);
+    let output = match (received, output) {
         (Ok(()), Ok(output)) => output,
         (Err(error), Ok(output)) => {
             runner.order.exposed = Some(Exposed { region: Some(output.region) });

@@ -109,18 +109,18 @@ impl Enter<'_> {
 
 /// Whether a rank refuses. All ranks know this.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Agreed(pub(crate) Option<Heard>);
+pub(crate) struct Agreed(pub(crate) Option<PeerRefusal>);
 
 /// A refusal that this rank has received.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Heard {
+pub(crate) struct PeerRefusal {
     pub(crate) rank: u32,
     pub(crate) is_full: bool,
     /// The reason; none if this rank only knows that there is a refusal.
     pub(crate) record: Option<Record>,
 }
 
-impl Heard {
+impl PeerRefusal {
     /// The refusal that a record is.
     pub(crate) fn of(record: Record, writer: u32, ranks: u32) -> Result<Self> {
         let header = record.header();
@@ -154,5 +154,5 @@ impl Heard {
 
 #[cold]
 pub(crate) fn missing_refusal() -> Error {
-    Error::new(ErrorKind::Internal, "enter operation", "this rank's own refusal was not heard")
+    Error::new(ErrorKind::Internal, "enter operation", "this rank's own refusal was not received")
 }

@@ -18,7 +18,7 @@ use crate::engine::record::{
 };
 use crate::engine::sending::{RecordPlace, send_record};
 use crate::moe::agree::poll_entries;
-use crate::moe::entry::{Enter, Heard};
+use crate::moe::entry::{Enter, PeerRefusal};
 use crate::moe::runner::Runner;
 
 /// The rise of a signal for each step of a verdict's number. A peer that has left the round may enter the next
@@ -37,9 +37,9 @@ fn code_of(refusal: Option<&CallRefusal<'_>>) -> u64 {
 }
 
 /// The refusal behind a number.
-fn decode(code: u64) -> Option<Heard> {
+fn decode(code: u64) -> Option<PeerRefusal> {
     let code = code.checked_sub(1)?;
-    Some(Heard { rank: (code / 2) as u32, is_full: code % 2 == 1, record: None })
+    Some(PeerRefusal { rank: (code / 2) as u32, is_full: code % 2 == 1, record: None })
 }
 
 /// Receives every source's entry, and agrees with the others on whether some rank refuses.
@@ -55,7 +55,7 @@ pub(crate) fn conclude(
     runner: &mut Runner,
     slot: usize,
     enter: &Enter<'_>,
-    refused: Option<Heard>,
+    refused: Option<PeerRefusal>,
 ) -> Result<()> {
     let refused = share(runner, slot, enter, refused)?;
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
@@ -66,22 +66,23 @@ pub(crate) fn share(
     runner: &mut Runner,
     slot: usize,
     enter: &Enter<'_>,
-    refused: Option<Heard>,
-) -> Result<Option<Heard>> {
+    refused: Option<PeerRefusal>,
+) -> Result<Option<PeerRefusal>> {
     if !runner.order.masks_domains() {
         return Ok(refused);
     }
     let operation = enter.operation;
     if !enter.signature.carries_counts() {
-        let known = refused.as_ref().map(Heard::refusal);
-        let heard = share_verdict(&runner.order, slot, operation, Signal::Grant, known.as_ref())?;
-        return Ok(heard.map_or(refused, |heard| Heard::first(refused, heard)));
+        let known = refused.as_ref().map(PeerRefusal::refusal);
+        let received =
+            share_verdict(&runner.order, slot, operation, Signal::Grant, known.as_ref())?;
+        return Ok(received.map_or(refused, |received| PeerRefusal::first(refused, received)));
     }
     // The grants that follow carry the refusal too.
     let Some(refusal) = refused else { return Ok(None) };
     refuse_grants(runner, slot, operation, &refusal.refusal())?;
-    let heard = poll_grants(runner, slot, operation, None)?;
-    Ok(heard.map_or(refused, |heard| Heard::first(refused, heard)))
+    let received = poll_grants(runner, slot, operation, None)?;
+    Ok(received.map_or(refused, |received| PeerRefusal::first(refused, received)))
 }
 
 /// Receives every peer's grants, for the rows of every group.
@@ -101,7 +102,7 @@ fn poll_grants(
     slot: usize,
     operation: u64,
     handle: Option<usize>,
-) -> Result<Option<Heard>> {
+) -> Result<Option<PeerRefusal>> {
     let mut refused = None;
     for place in runner.exchange.member.domains.places() {
         let rank = runner.exchange.member.forwarder(place);
@@ -111,7 +112,7 @@ fn poll_grants(
         }
         let record = runner.places.record_from(Signal::Grant, slot, place);
         match (refusal_in(&runner.order, record, rank, operation)?, handle) {
-            (Some(refusal), _) => refused = Heard::first(refused, refusal),
+            (Some(refusal), _) => refused = PeerRefusal::first(refused, refusal),
             (None, Some(handle)) => runner.routing.accept_grant(place, record, handle),
             (None, None) => {}
         }
@@ -157,7 +158,7 @@ pub(crate) fn agree_on_rail(runner: &Runner, slot: usize, call: &AgreeCall<'_>) 
         }
         let record = runner.places.record_from(Signal::Grant, slot, peer);
         if let Some(refusal) = refusal_in(&runner.order, record, rank, operation)? {
-            refused = Heard::first(refused, refusal);
+            refused = PeerRefusal::first(refused, refusal);
         }
     }
     refused.map_or(Ok(()), |refusal| Err(refusal.error()))
@@ -167,12 +168,12 @@ pub(crate) fn agree_on_rail(runner: &Runner, slot: usize, call: &AgreeCall<'_>) 
 pub(crate) fn agree_inside(runner: &Runner, call: &AgreeCall<'_>) -> Result<()> {
     let (slot, operation) = (runner.order.slot(call.operation), call.operation);
     // The first use of the signal is over: a rank that gets here has received all entries.
-    let heard =
+    let received =
         share_verdict(&runner.order, slot, operation, Signal::Entry, call.refusal.as_ref())?;
-    let other = match (&call.refusal, heard) {
+    let other = match (&call.refusal, received) {
         // The text of this rank itself is more exact.
-        (Some(known), Some(heard)) if heard.rank >= known.rank => return Err(known.error()),
-        (_, heard) => heard,
+        (Some(known), Some(received)) if received.rank >= known.rank => return Err(known.error()),
+        (_, received) => received,
     };
     other.map_or(Ok(()), |refusal| Err(refusal.error()))
 }
@@ -186,7 +187,7 @@ fn share_verdict(
     operation: u64,
     signal: Signal,
     known: Option<&CallRefusal<'_>>,
-) -> Result<Option<Heard>> {
+) -> Result<Option<PeerRefusal>> {
     let domains = &order.member.domains;
     let id = order.channel.ids.id(signal, slot, domains.place(domains.mine, domains.index));
     let add = STEP * (1 + code_of(known));
@@ -209,7 +210,7 @@ fn share_verdict(
         if code > 2 * u64::from(order.ranks()) {
             return Err(bad_record(rank, format!("verdict {code}")));
         }
-        refused = decode(code).map_or(refused, |refusal| Heard::first(refused, refusal));
+        refused = decode(code).map_or(refused, |refusal| PeerRefusal::first(refused, refusal));
     }
     Ok(refused)
 }
@@ -220,11 +221,11 @@ fn refusal_in(
     record: Record,
     writer: u32,
     operation: u64,
-) -> Result<Option<Heard>> {
+) -> Result<Option<PeerRefusal>> {
     let header = checked(record, writer, operation)?;
     match verdict_of(&header, writer)? {
         Verdict::Go => Ok(None),
-        _ => Heard::of(record, writer, order.ranks()).map(Some),
+        _ => PeerRefusal::of(record, writer, order.ranks()).map(Some),
     }
 }
 

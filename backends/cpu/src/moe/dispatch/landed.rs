@@ -69,8 +69,8 @@ pub(crate) fn landed_recv(
     op: &DispatchOp,
 ) -> Result<abi::TyReceived> {
     let operation = op.operation;
-    let heard = poll_entries(runner, slot, &runner.routing.landed_enter(op))?;
-    let refused = runner.routing.agreed[slot].take().map_or(heard, |Agreed(refused)| refused);
+    let received = poll_entries(runner, slot, &runner.routing.landed_enter(op))?;
+    let refused = runner.routing.agreed[slot].take().map_or(received, |Agreed(refused)| refused);
     let verdict = refused.map_or(Ok(()), |refusal| Err(refusal.error()));
     // Ranks that took part have sent their rows even if another rank refuses. The rows are counted,
     // so that the totals stay right, and then dropped.
