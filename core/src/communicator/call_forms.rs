@@ -2,8 +2,8 @@
 
 use super::arguments::{Combine, Dispatch, PackedForms};
 use super::components::{CallForm, Components};
-use super::compression::LOGFMT10;
 use super::output::{Handle, Received};
+use crate::moe::combine::compression::LOGFMT10;
 use crate::moe::{Compression, Layout};
 use crate::{Error, ErrorKind, Result};
 
@@ -71,7 +71,8 @@ impl Components {
         Ok(())
     }
 
-    pub(super) fn check_output(&self, received: &Received) -> Result<()> {
+    /// Checks that an output is of this communicator.
+    pub(crate) fn check_output(&self, received: &Received) -> Result<()> {
         if !received.is_of(self) {
             return Err(Error::new(
                 ErrorKind::InvalidInput,

@@ -44,10 +44,6 @@ pub(crate) mod tensor;
 mod tool_stream;
 mod watched_kernels;
 
-// Under these names the files of this folder import them.
-use crate::moe::combine::compression;
-use crate::moe::dispatch::{arriving, copy_out};
-
 pub use crate::moe::dispatch::arriving::Arriving;
 pub use crate::moe::dispatch::copy_out::Outputs;
 pub use crate::moe::{Cast, RoutingRoom};

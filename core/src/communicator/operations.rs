@@ -6,8 +6,6 @@ use std::sync::Arc;
 use super::Communicator;
 use super::abandoned::Sent;
 use super::arguments::{Combine, Dispatch, LateTopk, Replay, Sizes};
-use super::arriving::Arriving;
-use super::copy_out::{CopyOut, Outputs};
 use super::memory::check_memory;
 use super::order::Mode;
 use super::output::{CombineInput, Handle, Received, RegionClaim, RoutingClaim};
@@ -18,6 +16,8 @@ use super::tensor::{TensorMut, raw_or_none};
 use crate::abi;
 use crate::call::{CombineCall, DispatchCall};
 use crate::host::NO_TENSOR;
+use crate::moe::dispatch::arriving::Arriving;
+use crate::moe::dispatch::copy_out::{CopyOut, Outputs};
 use crate::moe::{DType, Layout, ScaleLayout};
 use crate::{Error, ErrorKind, Result};
 

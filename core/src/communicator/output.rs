@@ -2,7 +2,6 @@ use std::sync::Arc;
 
 use super::components::Components;
 use super::tensor::{TensorMut, TensorRef};
-use crate::Result;
 use crate::abi;
 use crate::moe::{Layout, ScaleLayout};
 
@@ -62,11 +61,6 @@ impl Received {
     /// True if it lies in the arena of a communicator.
     pub(super) fn is_of(&self, components: &Components) -> bool {
         std::ptr::eq(&*self._claim.components, components)
-    }
-
-    /// Checks that this is an output of a communicator.
-    pub(crate) fn check_of(&self, components: &Components) -> Result<()> {
-        components.check_output(self)
     }
 
     /// The layout of the rows.

@@ -78,7 +78,7 @@ impl Course {
     /// See [`Communicator::expert_counts`](crate::communicator::Communicator::expert_counts).
     pub(crate) fn expert_counts(&mut self, received: &Received) -> Result<Vec<u32>> {
         self.check_open()?;
-        received.check_of(&self.components)?;
+        self.components.check_output(received)?;
         let mut counts = vec![0; self.components.shape.local_experts() as usize];
         if self.gives_counts(received.operation) {
             let given = self.components.kernels().expert_counts(received.operation, &mut counts);

@@ -167,7 +167,7 @@ impl CopyOut<'_> {
     pub(crate) fn arrays(&self, received: &Received, outputs: &mut Outputs<'_>) -> Result<()> {
         let components = self.components;
         components.check_stream(self.stream)?;
-        received.check_of(components)?;
+        components.check_output(received)?;
         let pairs = pairs(received, outputs);
         for pair in pairs.iter().flatten() {
             let to = Argument::other(pair.name, Some(pair.to.as_ref()));
