@@ -1516,8 +1516,8 @@ typedef struct TyDispatch {
    */
   uint32_t exchange;
   /**
-   * With `TY_DISPATCH_ON_STREAM`: the multiprocessors that kernels which exchange rows occupy, at most 1024; as many
-   * as the device has where it has fewer. Zero: the set's own number. Ranks may name different ones.
+   * With `TY_DISPATCH_ON_STREAM`: the multiprocessors that kernels of the call occupy, at most 1024; as many as the
+   * device has where it has fewer. Zero: the set's own number. Ranks may name different ones.
    */
   uint32_t sms;
   /**
