@@ -966,7 +966,7 @@ typedef struct TyCombine {
    */
   uint32_t exchange;
   /**
-   * As in [`TyDispatch`].
+   * As in [`TyDispatch`], with `TY_COMBINE_ON_STREAM`.
    */
   uint32_t sms;
   /**

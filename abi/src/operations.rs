@@ -299,7 +299,7 @@ pub struct TyCombine {
     pub flags: u32,
     /// As in [`TyDispatch`].
     pub exchange: u32,
-    /// As in [`TyDispatch`].
+    /// As in [`TyDispatch`], with `TY_COMBINE_ON_STREAM`.
     pub sms: u32,
     /// Expert outputs: as many rows as the dispatch returned, `[rows, H]`, contiguous.
     pub x: TyTensor,

@@ -119,6 +119,7 @@ impl Visit for EventText {
         // A write to memory does not fail.
         let _ = match field.name() {
             "message" => write!(self.text, "{value:?}"),
+            name if self.text.is_empty() => write!(self.text, "{name}={value:?}"),
             name => write!(self.text, " {name}={value:?}"),
         };
     }

@@ -1,5 +1,6 @@
 //! Arrows between folders point one way: the base of the operations knows none of them. So an operation is a folder
-//! that can be added, and that can be read alone. It has the same name in each crate, so who knows one knows all.
+//! that can be added, and that can be read alone. It has the same name in each crate, so a reader of one knows the
+//! others.
 
 use crate::product::root;
 use crate::texts::files;

@@ -121,6 +121,7 @@ def test_each_config_of_the_source_tree_is_found_by_its_name():
 def test_a_deadline_beyond_what_toml_holds_is_refused():
     with pytest.raises(errors.ConfigError, match=r"below 2\^63"):
         tokenyard.Config.built_in("cpu", late_ms=2**63)
+    assert tokenyard.Config.built_in("nvlink", sms=24).name == "the built-in config nvlink"
 
 
 def test_the_plugins_of_the_wheel_are_found_without_a_path():

@@ -49,6 +49,7 @@ impl Machine {
         let (driver, text) = match backend {
             Backend::Cuda => {
                 let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+                // Clocks of a tool that fails are left out.
                 (
                     text.as_deref().and_then(driver_version),
                     asks_clocks.then(|| capture_clocks(PATIENCE).ok()).flatten(),

@@ -45,7 +45,7 @@ pub(super) const CASES: &[TransportCase] = &[
 ];
 
 /// Rounds of one put each, around a ring.
-const ROUNDS: u64 = 300;
+const ROUNDS: u64 = 240;
 /// Rounds between two looks at the time: each size is there ten times.
 const STRETCH: u64 = 60;
 /// The time after which slow fabrics have had enough of them.

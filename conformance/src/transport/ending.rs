@@ -63,7 +63,7 @@ pub(super) const CASES: &[TransportCase] = &[
 ];
 
 /// The time in which a transport would notice that a connection has ended.
-const AFTERWARDS: Duration = Duration::from_millis(300);
+const AFTERWARDS: Duration = Duration::from_millis(200);
 
 fn a_goodbye_is_no_failure(rank: &Rank<'_>, needs: &Needs) -> Result<()> {
     after_a_goodbye(rank, needs, |rig| nothing_fails(rig, "an orderly goodbye"))

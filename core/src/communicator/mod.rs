@@ -44,9 +44,10 @@ pub(crate) mod tensor;
 mod tool_stream;
 mod watched_kernels;
 
+pub use crate::moe::Cast;
+pub use crate::moe::count_routing::RoutingRoom;
 pub use crate::moe::dispatch::arriving::Arriving;
 pub use crate::moe::dispatch::copy_out::Outputs;
-pub use crate::moe::{Cast, RoutingRoom};
 pub use crate::session::{Choices, LevelReport, REPORTS_VARIABLE, Reporter, write_reports};
 pub use arguments::{Combine, Dispatch, LateTopk, Replay, Sizes};
 pub use bring_up::{BringUpReport, CommunicatorOptions};

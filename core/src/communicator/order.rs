@@ -41,7 +41,9 @@ impl Mode<'_> {
     pub(super) fn order(&self) -> CallOrder {
         let stream = self.stream.map(Stream::raw);
         let no_sync = self.no_sync && stream.is_some();
-        CallOrder { stream, no_sync, at_once: self.is_at_once, sms: self.sms }
+        // A refused call goes on in this order, too.
+        let sms = if self.sms > MOST_SMS { 0 } else { self.sms };
+        CallOrder { stream, no_sync, at_once: self.is_at_once, sms }
     }
 
     pub(super) fn mark_dispatch(&self, call: &mut DispatchCall<'_>, sizes: Sizes) -> Result<()> {

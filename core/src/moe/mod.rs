@@ -1,5 +1,5 @@
 //! MoE shapes, routing and layout: pure functions, with no memory of their own except their results. The folders
-//! `dispatch`, `combine` and `count_routing` have what one operation needs alone.
+//! `dispatch`, `combine` and `count_routing` have what one operation needs alone, its calls over a communicator too.
 //!
 //! Symbols, as everywhere in the project: T tokens on this rank, H hidden size (elements), K top-k, E
 //! experts, R ranks, M most tokens of a rank in one operation. Expert `e` lives on rank `e / (E/R)`. El
@@ -18,7 +18,7 @@
 mod arena;
 mod cast;
 pub(crate) mod combine;
-mod count_routing;
+pub(crate) mod count_routing;
 pub(crate) mod dispatch;
 mod dtype;
 pub mod logfmt;
@@ -36,7 +36,7 @@ mod tests;
 
 pub use arena::{Arena, Holder, Region};
 pub use cast::{Cast, Compression};
-pub use count_routing::{RoutingCounts, RoutingRoom};
+pub use count_routing::RoutingCounts;
 pub use dtype::DType;
 pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use packed_form::{ScaleLayout, SourceIndex};

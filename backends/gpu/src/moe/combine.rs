@@ -192,7 +192,7 @@ impl Combine<'_> {
                 true => Ok(()),
                 // SAFETY: the arguments name no tensors.
                 false => unsafe {
-                    let blocks = self.moe.blocks.exchange;
+                    let blocks = self.moe.blocks.of_call(mode.sms).exchange;
                     self.launch_kernel(call, &arguments, &combine_tiling, blocks)
                 },
             });

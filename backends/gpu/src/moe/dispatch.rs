@@ -227,7 +227,7 @@ impl Dispatch<'_> {
                 true => Ok(()),
                 // SAFETY: the arguments name no tensors.
                 false => unsafe {
-                    let blocks = self.moe.blocks.exchange;
+                    let blocks = self.moe.blocks.of_call(mode.sms).exchange;
                     self.launch_kernel(call.operation, &arguments, [blocks, dispatch_tiling.shared])
                 },
             });

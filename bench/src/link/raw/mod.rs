@@ -37,7 +37,7 @@ pub(super) trait Raw {
 /// The completions on one end so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// Large puts of this rank whose sources may be used again.
+    /// Puts of this rank whose sources may be used again; of a bare link, large ones alone.
     pub(super) done: u64,
     /// Puts of the other rank that arrived.
     pub(super) arrived: u64,

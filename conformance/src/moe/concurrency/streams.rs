@@ -2,6 +2,8 @@
 //! output and expert output lies in device memory that holds its right content only while the stream may
 //! use it, and other bytes before and after. Long copies hold the stream behind the host.
 
+mod none_to_have;
+
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{
@@ -10,6 +12,7 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::moe::DType;
 
+use self::none_to_have::none_to_have;
 use super::chains::nth;
 use super::replay::gradients;
 use super::{LAYOUTS, close, expect_error, lacked_by, open_with, small};
@@ -367,7 +370,7 @@ fn numbers(case: &Case, comm: &mut Communicator) -> Result<()> {
     for (n, journey) in journeys.iter_mut().enumerate() {
         journey.sms = SMS[(n + comm.rank() as usize) % SMS.len()];
         let (received, handle) = journey.dispatch(comm, &track).with_context(|| at(n))?;
-        journey.sms = SMS[n / 2];
+        journey.sms = SMS[(n / 2 + comm.rank() as usize) % SMS.len()];
         journey.combine(comm, &track, &handle, n % 2 == 0).with_context(|| at(n))?;
         drop((received, handle));
     }
@@ -469,49 +472,4 @@ fn refused(case: &Case, comm: &mut Communicator) -> Result<()> {
             .context("after a refusal")?;
     }
     Ok(())
-}
-
-fn none_to_have(rank: &Rank<'_>) -> Result<Outcome> {
-    let case = plain(rank, Layout::Flat);
-    let mut comm = open_with(rank, exchange::options(&case))?;
-    if comm.has_streams() {
-        let why = format!("kernel set `{}` has streams", comm.report().choices.kernels);
-        close(vec![comm])?;
-        return Ok(Outcome::NotSupported(why));
-    }
-    expect_error(comm.tool_stream(), &[ErrorKind::Unsupported], &["has no streams"])?;
-    // SAFETY: no code uses the name of a stream where the kernel set has no streams.
-    let name = unsafe { Stream::new(std::ptr::null_mut()) };
-    let round = Round::new(&case, comm.rank());
-    let dispatch = round.tensors.dispatch_on(&comm)?;
-    // The first rank alone passes a stream, then all ranks do.
-    for on_all in [false, true] {
-        let names_one = on_all || comm.rank() == 0;
-        let result = match names_one {
-            true => comm.on(name).dispatch(&dispatch),
-            false => comm.dispatch(&dispatch),
-        };
-        let own = if names_one { ErrorKind::InvalidInput } else { ErrorKind::Refused };
-        expect_error(result, &[own], &["stream: found one", "has no streams"])?;
-    }
-    let live = round.dispatch(&mut comm).context("after a refusal")?;
-    let replay = round.tensors.replay_on(&comm)?;
-    let result = comm.on(name).replay(&live.handle, &replay);
-    expect_error(result, &[ErrorKind::InvalidInput], &["has no streams"])?;
-    let mut buffers = round.experts(&live.received)?;
-    let combine = buffers.arguments(&round.tensors, &live.handle)?;
-    let result = comm.on(name).combine(&live.handle, combine);
-    expect_error(result, &[ErrorKind::InvalidInput], &["has no streams"])?;
-    round.finish(&mut comm, &live).context("after a refusal")?;
-    let sent = comm.dispatch_send(&dispatch)?;
-    expect_error(comm.flush(), &[ErrorKind::InvalidInput], &["sent and not received"])?;
-    drop(comm.dispatch_recv(sent)?);
-    comm.flush().context("flush")?;
-    drop(live);
-    // An operation that is no longer recorded has no trace, whether times are recorded or not.
-    expect_error(comm.trace(2), &[ErrorKind::InvalidInput], &["one of the last 2"])?;
-    if let Err(error) = comm.trace(0) {
-        anyhow::ensure!(error.kind() == ErrorKind::Unsupported, "{error}");
-    }
-    close(vec![comm])
 }

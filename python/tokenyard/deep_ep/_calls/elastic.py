@@ -46,7 +46,7 @@ class DispatchCall(Judged):
     most_tokens: int
     alignment: int | None
     handle: EPHandle | None
-    # The number that a handle reports, and the one that the caller has chosen.
+    # The number that a handle reports.
     num_sms: int
     # As in the calls of V1.
     sms: int

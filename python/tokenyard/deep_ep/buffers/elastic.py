@@ -319,6 +319,7 @@ class ElasticBuffer:
 
         - `x`: as many rows as the dispatch gave, flat or expanded; `bias`: none, one or two `[T, H]`, added first.
         - `topk_weights`: `[N, K]`, or `[X]` expanded; they go back to their tokens, `[T, K]`, 0 where the id is -1.
+        - `num_sms`: multiprocessors of this combine on GPUs; 0 means those of its dispatch.
 
         Copies on one rank are summed in k order and rounded, then ranks in the order of their last k; without
         `allow_multiple_reduction` expanded rows have one sum in k order, which takes a combine for each k.

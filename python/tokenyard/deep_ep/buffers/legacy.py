@@ -102,10 +102,7 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Multiprocessors of normal dispatches on GPUs, and of the combines of their handles; even, equal on all ranks.
-
-        Without it the kernel set chooses. Each number in use has a communicator of its own.
-        """
+        """Multiprocessors of the normal calls that follow, on GPUs; even. Without it the kernel set chooses."""
         assert new_num_sms % 2 == 0, "The SM count must be even"
         Buffer.num_sms = new_num_sms
         Buffer._has_chosen_sms = True
