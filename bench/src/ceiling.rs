@@ -12,7 +12,8 @@ use tokenyard_core::abi;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::host::{OpenTransport, Registry};
-use tokenyard_core::kernels::{KernelSet, KernelShape};
+use tokenyard_core::kernels::{KernelSet, KernelShape, kernel_shape};
+use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::{Command, NO_COMMAND, Team, TransportNeeds, TransportOpen};
 use tokenyard_cpu::CpuKernels;
 use tokenyard_cpu::kernels::CpuConfig;
@@ -150,17 +151,6 @@ impl Ceiling {
 
 /// The kernel set only allocates memory here, for which the shape does not matter.
 fn any_shape(rank: u32, ranks: u32) -> KernelShape {
-    KernelShape {
-        size: size_of::<KernelShape>(),
-        rank,
-        ranks,
-        domains: 1,
-        experts: ranks,
-        topk: 1,
-        hidden: 16,
-        max_tokens: 1,
-        in_flight: 1,
-        handles: 1,
-        reserved: 0,
-    }
+    let shape = Shape { ranks, experts: ranks, topk: 1, hidden: 16, max_tokens: 1 };
+    KernelShape { rank, ..kernel_shape(&shape, 1, 1, 1) }
 }

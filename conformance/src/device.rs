@@ -10,8 +10,8 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Buffer, Communicator, Dispatch, Handle, Replay, TensorRef};
 use tokenyard_core::config::Config;
 use tokenyard_core::host::{OpenKernels, Registry};
-use tokenyard_core::kernels::KernelShape;
-use tokenyard_core::moe::DType;
+use tokenyard_core::kernels::{KernelShape, kernel_shape};
+use tokenyard_core::moe::{DType, Shape};
 use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind};
 
@@ -21,19 +21,9 @@ use tokenyard_core::{Error, ErrorKind};
 /// # Errors
 /// Errors of the kernel set.
 pub(crate) fn open_kernels(config: &Config, world: &World) -> Result<OpenKernels> {
-    let shape = KernelShape {
-        size: size_of::<KernelShape>(),
-        rank: world.rank(),
-        ranks: world.ranks(),
-        domains: 1,
-        experts: world.ranks(),
-        topk: 1,
-        hidden: 1,
-        max_tokens: 1,
-        in_flight: 1,
-        handles: 1,
-        reserved: 0,
-    };
+    let ranks = world.ranks();
+    let any = Shape { ranks, experts: ranks, topk: 1, hidden: 1, max_tokens: 1 };
+    let shape = KernelShape { rank: world.rank(), ..kernel_shape(&any, 1, 1, 1) };
     let kernels = Registry::for_config(config)?.choose_kernels(&config.kernels)?;
     Ok(kernels.open(&config.kernels.table, &shape)?)
 }

@@ -54,7 +54,12 @@ impl From<&KernelShape> for Shape {
 
 /// The shape that a kernel set gets, of rank 0 of a world of `domains` equal domains, with so many operations in flight
 /// and handles.
-pub fn kernel_shape(shape: &Shape, domains: u32, in_flight: u32, handles: u32) -> KernelShape {
+pub const fn kernel_shape(
+    shape: &Shape,
+    domains: u32,
+    in_flight: u32,
+    handles: u32,
+) -> KernelShape {
     let Shape { ranks, experts, topk, hidden, max_tokens } = *shape;
     KernelShape {
         size: size_of::<KernelShape>(),

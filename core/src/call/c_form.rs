@@ -145,16 +145,20 @@ fn cast_of(code: u32) -> Result<Cast> {
 }
 
 impl CallOrder {
-    /// From the flags of a call: those for a stream, for no synchronisation, and for both halves at once.
-    fn of(flags: u32, [on_stream, no_sync, at_once]: [u32; 3], stream: *mut c_void) -> Self {
+    /// From the flags of a call, those for a stream, for no synchronisation, and for both halves at once; and from its
+    /// stream and multiprocessors.
+    fn of(
+        flags: u32,
+        [on_stream, no_sync, at_once]: [u32; 3],
+        stream: *mut c_void,
+        sms: u32,
+    ) -> Self {
         let is_set = |flag: u32| flags & flag != 0;
-        let stream = is_set(on_stream).then_some(stream);
-        let no_sync = is_set(no_sync) && stream.is_some();
-        Self { stream, no_sync, at_once: is_set(at_once), sms: 0 }
-    }
-
-    fn with_sms(self, sms: u32) -> Self {
-        Self { sms: if self.stream.is_some() { sms } else { 0 }, ..self }
+        let at_once = is_set(at_once);
+        match is_set(on_stream) {
+            true => Self { stream: Some(stream), no_sync: is_set(no_sync), at_once, sms },
+            false => Self { at_once, ..Self::default() },
+        }
     }
 
     fn flags(self, [on_stream, no_sync, at_once]: [u32; 3]) -> u32 {
@@ -216,7 +220,7 @@ impl CForm for DispatchCall<'_> {
             tokens: call.tokens,
             expert_totals: call.expert_totals,
             waited_ns: call.waited_ns,
-            order: CallOrder::of(call.flags, DISPATCH_ORDER, call.stream).with_sms(call.sms),
+            order: CallOrder::of(call.flags, DISPATCH_ORDER, call.stream, call.sms),
             // SAFETY: by this function's contract.
             refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
             ..Self::blank(call.operation, call.handle, Layout::of(call)?)
@@ -281,7 +285,7 @@ impl CForm for CombineCall<'_> {
             topk_weights: call.topk_weights,
             topk_idx: call.topk_idx,
             waited_ns: call.waited_ns,
-            order: CallOrder::of(call.flags, COMBINE_ORDER, call.stream).with_sms(call.sms),
+            order: CallOrder::of(call.flags, COMBINE_ORDER, call.stream, call.sms),
             // SAFETY: by this function's contract.
             refusal: unsafe { CallRefusal::from_abi(&call.refusal) },
             ..Self::blank(call.operation, call.handle)

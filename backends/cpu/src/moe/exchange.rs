@@ -49,23 +49,14 @@ impl Exchange {
 
 #[cfg(test)]
 mod tests {
+    use tokenyard_core::kernels::kernel_shape;
+
     use super::*;
 
     #[test]
     fn both_exchanges_name_sources_and_peers_by_their_world_ranks() {
-        let shape = KernelShape {
-            size: size_of::<KernelShape>(),
-            rank: 3,
-            ranks: 6,
-            domains: 3,
-            experts: 12,
-            topk: 2,
-            hidden: 64,
-            max_tokens: 8,
-            in_flight: 2,
-            handles: 1,
-            reserved: 0,
-        };
+        let world = Shape { ranks: 6, experts: 12, topk: 2, hidden: 64, max_tokens: 8 };
+        let shape = KernelShape { rank: 3, ..kernel_shape(&world, 3, 2, 1) };
         let (owners, rail) = Exchange::of(&shape, abi::TY_LEVEL_SCALE_UP);
         let rail = rail.unwrap();
         assert_eq!([0, 1].map(|peer| owners.member.rank_of(peer)), [2, 3]);

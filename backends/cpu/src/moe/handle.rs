@@ -152,7 +152,7 @@ pub fn handle_bytes(shape: &Shape, domains: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokenyard_core::kernels::KernelShape;
+    use tokenyard_core::kernels::kernel_shape;
 
     fn bytes<T>(list: &Vec<T>) -> u64 {
         (list.capacity() * size_of::<T>()) as u64
@@ -162,20 +162,7 @@ mod tests {
     fn a_handle_takes_as_much_as_is_announced_before() {
         let shape = Shape { ranks: 6, experts: 24, topk: 3, hidden: 64, max_tokens: 7 };
         for domains in [1, 2, 3] {
-            let kernel_shape = KernelShape {
-                size: size_of::<KernelShape>(),
-                rank: 0,
-                ranks: shape.ranks,
-                domains,
-                experts: shape.experts,
-                topk: shape.topk,
-                hidden: shape.hidden,
-                max_tokens: shape.max_tokens,
-                in_flight: 2,
-                handles: 1,
-                reserved: 0,
-            };
-            let (owners, rail) = Exchange::of(&kernel_shape, 0);
+            let (owners, rail) = Exchange::of(&kernel_shape(&shape, domains, 2, 1), 0);
             let found = [Some(owners), rail].into_iter().flatten().map(|exchange| {
                 let handle = HandleState::new(&exchange);
                 let legs = handle.legs.iter().map(|leg| {

@@ -157,23 +157,15 @@ impl RoutingTable {
 
 #[cfg(test)]
 mod tests {
+    use tokenyard_core::kernels::kernel_shape;
+    use tokenyard_core::moe::Shape;
+
     use super::*;
 
     #[test]
     fn a_handle_takes_memory_when_its_slot_is_first_used() {
-        let shape = KernelShape {
-            size: size_of::<KernelShape>(),
-            rank: 0,
-            ranks: 2,
-            domains: 1,
-            experts: 4,
-            topk: 2,
-            hidden: 64,
-            max_tokens: 4096,
-            in_flight: 2,
-            handles: 1024,
-            reserved: 0,
-        };
+        let world = Shape { ranks: 2, experts: 4, topk: 2, hidden: 64, max_tokens: 4096 };
+        let shape = kernel_shape(&world, 1, 2, 1024);
         let mut routing = RoutingTable::new(Exchange::of(&shape, 0).0, &shape);
         let mut made = |slot| {
             routing.open_handle(slot);

@@ -167,21 +167,12 @@ impl Exchange {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use tokenyard_core::kernels::kernel_shape;
+
     use super::*;
 
-    pub(crate) const SHAPE: KernelShape = KernelShape {
-        size: size_of::<KernelShape>(),
-        rank: 5,
-        ranks: 6,
-        domains: 3,
-        experts: 24,
-        topk: 2,
-        hidden: 64,
-        max_tokens: 8,
-        in_flight: 2,
-        handles: 1,
-        reserved: 0,
-    };
+    const WORLD: Shape = Shape { ranks: 6, experts: 24, topk: 2, hidden: 64, max_tokens: 8 };
+    pub(crate) const SHAPE: KernelShape = KernelShape { rank: 5, ..kernel_shape(&WORLD, 3, 2, 1) };
 
     #[test]
     fn both_levels_agree_about_where_an_expert_lives() {

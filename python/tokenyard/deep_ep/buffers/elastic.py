@@ -175,6 +175,10 @@ class ElasticBuffer:
         """Domains, and ranks in each; one domain of all ranks without `allow_hybrid_mode`."""
         return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
+    def _chosen_sms(self, num_sms: int) -> int:
+        """The number that a call names, where the kernel set lets a caller choose; else 0."""
+        return self._pool.sms_of(0 if num_sms == _SMS else num_sms)
+
     def get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> int:
         """Multiprocessors that fill the link between GPUs, whatever the arguments. No call takes any on the CPU."""
         return _SMS
@@ -289,7 +293,7 @@ class ElasticBuffer:
             alignment=expert_alignment,
             handle=handle,
             num_sms=num_sms or _SMS,
-            sms=self._pool.sms_of(0 if num_sms == _SMS else num_sms),
+            sms=self._chosen_sms(num_sms),
             copies_handle=do_handle_copy,
             asked_cpu_sync=do_cpu_sync,
             is_expanded=do_expand,
@@ -342,7 +346,7 @@ class ElasticBuffer:
             bias,
             self.allow_multiple_reduction,
             wrong=wrong or wrong_sms,
-            sms=self._pool.sms_of(0 if num_sms == _SMS else num_sms),
+            sms=self._chosen_sms(num_sms),
         )
         results = elastic.combine(self._pool, call, timing, before_epilogue)
         return given_back(self._pool, x, results)
