@@ -330,7 +330,9 @@ fn goes_on_without(config: &Config, ranks: usize, victim: usize, how: Signal) ->
 fn ranks_that_mask_losses_go_on_without_a_killed_one_and_are_right() {
     let document = goes_on_without(&Config::masking(30_000, ""), 3, 1, Signal::KILL);
     let lost = &document["lost_ranks"][0];
-    assert_eq!(lost["how"], "it died: killed by signal 9");
+    // A kill may hit the rank within a call that it announced, and the account names that call then.
+    let how = lost["how"].as_str().unwrap();
+    assert!(how.starts_with("it died: killed by signal 9"), "{how}");
     for rank in document["ranks"].as_array().unwrap() {
         let from = rank["lost"][0]["from_step"].as_u64().unwrap();
         assert!(
