@@ -11,7 +11,6 @@ use super::claims::Claims;
 use super::components::Components;
 use super::course::Course;
 use super::sort;
-use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, World};
 use crate::config::{Config, OnFailure};
@@ -29,6 +28,7 @@ use crate::session::reporter::{Counters, FlightRecorder, Live, OpenRecorder, Rin
 use crate::session::stuck::Stuck;
 use crate::session::transports::{Transports, WindowMemory};
 use crate::session::watchdog::{Bounds, Watchdog, WatchedLinks};
+use crate::session::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
 use crate::session::{Choices, Session, User};
 use crate::transport::Window;
 use crate::{Error, ErrorKind, Result};

@@ -3,13 +3,13 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::claims::Claims;
-use super::watched_kernels::WatchedKernels;
 use crate::host::OpenKernels;
 use crate::moe::Shape;
 use crate::session::Session;
 use crate::session::reporter::Looking;
 use crate::session::stuck::Kept;
 use crate::session::watchdog::Watchdog;
+use crate::session::watched_kernels::WatchedKernels;
 use crate::{Error, ErrorKind, Result, abi};
 
 /// A form of calls that not every kernel set takes.

@@ -42,7 +42,6 @@ mod state;
 mod stream;
 pub(crate) mod tensor;
 mod tool_stream;
-mod watched_kernels;
 
 pub use crate::moe::Cast;
 pub use crate::moe::count_routing::RoutingRoom;

@@ -19,6 +19,7 @@ pub(crate) mod stuck;
 pub(crate) mod transports;
 mod variables;
 pub(crate) mod watchdog;
+pub(crate) mod watched_kernels;
 
 pub use choices::Choices;
 pub use levels::LevelReport;

@@ -19,37 +19,37 @@ use crate::transport::{MemoryNeeds, NO_CAPABILITIES, Window};
 use crate::{Error, ErrorKind, Result};
 
 /// An open kernel set. Its drop frees the windows, so the session owns it too. The fields are dropped in this order.
-pub(super) struct WatchedKernels {
+pub(crate) struct WatchedKernels {
     /// Behind a lock so that outputs may hold it from any thread.
     kernels: Mutex<Kept<OpenKernels>>,
     /// The kernel set points to its board.
-    pub(super) watchdog: Kept<Watchdog>,
+    pub(crate) watchdog: Kept<Watchdog>,
     /// The kernel set points to them, where it has not the session alone. By level.
     links: Kept<[Option<Box<SharedLink>>; 2]>,
 }
 
 /// Arguments of [`WatchedKernels::plan`].
-pub(super) struct PlanWith<'a> {
-    pub(super) transports: &'a Transports,
+pub(crate) struct PlanWith<'a> {
+    pub(crate) transports: &'a Transports,
     /// All windows of the session.
-    pub(super) windows: &'a [Window],
+    pub(crate) windows: &'a [Window],
     /// The part of the session's resources that is this user's.
-    pub(super) share: &'a Share,
+    pub(crate) share: &'a Share,
     /// True if there are other users.
-    pub(super) is_shared: bool,
-    pub(super) cap: Duration,
+    pub(crate) is_shared: bool,
+    pub(crate) cap: Duration,
 }
 
 /// Arguments of [`WatchedKernels::start_proxies`].
-pub(super) struct ServeWith<'a> {
-    pub(super) transports: &'a mut Transports,
-    pub(super) windows: &'a [Window],
-    pub(super) needs: &'a SessionNeeds,
-    pub(super) levels: &'a Levels<'a>,
+pub(crate) struct ServeWith<'a> {
+    pub(crate) transports: &'a mut Transports,
+    pub(crate) windows: &'a [Window],
+    pub(crate) needs: &'a SessionNeeds,
+    pub(crate) levels: &'a Levels<'a>,
 }
 
 impl WatchedKernels {
-    pub(super) fn new(kernels: OpenKernels, watchdog: Watchdog, stuck: &Stuck) -> Self {
+    pub(crate) fn new(kernels: OpenKernels, watchdog: Watchdog, stuck: &Stuck) -> Self {
         Self {
             kernels: Mutex::new(stuck.keep(kernels)),
             watchdog: stuck.keep(watchdog),
@@ -57,7 +57,7 @@ impl WatchedKernels {
         }
     }
 
-    pub(super) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
+    pub(crate) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
         // A poisoned lock means a panic between two calls of the component; the component itself reports
         // its own panics.
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
@@ -70,7 +70,7 @@ impl WatchedKernels {
     ///
     /// # Safety
     /// No operation runs on the kernel set once the transports are dropped, and they are dropped before it.
-    pub(super) unsafe fn plan(&mut self, with: &PlanWith<'_>) -> Result<()> {
+    pub(crate) unsafe fn plan(&mut self, with: &PlanWith<'_>) -> Result<()> {
         // SAFETY: by this function's contract.
         let links = unsafe { with.transports.links() };
         if with.is_shared {
@@ -107,7 +107,7 @@ impl WatchedKernels {
     /// # Safety
     /// `proxies` is dropped before the transports, and they before the kernel set; all are leaked if a thread is
     /// stuck then.
-    pub(super) unsafe fn start_proxies(
+    pub(crate) unsafe fn start_proxies(
         &self,
         with: ServeWith<'_>,
         proxies: &mut Proxies,
@@ -154,7 +154,7 @@ impl WindowMemory for WatchedKernels {
 
 /// Checks that kernels of a device have a session of their own: they number windows, queues and signals from 0, and
 /// compile the transport in. `kinds`: the memory that the kernel set works on.
-pub(super) fn check_alone(kernels: &str, kinds: u32, communicators: usize) -> Result<()> {
+pub(crate) fn check_alone(kernels: &str, kinds: u32, communicators: usize) -> Result<()> {
     if communicators > 1 && kinds & abi::TY_MEMORY_HOST == 0 {
         return Err(not_alone(kernels));
     }
