@@ -25,7 +25,7 @@ impl Handle {
     /// As [`Communicator::works_on_device`](super::Communicator::works_on_device), for the communicator that the
     /// handle belongs to.
     pub fn is_on_device(&self) -> bool {
-        self.routing.components.device.is_some()
+        self.routing.components.user.device.is_some()
     }
 
     /// As [`Communicator::buffer`](super::Communicator::buffer), on the communicator that the handle belongs to.

@@ -15,7 +15,9 @@ impl Components {
     }
 
     pub(super) fn check_layout(&self, layout: Layout) -> Result<()> {
-        if !matches!(layout, Layout::RankMajor { .. }) || self.takes(CallForm::RankMajor.bits()) {
+        if !matches!(layout, Layout::RankMajor { .. })
+            || self.user.takes(CallForm::RankMajor.bits())
+        {
             return Ok(());
         }
         Err(self.not_taken("layout: found rank-major; expected flat, expert-major or packed"))
@@ -48,7 +50,7 @@ impl Components {
 
     /// Checks that the kernel set takes the form of a call.
     fn check_form(&self, is_asked: bool, form: CallForm, what: &str) -> Result<()> {
-        if !is_asked || self.takes(form.bits()) {
+        if !is_asked || self.user.takes(form.bits()) {
             return Ok(());
         }
         Err(self.not_taken(&format!("{what}: found some; expected none")))

@@ -1,15 +1,12 @@
-//! The components of a communicator, and the order in which they end.
+//! The components of a communicator, and the forms of calls that they take.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 
 use super::claims::Claims;
 use crate::host::OpenKernels;
 use crate::moe::Shape;
-use crate::session::Session;
-use crate::session::reporter::Looking;
 use crate::session::stuck::Kept;
-use crate::session::watchdog::Watchdog;
-use crate::session::watched_kernels::WatchedKernels;
+use crate::session::user::User;
 use crate::{Error, ErrorKind, Result, abi};
 
 /// A form of calls that not every kernel set takes.
@@ -66,41 +63,17 @@ impl CallForm {
     }
 }
 
-/// The components of a communicator. Outputs and handles hold them alive, because they point into
-/// windows. The fields are dropped in this order.
+/// The components of a communicator. Outputs and handles hold them alive, because they point into windows.
+#[derive(Debug)]
 pub(crate) struct Components {
-    /// Ends before everything else: reports read all components.
-    pub(super) looking: Looking,
-    /// The last communicator of a session closes the transports, while the memory of all windows is there.
-    pub(super) session: Arc<Session>,
-    pub(super) user: Arc<WatchedKernels>,
+    pub(crate) user: User,
     pub(super) claims: Claims,
     /// The shape that all ranks agreed on.
     pub(crate) shape: Shape,
-    /// The transports of both levels, in words.
-    pub(super) transports: String,
-    /// The device whose memory the kernel set works on; none where it works on host memory.
-    pub(crate) device: Option<i32>,
-    /// The forms of calls that the kernel set takes: bits `TY_KERNELS_CAP_*`.
-    pub(super) forms: u32,
-}
-
-impl Drop for Components {
-    fn drop(&mut self) {
-        if !self.looking.end() {
-            self.session.stuck.set("a transport has not answered a report");
-        }
-    }
 }
 
 impl Components {
-    /// True if the kernel set takes a form of calls, one of `TY_KERNELS_CAP_*`.
-    pub(super) fn takes(&self, form: u32) -> bool {
-        self.forms & form != 0
-    }
-
-    /// The kernel set. The communicator takes the lock, and so does a copy from device memory or its release: those
-    /// wait for a running operation.
+    /// The kernel set.
     pub(crate) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
         self.user.kernels()
     }
@@ -115,16 +88,5 @@ impl Components {
             )
             .with_fix("drop handles that are combined, or open the communicator with more handles")
         })
-    }
-
-    /// Watches this communicator's waits.
-    pub(super) fn watchdog(&self) -> &Watchdog {
-        &self.user.watchdog
-    }
-}
-
-impl std::fmt::Debug for Components {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Components").field("session", &self.session).finish_non_exhaustive()
     }
 }

@@ -6,17 +6,15 @@ use super::abandoned::{Abandoned, Sent};
 use super::components::Components;
 use super::sort::Sort;
 use super::stream::Stream;
-use crate::bootstrap::World;
 use crate::kernels::Trace;
-use crate::session::reporter::{InCall, OpenRecorder};
+use crate::session::reporter::InCall;
+use crate::session::standing::Standing;
 use crate::{Error, ErrorKind, Result};
 
 /// The operations of a communicator, in step with those of the other ranks.
 pub(crate) struct Course {
-    /// Reports on this communicator.
-    pub(super) recorder: OpenRecorder,
+    pub(super) standing: Standing,
     pub(crate) components: Arc<Components>,
-    pub(super) world: Arc<World>,
     in_flight: u32,
     next_operation: u64,
     /// Slots (operation number modulo `in_flight`, at most 16) whose operation was sent and not yet
@@ -25,36 +23,28 @@ pub(crate) struct Course {
     /// Whether regions were taken back whose readers no [`release_after`](Self::release_after) has named since.
     took_back: bool,
     abandoned: Arc<Abandoned>,
-    closed: Option<(ErrorKind, Option<u32>, String)>,
 }
 
 impl Course {
     /// `in_flight` operations may be open at once.
-    pub(super) fn new(
-        recorder: OpenRecorder,
-        components: Arc<Components>,
-        world: Arc<World>,
-        in_flight: u32,
-    ) -> Self {
+    pub(super) fn new(standing: Standing, components: Arc<Components>, in_flight: u32) -> Self {
         Self {
-            recorder,
+            standing,
             components,
-            world,
             in_flight,
             next_operation: 0,
             open_slots: 0,
             took_back: false,
             abandoned: Arc::default(),
-            closed: None,
         }
     }
 
     pub(super) fn rank(&self) -> u32 {
-        self.world.rank()
+        self.standing.rank()
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.closed.is_some()
+        self.standing.is_closed()
     }
 
     pub(super) fn has_open(&self) -> bool {
@@ -63,7 +53,7 @@ impl Course {
 
     /// Ranks that were lost since the communicator was opened, or absent then, in order.
     pub(super) fn lost_ranks(&self) -> Vec<u32> {
-        self.components.watchdog().lost_ranks()
+        self.components.user.watchdog().lost_ranks()
     }
 
     /// Starts an operation: the communicator is open, its slot is free, and dropped regions are
@@ -89,10 +79,10 @@ impl Course {
         }
         self.take_back_regions();
         self.next_operation += 1;
-        self.components.watchdog().begin(self.next_operation);
+        self.components.user.watchdog().begin(self.next_operation);
         self.open_slots |= self.slot_bit(operation);
-        self.recorder.0.track.send(operation, sort as usize);
-        Ok((operation, InCall::new(&self.recorder)))
+        self.standing.recorder.0.track.send(operation, sort as usize);
+        Ok((operation, InCall::new(&self.standing.recorder)))
     }
 
     fn slot_bit(&self, operation: u64) -> u32 {
@@ -119,8 +109,8 @@ impl Course {
     /// The number of an operation that may be received here.
     pub(super) fn begin_receive(&mut self, sent: &Sent) -> Result<(u64, InCall)> {
         self.check_sent(sent)?;
-        self.recorder.0.track.receive(sent.operation);
-        Ok((sent.operation, InCall::new(&self.recorder)))
+        self.standing.recorder.0.track.receive(sent.operation);
+        Ok((sent.operation, InCall::new(&self.standing.recorder)))
     }
 
     /// The operation has ended: its slot is free.
@@ -191,42 +181,7 @@ impl Course {
         }
     }
 
-    /// Ends the communicator for this rank after an error that leaves ranks out of step.
-    pub(super) fn end(&mut self, error: Error) -> Error {
-        let error = self.world.liveness().locate(error);
-        if self.closed.is_none() {
-            self.closed = Some((error.kind(), error.rank(), error.detail()));
-            self.recorder.0.report_error(&error);
-            self.recorder.0.track.close();
-            // All ranks know of a loss. They do not know that this rank waited in vain for a rank that left.
-            // So this rank must not look like a rank that leaves without an error: others wait for it in
-            // turn.
-            let is_known =
-                error.kind() == ErrorKind::PeerLost && self.world.liveness().first_loss().is_some();
-            if !is_known {
-                self.world.report_failure(&error.to_string());
-            }
-            return self.recorder.0.point_to_report(error);
-        }
-        error
-    }
-
     pub(crate) fn check_open(&mut self) -> Result<()> {
-        if let Some((kind, rank, why)) = &self.closed {
-            let error = Error::new(
-                *kind,
-                "use communicator",
-                format!("the communicator was closed: {why}"),
-            )
-            .with_fix("open a new communicator once all ranks are back");
-            return Err(match rank {
-                Some(rank) => error.with_rank(*rank),
-                None => error,
-            });
-        }
-        if let Some(error) = self.components.watchdog().verdict() {
-            return Err(self.end(error));
-        }
-        Ok(())
+        self.standing.check_open()
     }
 }

@@ -62,7 +62,7 @@ impl Masks<'_> {
     /// Takes part in the call of [`unmask`](Self::unmask) that the other ranks make now, with a refusal, and returns
     /// it: they raise [`ErrorKind::Refused`], and no mask changes.
     pub fn refuse_unmask(&self, why: Error) -> Error {
-        self.course.world.refuse("unmask ranks", &why);
+        self.course.standing.world.refuse("unmask ranks", &why);
         why
     }
 
@@ -87,9 +87,9 @@ impl Masks<'_> {
             return flushed;
         }
         // Others come to the barriers, whatever is wrong with this call.
-        course.world.barrier("unmask ranks")?;
+        course.standing.world.barrier("unmask ranks")?;
         let done = flushed.and_then(|()| check_taken(course)).and_then(|()| run(course));
-        course.world.barrier("unmask ranks")?;
+        course.standing.world.barrier("unmask ranks")?;
         done
     }
 
@@ -105,8 +105,8 @@ impl Masks<'_> {
 
 /// Checks that the kernel set masks ranks that live.
 fn check_taken(course: &Course) -> Result<()> {
-    let has_masks = course.components.takes(abi::TY_KERNELS_CAP_MASKS);
-    if has_masks && course.world.on_failure() == OnFailure::Mask {
+    let has_masks = course.components.user.takes(abi::TY_KERNELS_CAP_MASKS);
+    if has_masks && course.standing.world.on_failure() == OnFailure::Mask {
         return Ok(());
     }
     let why = match has_masks {

@@ -47,9 +47,11 @@ pub use crate::moe::Cast;
 pub use crate::moe::count_routing::RoutingRoom;
 pub use crate::moe::dispatch::arriving::Arriving;
 pub use crate::moe::dispatch::copy_out::Outputs;
-pub use crate::session::{Choices, LevelReport, REPORTS_VARIABLE, Reporter, write_reports};
+pub use crate::session::{
+    BringUpReport, Choices, LevelReport, REPORTS_VARIABLE, Reporter, write_reports,
+};
 pub use arguments::{Combine, Dispatch, LateTopk, Replay, Sizes};
-pub use bring_up::{BringUpReport, CommunicatorOptions};
+pub use bring_up::CommunicatorOptions;
 pub use buffer::Buffer;
 pub use caller_memory::CallerMemory;
 pub use components::CallForm;

@@ -55,7 +55,7 @@ impl Communicator {
             .and_then(|()| components.check_call_tokens(dispatch))
             .and_then(|()| components.check_layout(dispatch.layout))
             .and_then(|()| components.check_packed_forms(dispatch.forms(), dispatch.layout))
-            .and_then(|()| check_memory(&dispatch.arguments(), self.course.components.device))
+            .and_then(|()| check_memory(&dispatch.arguments(), self.course.components.user.device))
             .and_then(|()| dispatch.check(&components.shape, &mut self.scratch));
         let slot = checked.and_then(|()| components.take_handle());
         let slot = match slot {
@@ -130,7 +130,7 @@ impl Communicator {
         let checked = components
             .order(&mut call, &mode)
             .and_then(|()| mode.check_replay())
-            .and_then(|()| check_memory(&replay.arguments(), self.course.components.device))
+            .and_then(|()| check_memory(&replay.arguments(), self.course.components.user.device))
             .and_then(|()| components.check_handle(handle))
             .and_then(|()| {
                 components.check_beside(replay.is_beside(&components.shape), "x of another width")
@@ -183,7 +183,7 @@ impl Communicator {
             }
         };
         let keeps =
-            !layout.has_a_row_per_token() && !components.takes(abi::TY_KERNELS_CAP_NO_REGION);
+            !layout.has_a_row_per_token() && !components.user.takes(abi::TY_KERNELS_CAP_NO_REGION);
         let region = keeps.then_some(claim);
         let handle = Handle {
             routing: RoutingClaim::first(&components, pending.slot, region),
@@ -249,7 +249,7 @@ impl Communicator {
         let checked = components
             .check_order(&mode)
             .and_then(|()| components.check_mode(&mode))
-            .and_then(|()| check_memory(&combine.arguments(), self.course.components.device))
+            .and_then(|()| check_memory(&combine.arguments(), self.course.components.user.device))
             .and_then(|()| components.check_handle(handle))
             .and_then(|()| components.check_combine_form(&combine, handle.layout))
             .and_then(|()| combine.check(&components.shape, handle));
@@ -321,7 +321,7 @@ impl Communicator {
         let (operation, _inside) = self.course.begin_receive(&pending.sent)?;
         let result = self.course.components.kernels().combine_recv(operation);
         pending.sent.end();
-        let result = result.and_then(|()| self.course.components.watchdog().confirm());
+        let result = result.and_then(|()| self.course.components.user.watchdog().confirm());
         match result {
             Ok(()) => {
                 self.course.ended(operation);
@@ -336,7 +336,7 @@ impl Communicator {
         let result = self.course.components.kernels().dispatch_recv(operation);
         sent.end();
         let result =
-            result.and_then(|raw| self.course.components.watchdog().confirm().map(|()| raw));
+            result.and_then(|raw| self.course.components.user.watchdog().confirm().map(|()| raw));
         match result {
             Ok(raw) => {
                 self.course.ended(operation);
@@ -410,6 +410,7 @@ impl Communicator {
     /// Whether a combine of this layout takes weights and ids of its own in one operation. Where it does not, a replay
     /// carries them first.
     pub fn sends_weights(&self, layout: Layout) -> bool {
-        layout == Layout::Packed && self.course.components.takes(abi::TY_KERNELS_CAP_PACKED_SUMS)
+        layout == Layout::Packed
+            && self.course.components.user.takes(abi::TY_KERNELS_CAP_PACKED_SUMS)
     }
 }

@@ -125,12 +125,12 @@ impl Components {
         if statistics.is_empty() {
             return Ok(());
         }
-        if !self.takes(abi::TY_KERNELS_CAP_STATISTICS) {
+        if !self.user.takes(abi::TY_KERNELS_CAP_STATISTICS) {
             return refuse("statistics: found some; expected none: the kernel set writes none");
         }
         let Statistics { expert_totals, waited_ns } = *statistics;
         let arguments = [("expert_totals", expert_totals), ("waited_ns", waited_ns)];
-        check_memory(&arguments.map(|(name, t)| Argument::other(name, t)), self.device)?;
+        check_memory(&arguments.map(|(name, t)| Argument::other(name, t)), self.user.device)?;
         let is = |tensor: Option<TensorRef<'_>>, rows: u32, dtype: DType| {
             let fits = |t: TensorRef<'_>| {
                 [t.rows(), t.cols()] == [rows as usize, 1]
@@ -151,7 +151,7 @@ impl Components {
     }
 
     pub(crate) fn check_stream(&self, stream: Option<Stream>) -> Result<()> {
-        if stream.is_none() || self.takes(abi::TY_KERNELS_CAP_STREAMS) {
+        if stream.is_none() || self.user.takes(abi::TY_KERNELS_CAP_STREAMS) {
             return Ok(());
         }
         let text = format!(
@@ -163,13 +163,13 @@ impl Components {
     }
 
     fn check_no_sync(&self, no_sync: bool) -> Result<()> {
-        if !no_sync || self.takes(abi::TY_KERNELS_CAP_NO_SYNC) {
+        if !no_sync || self.user.takes(abi::TY_KERNELS_CAP_NO_SYNC) {
             return Ok(());
         }
         let text = format!(
             "without_sync: found it; expected a call that waits: kernel set `{}` has no others over {}",
             self.kernels().name(),
-            self.transports
+            self.user.transports
         );
         let fix = "leave it out; GPUs of one domain over a transport that loads and stores, such as nvlink, \
                    take such calls";
@@ -181,7 +181,7 @@ impl Components {
         if !mode.no_sync {
             return refuse("tokens: found some; expected none but without synchronisation");
         }
-        check_memory(&[Argument::other("tokens", Some(*tokens))], self.device)?;
+        check_memory(&[Argument::other("tokens", Some(*tokens))], self.user.device)?;
         let one = [tokens.rows(), tokens.cols()] == [1, 1] && tokens.dtype() == Some(DType::I32);
         if one { Ok(()) } else { refuse("tokens: found another tensor; expected one i32") }
     }

@@ -96,7 +96,7 @@ impl Course {
                 why
             }
             Err(error) => self.end_failed(operation, error),
-            Ok(()) => self.end(Error::new(
+            Ok(()) => self.standing.end(Error::new(
                 ErrorKind::Internal,
                 "refuse operation",
                 "the kernel set did not refuse a call that was refused",
@@ -118,17 +118,7 @@ impl Course {
                 self.ended(operation);
                 error
             }
-            // The watchdog that ended the wait has the reason: a lost rank is the cause, and the wait
-            // only its effect.
-            ErrorKind::Deadline => {
-                let verdict = self.components.watchdog().verdict();
-                self.end(verdict.unwrap_or(error))
-            }
-            ErrorKind::Transport => {
-                let error = self.components.watchdog().report_to_link(error);
-                self.end(error)
-            }
-            _ => self.end(error),
+            _ => self.standing.fail(error),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bring_up::{BringUpReport, CommunicatorOptions};
+use super::bring_up::CommunicatorOptions;
 use super::buffer::Buffer;
 use super::components::CallForm;
 use super::course::Course;
@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::kernels::Trace;
 use crate::moe::combine::late_weights::LateWeights;
 use crate::moe::{Shape, TopkScratch};
+use crate::session::BringUpReport;
 use crate::session::reporter::Reporter;
 use crate::{Error, ErrorKind, Result, abi};
 
@@ -58,7 +59,7 @@ impl Communicator {
     /// Gives a reporter of this communicator's state, for any thread, also while the communicator waits: for
     /// a framework with a signal handler, or a watchdog, of its own. See `docs/reports.md`.
     pub fn reporter(&self) -> Reporter {
-        Reporter::new(&self.course.recorder.0)
+        Reporter::new(&self.course.standing.recorder.0)
     }
 
     /// Closes the communicator on all ranks together. Collective. No transport is closed before every rank
@@ -74,7 +75,7 @@ impl Communicator {
         self.course.check_open()?;
         if self.course.has_open() {
             // The other ranks may not wait for a rank that leaves.
-            return Err(self.course.end(
+            return Err(self.course.standing.end(
                 Error::new(
                     ErrorKind::InvalidInput,
                     "close communicator",
@@ -86,7 +87,7 @@ impl Communicator {
         // Where this fails, the other ranks are in the barrier, or will be: they receive the reason why
         // it never completes.
         self.flush()?;
-        self.course.world.barrier("close communicator")
+        self.course.standing.world.barrier("close communicator")
     }
 
     /// Closes this communicator and opens another with the same config and options. Collective. Where losses
@@ -101,7 +102,7 @@ impl Communicator {
     /// As [`close`](Self::close) and [`open`](Self::open).
     pub fn renew(self) -> Result<Self> {
         let (world, config, options) =
-            (Arc::clone(&self.course.world), self.config.clone(), self.options);
+            (Arc::clone(&self.course.standing.world), self.config.clone(), self.options);
         self.close()?;
         Self::open(&world, &config, options)
     }
@@ -121,14 +122,14 @@ impl Communicator {
     /// The total time, by rank, that calls of this communicator have waited for each rank. It holds the waits of the
     /// host: kernels of a device wait by themselves.
     pub fn waited(&self) -> Vec<Duration> {
-        let watched = self.course.components.watchdog().watched();
+        let watched = self.course.components.user.watchdog().watched();
         (0..self.shape().ranks).map(|rank| watched.waited(rank)).collect()
     }
 
     /// Lost ranks whose processes wait to come back: [`renew`](Self::renew) lets them in. A hint: ranks
     /// may see a change at different times.
     pub fn returning_ranks(&self) -> Vec<u32> {
-        let liveness = self.course.world.liveness();
+        let liveness = self.course.standing.world.liveness();
         (0..self.shape().ranks).filter(|rank| liveness.waits_to_return(*rank)).collect()
     }
 
@@ -170,18 +171,18 @@ impl Communicator {
 
     /// True if the kernel set takes an optional form of calls.
     pub fn takes(&self, form: CallForm) -> bool {
-        self.course.components.takes(form.bits())
+        self.course.components.user.takes(form.bits())
     }
 
     /// True if the kernel set takes calls in the order of a stream.
     pub fn has_streams(&self) -> bool {
-        self.course.components.takes(abi::TY_KERNELS_CAP_STREAMS)
+        self.course.components.user.takes(abi::TY_KERNELS_CAP_STREAMS)
     }
 
     /// True if the kernel set takes calls [without synchronisation](OnStream::without_sync), which graphs
     /// can capture.
     pub fn has_graphs(&self) -> bool {
-        self.course.components.takes(abi::TY_KERNELS_CAP_NO_SYNC)
+        self.course.components.user.takes(abi::TY_KERNELS_CAP_NO_SYNC)
     }
 
     /// Frees outputs, handles and expert inputs that were dropped since the last call only once `streams`,
@@ -220,7 +221,7 @@ impl Communicator {
     /// True if tensors must lie in the memory of this communicator's device; else they must lie in host
     /// memory.
     pub fn works_on_device(&self) -> bool {
-        self.course.components.device.is_some()
+        self.course.components.user.device.is_some()
     }
 
     /// Device memory with a copy of `bytes`.

@@ -40,13 +40,13 @@ enum MemoryOwner<'a> {
 
 impl<'a> MemoryOwner<'a> {
     fn of(components: &'a Components) -> Self {
-        components.device.map_or(Self::Host, |_| Self::Communicator(components))
+        components.user.device.map_or(Self::Host, |_| Self::Communicator(components))
     }
 
     fn device(self) -> Option<i32> {
         match self {
             Self::Host => None,
-            Self::Communicator(components) => components.device,
+            Self::Communicator(components) => components.user.device,
             Self::Caller(device) => Some(device),
         }
     }

@@ -7,8 +7,8 @@ use super::stuck::{Kept, Stuck};
 use super::transports::Transports;
 use crate::Result;
 
-/// A user of a session as its owner sees it: alive, because the session's windows are its memory.
-pub(crate) type User = Arc<dyn std::any::Any + Send + Sync>;
+/// A user as its session sees it: alive, because the session's windows are its memory.
+pub(crate) type Owned = Arc<dyn std::any::Any + Send + Sync>;
 
 /// The transports of an open session, and what drives them, in the order in which they are dropped. The
 /// communicators on it hold it, and so do their outputs, which point into windows.
@@ -20,7 +20,7 @@ pub(crate) struct Session {
     /// After its drop, no transport accesses windows.
     transports: Kept<Transports>,
     /// Their drop frees the windows.
-    _users: Vec<User>,
+    _users: Vec<Owned>,
     pub(crate) stuck: Stuck,
 }
 
@@ -30,7 +30,7 @@ impl Session {
     /// # Errors
     /// A thread cannot be made.
     pub(crate) fn new(
-        users: Vec<User>,
+        users: Vec<Owned>,
         transports: Kept<Transports>,
         proxies: Proxies,
         stuck: &Stuck,

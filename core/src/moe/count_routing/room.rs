@@ -73,7 +73,7 @@ impl OnStream<'_> {
             Argument::other("expert_tokens", Some(room.expert_tokens.as_ref())),
             Argument::other("is_token_in_rank", Some(room.is_token_in_rank.as_ref())),
         ];
-        check_memory(&arguments, components.device)?;
+        check_memory(&arguments, components.user.device)?;
         let [ranks, experts] = room.check(&topk_idx)?;
         let counts = abi::TyRoutingCounts {
             size: size_of::<abi::TyRoutingCounts>(),

@@ -46,7 +46,7 @@ impl Arriving {
         scale_layout: ScaleLayout,
     ) -> Self {
         let _claim = RegionClaim::new(components, raw.region);
-        Self { raw, device: components.device, scale_layout, _claim }
+        Self { raw, device: components.user.device, scale_layout, _claim }
     }
 
     /// As [`Received::scale_layout`](crate::communicator::Received::scale_layout).

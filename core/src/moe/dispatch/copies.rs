@@ -97,7 +97,7 @@ impl Course {
 
     /// Whether the kernel set may have counts of an operation for the host.
     fn gives_counts(&self, operation: u64) -> bool {
-        self.is_recent(operation) && self.components.device.is_some()
+        self.is_recent(operation) && self.components.user.device.is_some()
     }
 }
 

@@ -172,7 +172,7 @@ impl CopyOut<'_> {
         for pair in pairs.iter().flatten() {
             let to = Argument::other(pair.name, Some(pair.to.as_ref()));
             let from = Argument::other(pair.name, pair.from.filter(|_| pair.is_callers()));
-            check_memory(&[to, from], components.device)?;
+            check_memory(&[to, from], components.user.device)?;
             pair.check()?;
         }
         let mut small = [NO_COPY; abi::TY_MAX_COPIES];
@@ -200,7 +200,7 @@ impl CopyOut<'_> {
         }
         // SAFETY: as above. `totals` is an array of the output.
         unsafe {
-            match components.device {
+            match components.user.device {
                 None => crate::moe::dispatch::copies::on_host(&copies),
                 Some(_) => components.kernels().copy_out(&copies)?,
             }
@@ -212,7 +212,7 @@ impl CopyOut<'_> {
     /// Both ranges are valid and do not overlap; where there is a stream, until it has passed the copy.
     unsafe fn array(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
         let (components, length) = (self.components, bytes as u64);
-        match (components.device, self.stream) {
+        match (components.user.device, self.stream) {
             // SAFETY: by this function's contract, in host memory.
             (None, _) => unsafe { to.copy_from_nonoverlapping(from, bytes) },
             // SAFETY: by this function's contract.
