@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 
+use crate::common::TyStr;
 use crate::counters::TyTrace;
 use crate::operations::{TyReceived, TyTensor};
 
@@ -27,6 +28,12 @@ pub const TY_SUBMIT_MASK: u32 = 6;
 /// stream that captures a graph is passed within that graph alone: there it holds back the regions that
 /// operations of the graph may get again.
 pub const TY_SUBMIT_RELEASE_AFTER: u32 = 7;
+/// In `submit`, with `TyMessage`, of an instance with `TY_KERNELS_CAP_PIPE`: sends a message to a rank. Waits while
+/// `in_flight` messages to it are not taken. The memory may be changed once the call returns.
+pub const TY_SUBMIT_SEND: u32 = 8;
+/// In `submit`, with `TyMessage`, of an instance with `TY_KERNELS_CAP_PIPE`: waits for the next message of a rank, and
+/// writes it to the memory.
+pub const TY_SUBMIT_RECV: u32 = 9;
 
 /// In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
 pub const TY_FINISH_DISPATCH: u32 = 1;
@@ -84,6 +91,31 @@ pub struct TyMasks {
     pub count: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// One side of a message.
+///
+/// `refusal` says that the input of this rank was refused. A sender then sends it in place of the bytes, and the call
+/// of the receiver fails with `TY_REFUSED` and the text. A receiver takes the message and drops its bytes. A sender
+/// learns of that, and of a receiver that expected another length, from its next `TY_SUBMIT_SEND` to that rank, which
+/// then sends nothing, or from `flush`: `TY_MISMATCH`. Each message is reported once. The instance goes on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyMessage {
+    /// `sizeof(TyMessage)`.
+    pub size: usize,
+    /// The number of this call among those of the instance, for reports.
+    pub operation: u64,
+    /// Memory of the set's kind, contiguous; null where it has no bytes.
+    pub data: *mut c_void,
+    /// Its length: at most `message_bytes` of the shape.
+    pub bytes: u64,
+    /// The other rank of the message; not this one.
+    pub peer: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Why this rank refuses; no bytes where it does not.
+    pub refusal: TyStr,
 }
 
 /// A stream of the set's device.

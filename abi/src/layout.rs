@@ -122,7 +122,7 @@ const fn kernels_layout() -> u64 {
     hash_layout! { transport_layout(TY_TRANSPORT_MINOR);
         TyTensor { data, dtype, reserved, shape, stride }
         TyShape { size, rank, ranks, domains, experts, topk, hidden, max_tokens, in_flight, handles,
-            reserved }
+            runs, message_bytes }
         TyLimits { size, scale_up, scale_out }
         TyLinkNeeds { queues, signals, queue_depth, reserved, largest_put }
         TyKernelNeeds { size, windows, capabilities, scale_up, scale_out, window_bytes, device, reserved,
@@ -147,6 +147,7 @@ const fn kernels_layout() -> u64 {
             submit, finish, query, flush, release, device }
         TyMask { size, rank, is_masked }
         TyMasks { size, masks, count, reserved }
+        TyMessage { size, operation, data, bytes, peer, reserved, refusal }
         TyReleaseAfter { size, stream }
         TyDispatchOutput { size, operation, received }
         TyCombineEnd { size, operation }
@@ -167,7 +168,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x9c60_85ef_85af_22ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x702e_88db_86e1_0ae9;
+pub const TY_KERNELS_LAYOUT: u64 = 0xf1e9_e0be_8390_e4c5;
 
 /// Layout hashes of the transport ABI of minor versions 8, 9 and 10, which this version only appends to. For hosts: the
 /// C header has constants alone.

@@ -6,6 +6,12 @@ use crate::common::TyWindow;
 use crate::transport::{TyCapabilities, TyTransportTable};
 use crate::wait::TyWaitBoard;
 
+/// In [`TyShape`]: dispatches and combines. Each set takes it.
+pub const TY_RUNS_MOE: u32 = 0;
+/// In [`TyShape`]: messages between pairs of ranks. The set then has `TY_KERNELS_CAP_PIPE` among its needs, or
+/// refuses to open. E, K, H, M and the number of handles are 0.
+pub const TY_RUNS_PIPE: u32 = 1;
+
 /// The shape that a kernel set is opened for. The host has validated it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -29,12 +35,15 @@ pub struct TyShape {
     pub hidden: u32,
     /// M.
     pub max_tokens: u32,
-    /// Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
+    /// Operations that may be sent and not yet received; operation n uses slot n mod in_flight. With
+    /// `TY_RUNS_PIPE`: messages from one rank to another.
     pub in_flight: u32,
     /// Handles that may live at once.
     pub handles: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What the instance runs: one of `TY_RUNS_*`.
+    pub runs: u32,
+    /// Most bytes of a message, with `TY_RUNS_PIPE`; else 0.
+    pub message_bytes: u64,
 }
 
 /// Most windows a kernel set may ask for.
@@ -105,6 +114,9 @@ pub const TY_KERNELS_CAP_LOGFMT10: u32 = 1024;
 pub const TY_KERNELS_CAP_MASKS: u32 = 2048;
 /// In [`TyKernelNeeds`]: it takes `TY_LAYOUT_RANK_MAJOR`.
 pub const TY_KERNELS_CAP_RANK_MAJOR: u32 = 4096;
+/// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_PIPE`: it takes `TY_SUBMIT_SEND` and
+/// `TY_SUBMIT_RECV`.
+pub const TY_KERNELS_CAP_PIPE: u32 = 8192;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -51,3 +51,5 @@ pub const TY_PHASE_COMBINE_ROWS: u64 = 4;
 pub const TY_PHASE_DONE: u64 = 5;
 /// Waiting for room in a command queue.
 pub const TY_PHASE_QUEUE: u64 = 6;
+/// Waiting until a peer sends a message, or takes one: bounded by `late_ms`.
+pub const TY_PHASE_MESSAGE: u64 = 7;

@@ -72,7 +72,8 @@ pub const fn kernel_shape(
         max_tokens,
         in_flight,
         handles,
-        reserved: 0,
+        runs: abi::TY_RUNS_MOE,
+        message_bytes: 0,
     }
 }
 
@@ -225,6 +226,33 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(Error::new(ErrorKind::Unsupported, "agree", text))
     }
 
+    /// Sends a message to a rank, of an instance that was opened with [`abi::TY_RUNS_PIPE`]. Waits while `in_flight`
+    /// messages to it are not taken.
+    ///
+    /// # Errors
+    /// `Mismatch`: an earlier message was not taken as it was sent, and nothing is sent now. Anything else closes the
+    /// pipe.
+    ///
+    /// # Safety
+    /// The memory is valid for the call.
+    unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
+        let _ = message;
+        Err(no_messages(Self::NAME))
+    }
+
+    /// Waits for the next message of a rank, and writes it to the memory.
+    ///
+    /// # Errors
+    /// `Refused` with the reason of its sender, `Mismatch` where it has another length: it is taken then. Anything else
+    /// closes the pipe.
+    ///
+    /// # Safety
+    /// The memory is valid for the call, and no other code uses it.
+    unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
+        let _ = message;
+        Err(no_messages(Self::NAME))
+    }
+
     /// Waits until all commands that the set posted are done (INV-4), so that transports may be closed
     /// once all ranks have returned from it. No operation is open.
     ///
@@ -293,6 +321,10 @@ pub trait KernelSet: Sized + Send + 'static {
         let text = format!("{} notes no times", Self::NAME);
         Err(Error::new(ErrorKind::Unsupported, "trace operation", text))
     }
+}
+
+fn no_messages(kernels: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, "send message", format!("{kernels} sends no messages"))
 }
 
 fn no_masks() -> Error {

@@ -8,7 +8,7 @@
 //! - the **bootstrap**, a crate of its own, is the only asynchronous one, on one control thread.
 //!
 //! It has two faces. Other items are private to the crate.
-//! - **Callers** use [`communicator`], with [`config`], [`moe`] and [`bootstrap`] for its arguments. Tools also use
+//! - **Callers** use [`communicator`] and [`ops`], with [`config`], [`moe`] and [`bootstrap`] for its arguments. Tools also use
 //!   [`host`], [`capabilities`], [`conditions`] and [`report`].
 //! - **Authors of components** implement [`transport`], [`kernels`] or [`topology`], and pass the type to [`export`].
 //!   For kernel sets there are [`call`], [`arena_output`], [`refusal`], [`signature`], [`domains`], [`link`] and
@@ -35,6 +35,7 @@ pub mod kernels;
 pub mod link;
 pub mod moe;
 pub mod nics;
+pub mod ops;
 pub mod proxy;
 pub mod refusal;
 pub mod report;

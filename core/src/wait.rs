@@ -69,6 +69,7 @@ pub(crate) fn phase_name(phase: u64) -> &'static str {
         abi::TY_PHASE_COMBINE_ROWS => "combine rows",
         abi::TY_PHASE_DONE => "combine done",
         abi::TY_PHASE_QUEUE => "queue room",
+        abi::TY_PHASE_MESSAGE => "message",
         _ => "unknown phase",
     }
 }

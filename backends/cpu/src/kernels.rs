@@ -34,6 +34,7 @@ use crate::moe::dispatch::rail;
 use crate::moe::dispatch::upstream::Upstream;
 use crate::moe::runner::Runners;
 use crate::moe::{combine, dispatch, verdicts};
+use crate::ops::pipe::{Pipe, PipeLayout, members};
 use crate::pool::Pool;
 
 /// The kernel set. See the [module](self).
@@ -45,6 +46,8 @@ pub struct CpuKernels {
     sizes: Option<WindowSizes>,
     /// Set by `plan`. Dropped before the memory it points to.
     runners: Option<Runners>,
+    /// Set by `plan`, of an instance that sends messages. As above.
+    pipe: Option<Pipe>,
     memory: Vec<Memory>,
 }
 
@@ -59,6 +62,46 @@ fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
 }
 
 impl CpuKernels {
+    /// Whether the level inside the domain is scale-up, and what the link there can do.
+    fn inside<'a>(limits: &'a Limits) -> (bool, &'a Capabilities) {
+        match limits.scale_up.max_queues > 0 {
+            true => (true, &limits.scale_up),
+            false => (false, &limits.scale_out),
+        }
+    }
+
+    fn pipe_layout(&self, links: [u64; 2]) -> PipeLayout {
+        let puts = |flags: u64| flags & abi::TY_CAP_LOAD_STORE == 0;
+        let rail = self.shape.domains > 1 && puts(links[1]);
+        PipeLayout::new(&self.shape, puts(links[0]) || rail)
+    }
+
+    fn pipe_needs(&self, limits: &Limits) -> Result<KernelNeeds> {
+        let (is_up, inside) = Self::inside(limits);
+        let layout = self.pipe_layout([inside.flags, limits.scale_out.flags]);
+        let Some(bytes) = layout.bytes() else {
+            return Err(messages_too_large(&self.shape));
+        };
+        let mut needs =
+            KernelNeeds { windows: 1, capabilities: abi::TY_KERNELS_CAP_PIPE, ..NO_KERNEL_NEEDS };
+        needs.window_bytes[0] = bytes;
+        let level = if is_up { abi::TY_LEVEL_SCALE_UP } else { abi::TY_LEVEL_SCALE_OUT };
+        for member in members(&self.shape, level) {
+            let ids = Ids { places: member.places(), in_flight: self.shape.in_flight };
+            match member.level {
+                abi::TY_LEVEL_SCALE_UP => needs.scale_up = link_needs(inside, ids),
+                _ => needs.scale_out = link_needs(&limits.scale_out, ids),
+            }
+        }
+        Ok(needs)
+    }
+
+    fn pipe(&mut self) -> Result<&mut Pipe> {
+        self.pipe.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "pass message", "the instance has no planned pipe")
+        })
+    }
+
     fn runners(&mut self) -> Result<&mut Runners> {
         self.runners.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
@@ -78,12 +121,21 @@ impl KernelSet for CpuKernels {
 
     fn open(config: CpuConfig, shape: &KernelShape) -> Result<Self> {
         config.check()?;
-        Ok(Self { config, shape: *shape, sizes: None, runners: None, memory: Vec::new() })
+        Ok(Self {
+            config,
+            shape: *shape,
+            sizes: None,
+            runners: None,
+            pipe: None,
+            memory: Vec::new(),
+        })
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
-        let scale_up = limits.scale_up.max_queues > 0;
-        let inside = if scale_up { &limits.scale_up } else { &limits.scale_out };
+        if self.shape.runs == abi::TY_RUNS_PIPE {
+            return self.pipe_needs(limits);
+        }
+        let (scale_up, inside) = Self::inside(limits);
         let KernelShape { ranks, domains, in_flight, .. } = self.shape;
         let spread = Spread { in_flight, domains };
         let both = [inside, &limits.scale_out];
@@ -125,6 +177,17 @@ impl KernelSet for CpuKernels {
     }
 
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        if self.shape.runs == abi::TY_RUNS_PIPE {
+            let inside = match plan.scale_up.table.is_null() {
+                true => &plan.scale_out,
+                false => &plan.scale_up,
+            };
+            let flags = [inside, &plan.scale_out].map(|link| link.capabilities.flags);
+            let layout = self.pipe_layout(flags);
+            // SAFETY: by this function's contract, as below.
+            self.pipe = Some(unsafe { Pipe::new(&self.shape, layout, plan)? });
+            return Ok(());
+        }
         let sizes = self.sizes.ok_or_else(|| {
             Error::new(ErrorKind::Internal, "plan kernels", "`plan` came before `needs`")
         })?;
@@ -196,14 +259,30 @@ impl KernelSet for CpuKernels {
         }
     }
 
+    unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.pipe()?.send(message) }
+    }
+
+    unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.pipe()?.recv(message) }
+    }
+
     fn flush(&mut self) -> Result<()> {
+        if let Some(pipe) = &mut self.pipe {
+            return pipe.flush();
+        }
         let Runners { owners, rail } = self.runners()?;
         owners.order.flush()?;
         rail.as_ref().map_or(Ok(()), |rail| rail.runner.order.flush())
     }
 
     fn counters(&mut self) -> Option<abi::TyCounters> {
-        self.runners.as_ref().map(|runners| runners.owners.order.counters().as_abi())
+        match &self.pipe {
+            Some(pipe) => pipe.counters(),
+            None => self.runners.as_ref().map(|r| r.owners.order.counters().as_abi()),
+        }
     }
 
     fn release(&mut self, region: u64) {
@@ -211,6 +290,15 @@ impl KernelSet for CpuKernels {
             runners.owners.places.arena().release(region);
         }
     }
+}
+
+#[cold]
+fn messages_too_large(shape: &KernelShape) -> Error {
+    let text = format!(
+        "found messages of {} bytes, {} in flight from each of {} ranks; expected windows of less than 2^47 bytes",
+        shape.message_bytes, shape.in_flight, shape.ranks
+    );
+    Error::new(ErrorKind::InvalidInput, "plan needs", text).with_fix("name fewer bytes or slots")
 }
 
 #[cold]

@@ -14,6 +14,7 @@ mod engine;
 pub mod kernels;
 mod lanes;
 mod moe;
+mod ops;
 pub mod pool;
 pub mod sum;
 mod transport;

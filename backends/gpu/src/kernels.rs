@@ -176,6 +176,9 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
+        if shape.runs != abi::TY_RUNS_MOE {
+            return unsupported(format!("kernel set `{}` sends no messages", C::KERNELS));
+        }
         config.check(&C::PLATFORM.names)?;
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
         let context = Context::retain(Device::choose(C::PLATFORM, config.ordinal())?)?;

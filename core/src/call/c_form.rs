@@ -45,7 +45,7 @@ macro_rules! plain {
     )+};
 }
 
-plain!(TyRoutingCounts, TyMask, TyReleaseAfter);
+plain!(TyRoutingCounts, TyMask, TyReleaseAfter, TyMessage);
 
 impl CForm for Copies<'_> {
     type Form = abi::TyCopies;

@@ -334,6 +334,30 @@ impl OpenKernels {
         unsafe { self.make(KernelCall::CountRouting(counts)) }
     }
 
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::send`](crate::kernels::KernelSet::send).
+    pub(crate) unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::Send(message)) }
+    }
+
+    /// Takes the next message of a rank.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::recv`](crate::kernels::KernelSet::recv).
+    pub(crate) unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::Recv(message)) }
+    }
+
     /// Its counters for reports; nothing where it has none.
     ///
     /// # Errors

@@ -21,6 +21,8 @@ macro_rules! kernel_calls {
                 CountRouting(abi::TyRoutingCounts) = "count_routing", TY_SUBMIT_ROUTING_COUNTS;
                 SetMask(abi::TyMask) = "masks", TY_SUBMIT_MASK;
                 ReleaseAfter(abi::TyReleaseAfter) = "release_after", TY_SUBMIT_RELEASE_AFTER;
+                Send(abi::TyMessage) = "send", TY_SUBMIT_SEND;
+                Recv(abi::TyMessage) = "recv", TY_SUBMIT_RECV;
             }
             finish {
                 DispatchRecv(abi::TyDispatchOutput) = "dispatch_recv", TY_FINISH_DISPATCH;
@@ -87,6 +89,8 @@ impl KernelCall<'_> {
                 Self::CountRouting(counts) => kernels.count_routing(counts)?,
                 Self::SetMask(mask) => kernels.set_mask(mask.rank, mask.is_masked != 0)?,
                 Self::ReleaseAfter(after) => kernels.release_after(after.stream)?,
+                Self::Send(message) => kernels.send(message)?,
+                Self::Recv(message) => kernels.recv(message)?,
                 Self::DispatchRecv(end) => end.received = kernels.dispatch_recv(end.operation)?,
                 Self::CombineRecv(end) => kernels.combine_recv(end.operation)?,
                 Self::DispatchOutput(output) => {

@@ -103,7 +103,7 @@ fn open_users(
     let step = Step { world, config, survey: &survey, kinds, bounds, stuck: &stuck };
     // Declared first, so that they are dropped last: the windows are their memory.
     let mut users = step.open_kernels(members, component, &openings, &numbers)?;
-    let asked = step.ask_needs(&users)?;
+    let asked = step.ask_needs(&users, &openings)?;
     let needs = SessionNeeds::sum(&asked, &survey.levels.limits())?;
     let mut memories: Vec<_> = users.iter_mut().map(|user| user as &mut dyn WindowMemory).collect();
     let with = ConnectWith { needs: &needs, deadline: bounds.deadline, stuck: &stuck };
@@ -202,12 +202,17 @@ impl Step<'_> {
     }
 
     /// Asks the kernel sets what they need, and checks that it fits config and levels.
-    fn ask_needs(&self, users: &[WatchedKernels]) -> Result<Vec<KernelNeeds>> {
+    fn ask_needs(
+        &self,
+        users: &[WatchedKernels],
+        openings: &[Opening],
+    ) -> Result<Vec<KernelNeeds>> {
         let (levels, on_failure) = (&self.survey.levels, self.world.on_failure());
         let mut asked = Vec::new();
-        for user in users {
-            let mut kernels = user.kernels();
+        for (user, opening) in users.iter().zip(openings) {
+            let (runs, mut kernels) = (opening.spec.shape.runs, user.kernels());
             let needs = kernels.needs(&levels.limits())?;
+            check_runs(&kernels, runs, &needs)?;
             check_masking(levels, &kernels, on_failure, &needs)?;
             check_device(self.kinds, &needs)?;
             if levels.domains > 1 {
@@ -307,6 +312,15 @@ fn check_masking(
     let text = format!("on_failure = \"mask\": {found}");
     Err(Error::new(ErrorKind::Unsupported, "open communicator", text)
         .with_fix("use on_failure = \"stop\""))
+}
+
+/// Checks that a kernel set runs what it was opened for.
+fn check_runs(kernels: &OpenKernels, runs: u32, needs: &KernelNeeds) -> Result<()> {
+    if runs == abi::TY_RUNS_MOE || needs.capabilities & abi::TY_KERNELS_CAP_PIPE != 0 {
+        return Ok(());
+    }
+    let text = format!("kernel set `{}` sends no messages", kernels.name());
+    Err(Error::new(ErrorKind::Unsupported, "open pipe", text).with_fix("use kernel set `cpu`"))
 }
 
 /// Checks that a kernel set names a device exactly where it cannot work on host memory.

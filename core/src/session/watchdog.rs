@@ -417,6 +417,9 @@ impl WatchdogState {
     /// late; once all ranks have arrived, its signal must come, or the link carries nothing.
     fn limit(&self, waiting: &Waiting) -> Limit {
         let Bounds { deadline, late } = self.bounds;
+        if waiting.what.phase == abi::TY_PHASE_MESSAGE {
+            return Limit { bound: late, key: "late_ms", used: waiting.lasted, note: "" };
+        }
         if waiting.what.phase != abi::TY_PHASE_ENTRY {
             let used = waiting.lasted;
             return Limit { bound: deadline, key: "deadline_ms", used, note: "" };

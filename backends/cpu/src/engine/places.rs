@@ -36,12 +36,22 @@ impl Area {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
-}
 
-fn own_area(windows: &[Window], id: u16) -> Result<Area> {
-    windows.get(id as usize).map(|w| Area { base: w.pointer, bytes: w.bytes }).ok_or_else(|| {
-        Error::new(ErrorKind::Internal, "plan kernels", format!("window {id} is missing"))
-    })
+    /// A window of this rank.
+    pub(crate) fn own(windows: &[Window], id: u16) -> Result<Self> {
+        windows.get(id as usize).map(|w| Self { base: w.pointer, bytes: w.bytes }).ok_or_else(
+            || Error::new(ErrorKind::Internal, "plan kernels", format!("window {id} is missing")),
+        )
+    }
+
+    /// The same window of a peer, which is mapped here. An absent rank has none, and is never written to.
+    pub(crate) fn of_peer(self, channel: &Channel, id: u16, peer: u32) -> Result<Self> {
+        let Some(number) = channel.number_of(peer) else {
+            return Ok(Self { base: std::ptr::null_mut(), bytes: 0 });
+        };
+        let base = channel.link.peer_address(id.into(), number)?;
+        Ok(Self { base, bytes: self.bytes })
+    }
 }
 
 /// This rank's windows, and its arena: one for all exchanges.
@@ -56,8 +66,8 @@ impl Windows {
     pub(crate) fn new(windows: &[Window], arena_bytes: u64) -> Result<Self> {
         let arena = Arena::new(arena_bytes, "[kernels.cpu] arena_mib");
         Ok(Self {
-            control: own_area(windows, CONTROL)?,
-            arena_area: own_area(windows, ARENA)?,
+            control: Area::own(windows, CONTROL)?,
+            arena_area: Area::own(windows, ARENA)?,
             arena: Rc::new(RefCell::new(arena)),
         })
     }
@@ -68,15 +78,10 @@ fn map_peers(channel: &Channel, peers: u32, own: [Area; 2]) -> Result<Vec<[Area;
     if !channel.link.is_load_store() {
         return Ok(Vec::new());
     }
-    let map = |window: u16, peer: u32| -> Result<Area> {
-        // An absent rank is never written to.
-        let Some(number) = channel.number_of(peer) else {
-            return Ok(Area { base: std::ptr::null_mut(), bytes: 0 });
-        };
-        let base = channel.link.peer_address(window.into(), number)?;
-        Ok(Area { base, bytes: own[usize::from(window)].bytes })
-    };
-    (0..peers).map(|peer| Ok([map(CONTROL, peer)?, map(ARENA, peer)?])).collect()
+    let [control, arena] = own;
+    let map =
+        |peer| Ok([control.of_peer(channel, CONTROL, peer)?, arena.of_peer(channel, ARENA, peer)?]);
+    (0..peers).map(map).collect()
 }
 
 /// The places of an exchange, in this rank's windows and in those of its peers.

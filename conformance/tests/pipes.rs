@@ -1,0 +1,202 @@
+//! Messages between pairs of ranks, over each kind of transport.
+#![allow(clippy::unwrap_used, reason = "tests fail by panic")]
+
+use std::sync::Arc;
+
+use tokenyard_conformance::ranks::in_threads;
+use tokenyard_core::ErrorKind;
+use tokenyard_core::bootstrap::World;
+use tokenyard_core::communicator::{TensorMut, TensorRef};
+use tokenyard_core::config::Config;
+use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
+use tokenyard_libfabric::Libfabric;
+
+const STORES: &str = "[transport.scale_up]\nuse = \"shm\"\n";
+const PUTS: &str =
+    "[transport.scale_up]\nuse = \"shm\"\n[transport.scale_up.shm]\nload_store = false\n";
+const REORDERED: &str = "[transport.scale_up]\nuse = \"faulty\"\n\
+                         [transport.scale_up.faulty]\ninner = \"shm\"\nseed = 3\n";
+const DRIVEN: &str = "[transport.scale_up]\nuse = \"libfabric\"\n\
+                      [transport.scale_up.libfabric]\nprovider = \"tcp\"\n";
+const TWO_LEVELS: &str = "[transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"shm\"\n\
+                          [transport.scale_out.shm]\nload_store = false\n[topology]\ndomains = 2\n";
+
+tokenyard_testkit::built_in_transport!(Libfabric);
+
+fn config(transports: &str) -> Config {
+    tokenyard_cpu::link();
+    tokenyard_topology::link();
+    tokenyard_faulty::link();
+    let text = format!("[world]\ndeadline_ms = 10000\n[kernels]\nuse = \"cpu\"\n{transports}");
+    Config::parse(&text, "pipes").unwrap()
+}
+
+/// The bytes of a message: each differs from those of every other message.
+fn bytes(from: u32, to: u32, number: usize, length: usize) -> Vec<u8> {
+    let seed = 31 * (7 * from + to) as usize + 1009 * number;
+    (0..length).map(|at| (seed + at * (1 + number)) as u8).collect()
+}
+
+fn send(pipe: &mut Pipe, data: &[u8], to: u32) -> tokenyard_core::Result<()> {
+    pipe.send(TensorRef::from_slice(data, 1, data.len()).unwrap(), to)
+}
+
+fn recv(pipe: &mut Pipe, length: usize, from: u32) -> tokenyard_core::Result<Vec<u8>> {
+    let mut data = vec![0xa5_u8; length];
+    pipe.recv(TensorMut::from_slice(&mut data, 1, length).unwrap(), from)?;
+    Ok(data)
+}
+
+/// The ranks that this one has a link to: those of its domain and of its rail.
+fn linked(rank: u32, ranks: u32, domains: u32) -> impl Iterator<Item = u32> {
+    let size = ranks / domains;
+    let has_link = move |other: u32| other / size == rank / size || other % size == rank % size;
+    (0..ranks).filter(move |other| *other != rank && has_link(*other))
+}
+
+#[test]
+fn messages_of_all_lengths_arrive_in_order_between_all_pairs_that_a_link_joins() {
+    let lengths = [1000, 0, 1, 64, 4096, 3, 999, 512];
+    for (transports, ranks, domains) in
+        [(STORES, 3, 1), (PUTS, 3, 1), (REORDERED, 2, 1), (DRIVEN, 2, 1), (TWO_LEVELS, 4, 2)]
+    {
+        let config = config(transports);
+        in_threads(ranks, &config, |world: &Arc<World>| {
+            let options = PipeOptions { max_bytes: 4096, in_flight: 2 };
+            let mut pipe = Pipe::open(world, &config, options).unwrap();
+            let rank = pipe.rank();
+            // Two are in flight, so the third send waits for the first receive of the other rank.
+            for (number, length) in lengths.into_iter().enumerate() {
+                for to in linked(rank, ranks, domains) {
+                    send(&mut pipe, &bytes(rank, to, number, length), to).unwrap();
+                }
+                let Some(before) = number.checked_sub(1) else { continue };
+                for from in linked(rank, ranks, domains) {
+                    let found = recv(&mut pipe, lengths[before], from).unwrap();
+                    assert_eq!(found, bytes(from, rank, before, lengths[before]), "{transports}");
+                }
+            }
+            let last = lengths.len() - 1;
+            for from in linked(rank, ranks, domains) {
+                let found = recv(&mut pipe, lengths[last], from).unwrap();
+                assert_eq!(found, bytes(from, rank, last, lengths[last]));
+            }
+            pipe.close().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_length_that_both_sides_do_not_share_is_an_error_on_both_and_the_pipe_goes_on() {
+    for transports in [STORES, PUTS] {
+        let config = config(transports);
+        in_threads(2, &config, |world: &Arc<World>| {
+            let mut pipe = Pipe::open(world, &config, PipeOptions::new(256)).unwrap();
+            let other = 1 - pipe.rank();
+            if pipe.rank() == 0 {
+                send(&mut pipe, &[1; 100], other).unwrap();
+                let error = pipe.flush().unwrap_err();
+                assert_eq!((error.kind(), error.rank()), (ErrorKind::Mismatch, Some(1)));
+                let text = error.to_string();
+                assert!(text.contains("100 bytes were sent; 200 were expected"), "{text}");
+                pipe.flush().unwrap();
+                send(&mut pipe, &[2; 200], other).unwrap();
+            } else {
+                let error = recv(&mut pipe, 200, other).unwrap_err();
+                assert_eq!((error.kind(), error.rank()), (ErrorKind::Mismatch, Some(0)));
+                assert_eq!(recv(&mut pipe, 200, other).unwrap(), [2; 200]);
+            }
+            pipe.close().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_tensor_that_one_side_refuses_is_an_error_on_both_and_the_pipe_goes_on() {
+    let config = config(PUTS);
+    in_threads(2, &config, |world: &Arc<World>| {
+        let mut pipe = Pipe::open(world, &config, PipeOptions::new(64)).unwrap();
+        let other = 1 - pipe.rank();
+        if pipe.rank() == 0 {
+            let error = send(&mut pipe, &[0; 65], other).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+            send(&mut pipe, &[7; 8], other).unwrap();
+            let error = pipe.flush().unwrap_err();
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)));
+            assert!(error.to_string().contains("found 80 bytes; expected at most 64"), "{error}");
+        } else {
+            let error = recv(&mut pipe, 8, other).unwrap_err();
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(0)));
+            assert!(error.to_string().contains("found 65 bytes; expected at most 64"), "{error}");
+            let error = recv(&mut pipe, 80, other).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        }
+        // No message goes anywhere: no other rank has to learn of it.
+        for nobody in [pipe.rank(), 2, u32::MAX] {
+            assert_eq!(send(&mut pipe, &[], nobody).unwrap_err().kind(), ErrorKind::InvalidInput);
+        }
+        pipe.close().unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rank_that_no_link_leads_to_is_refused_by_name_on_this_rank_alone() {
+    let config = config(TWO_LEVELS);
+    in_threads(4, &config, |world: &Arc<World>| {
+        let mut pipe = Pipe::open(world, &config, PipeOptions::new(64)).unwrap();
+        let far = 3 - pipe.rank();
+        let error = send(&mut pipe, &[1], far).unwrap_err();
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::Unsupported, Some(far)), "{error}");
+        assert!(!pipe.is_closed());
+        pipe.close().unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn options_that_make_no_pipe_are_refused_on_all_ranks_and_the_world_goes_on() {
+    let config = config(STORES);
+    in_threads(2, &config, |world: &Arc<World>| {
+        let good = PipeOptions::new(64);
+        for bad in [
+            PipeOptions { max_bytes: 0, ..good },
+            PipeOptions { max_bytes: u64::MAX, ..good },
+            PipeOptions { in_flight: 0, ..good },
+            PipeOptions { in_flight: 17, ..good },
+        ] {
+            // Rank 1 alone is wrong.
+            let options = if world.rank() == 1 { bad } else { good };
+            let error = Pipe::open(world, &config, options).unwrap_err();
+            let kind = if world.rank() == 1 { ErrorKind::InvalidInput } else { ErrorKind::Refused };
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+        let unequal = PipeOptions::new(64 + u64::from(world.rank()));
+        let error = Pipe::open(world, &config, unequal).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        Pipe::open(world, &config, good).unwrap().close().unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_message_that_never_comes_ends_the_wait_and_names_the_rank() {
+    let text = "[world]\ndeadline_ms = 200\nlate_ms = 600\n[kernels]\nuse = \"cpu\"\n";
+    drop(config(STORES));
+    let config = Config::parse(&format!("{text}{STORES}"), "pipes").unwrap();
+    let meet = std::sync::Barrier::new(2);
+    in_threads(2, &config, |world: &Arc<World>| {
+        let mut pipe = Pipe::open(world, &config, PipeOptions::new(64)).unwrap();
+        if pipe.rank() == 0 {
+            let error = recv(&mut pipe, 8, 1).unwrap_err();
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Deadline, Some(1)), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("message") && text.contains("late_ms"), "{text}");
+            assert!(pipe.is_closed());
+        }
+        meet.wait();
+    })
+    .unwrap();
+}

@@ -1,0 +1,257 @@
+//! A pipe: messages between pairs of ranks, such as the activations of one pipeline stage for the next.
+//!
+//! A message is the bytes of one tensor. Messages from one rank to another arrive in the order in which they were sent.
+//! A send returns once its tensor may be changed. It waits while [`PipeOptions::in_flight`] messages to that rank are
+//! not taken, so two ranks that send more to each other before either receives wait until `late_ms`.
+//!
+//! Only the two ranks of a message take part, so ranks may call in any order. A tensor that cannot be sent or received
+//! is an error on both: on the other rank it is [`ErrorKind::Refused`] or [`ErrorKind::Mismatch`], for a sender at its
+//! next call to that rank, or at [`Pipe::flush`]. The pipe goes on after these. Any other error closes it.
+//!
+//! One thread uses a pipe at a time. Each rank takes window memory for `ranks * in_flight` messages, and for as many
+//! again where the transport cannot store to peers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abi;
+use crate::bootstrap::World;
+use crate::communicator::memory::{Argument, check_memory};
+use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
+use crate::config::Config;
+use crate::kernels::KernelShape;
+use crate::session::opening::{OpenedUser, UserSpec, open};
+use crate::session::reporter::InCall;
+use crate::session::standing::Standing;
+use crate::session::user::User;
+use crate::{Error, ErrorKind, Result};
+
+/// The names of the operations, in the order of [`Side`].
+const NAMES: &[&str] = &["send", "recv"];
+
+/// The side of a message that this rank is.
+#[derive(Clone, Copy)]
+enum Side {
+    Send = 0,
+    Recv = 1,
+}
+
+/// A caller's options for a pipe; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PipeOptions {
+    /// Most bytes of a message, 1 to 2^40.
+    pub max_bytes: u64,
+    /// Messages from one rank to another that may be sent and not yet received, 1 to 16.
+    pub in_flight: u32,
+}
+
+impl PipeOptions {
+    /// Options with 4 messages in flight.
+    pub fn new(max_bytes: u64) -> Self {
+        Self { max_bytes, in_flight: 4 }
+    }
+
+    fn spec(self, ranks: u32) -> Result<UserSpec> {
+        let Self { max_bytes, in_flight } = self;
+        for (name, value, most) in
+            [("max_bytes", max_bytes, 1 << 40), ("in_flight", in_flight.into(), 16)]
+        {
+            if value == 0 || value > most {
+                let text = format!("found {name} = {value}; expected 1 to {most}");
+                return Err(Error::new(ErrorKind::InvalidInput, "open pipe", text));
+            }
+        }
+        let shape = KernelShape {
+            size: size_of::<KernelShape>(),
+            rank: 0,
+            ranks,
+            domains: 1,
+            experts: 0,
+            topk: 0,
+            hidden: 0,
+            max_tokens: 0,
+            in_flight,
+            handles: 0,
+            runs: abi::TY_RUNS_PIPE,
+            message_bytes: max_bytes,
+        };
+        let agreement = [("max_bytes", max_bytes), ("in_flight", in_flight.into())];
+        let agreement = agreement.map(|(name, value)| (name.to_owned(), value.to_string()));
+        Ok(UserSpec { name: "pipe", shape, operations: NAMES, agreement: agreement.to_vec() })
+    }
+}
+
+/// See the [module](self).
+pub struct Pipe {
+    standing: Standing,
+    user: User,
+    options: PipeOptions,
+    report: BringUpReport,
+    /// Calls so far.
+    calls: u64,
+}
+
+impl std::fmt::Debug for Pipe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pipe")
+            .field("rank", &self.rank())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pipe {
+    /// Opens a pipe on all ranks of `world`. Collective.
+    ///
+    /// # Errors
+    /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where the
+    /// kernel set has no pipes, and where losses are masked.
+    pub fn open(world: &Arc<World>, config: &Config, options: PipeOptions) -> Result<Self> {
+        let ranks = world.ranks();
+        let opened = open(world, config, move || Ok(vec![options.spec(ranks)?]))?;
+        let opened = opened.into_iter().next().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "open pipe", "the bring-up gave none")
+        })?;
+        let OpenedUser { user, standing, report } = opened;
+        Ok(Self { standing, user, options, report, calls: 0 })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.standing.rank()
+    }
+
+    /// The options that all ranks agreed on.
+    pub fn options(&self) -> PipeOptions {
+        self.options
+    }
+
+    /// The chosen components and the reasons, for display and for JSON.
+    pub fn report(&self) -> &BringUpReport {
+        &self.report
+    }
+
+    /// As [`Communicator::reporter`](crate::communicator::Communicator::reporter).
+    pub fn reporter(&self) -> Reporter {
+        Reporter::new(&self.standing.recorder.0)
+    }
+
+    /// Whether an error has closed the pipe.
+    pub fn is_closed(&self) -> bool {
+        self.standing.is_closed()
+    }
+
+    /// The total time that calls have waited for each rank, by rank.
+    pub fn waited(&self) -> Vec<Duration> {
+        let watched = self.user.watchdog().watched();
+        (0..self.standing.world.ranks()).map(|rank| watched.waited(rank)).collect()
+    }
+
+    /// Sends a contiguous tensor to a rank. It may be changed afterwards.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a tensor that cannot be sent, or a rank that is this one or none; where the
+    /// rank is another one, it learns of the refusal as this message. [`ErrorKind::Refused`] and
+    /// [`ErrorKind::Mismatch`]: an earlier message was not taken as it was sent, and nothing is sent now.
+    /// [`ErrorKind::Unsupported`]: no link leads to that rank.
+    pub fn send(&mut self, tensor: TensorRef<'_>, to: u32) -> Result<()> {
+        self.pass(Side::Send, tensor, to)
+    }
+
+    /// Waits for the next message of a rank, and writes it to a contiguous tensor of its length.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] as for [`send`](Self::send); the message is dropped then.
+    /// [`ErrorKind::Refused`]: the sender's tensor was refused. [`ErrorKind::Mismatch`]: the message has another
+    /// length, and is dropped.
+    pub fn recv(&mut self, tensor: TensorMut<'_>, from: u32) -> Result<()> {
+        self.pass(Side::Recv, tensor.as_ref(), from)
+    }
+
+    /// Waits until all messages of this rank are taken.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`] and [`ErrorKind::Mismatch`]: one of them was not taken as it was sent. Each is reported
+    /// once: call again.
+    pub fn flush(&mut self) -> Result<()> {
+        self.standing.check_open()?;
+        let flushed = self.user.kernels().flush();
+        flushed.map_err(|error| self.ended(error))
+    }
+
+    /// Closes the pipe on all ranks together, once all messages are taken. Collective.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush), and then the other ranks learn that this one did not close its pipe; a lost rank.
+    pub fn close(mut self) -> Result<()> {
+        match self.flush() {
+            Ok(()) => self.standing.world.barrier("close pipe"),
+            Err(error) if self.is_closed() => Err(error),
+            Err(error) => Err(self.standing.end(error)),
+        }
+    }
+
+    fn pass(&mut self, side: Side, tensor: TensorRef<'_>, peer: u32) -> Result<()> {
+        self.standing.check_open()?;
+        self.check_peer(peer)?;
+        let checked = self.check(tensor);
+        let refusal = checked.as_ref().map_or_else(Error::detail, |_| String::new());
+        let operation = self.calls;
+        self.calls += 1;
+        self.standing.recorder.0.track.send(operation, side as usize);
+        let _in_call = InCall::new(&self.standing.recorder);
+        let bytes = *checked.as_ref().unwrap_or(&0);
+        let message = abi::TyMessage {
+            size: size_of::<abi::TyMessage>(),
+            operation,
+            data: if bytes == 0 { std::ptr::null_mut() } else { tensor.raw().data.cast() },
+            bytes,
+            peer,
+            reserved: 0,
+            refusal: abi::TyStr { data: refusal.as_ptr(), bytes: refusal.len() },
+        };
+        // SAFETY: the tensor is borrowed for the call, exclusively where it is written; it has so many bytes, of the
+        // memory that the kernel set works on, as was checked.
+        let passed = unsafe {
+            match side {
+                Side::Send => self.user.kernels().send(&message),
+                Side::Recv => self.user.kernels().recv(&message),
+            }
+        };
+        let passed = passed.map_err(|error| self.ended(error));
+        checked.and(passed)
+    }
+
+    fn check_peer(&self, peer: u32) -> Result<()> {
+        let ranks = self.standing.world.ranks();
+        if peer < ranks && peer != self.rank() {
+            return Ok(());
+        }
+        let text = format!("found rank {peer}; expected another rank than this one, below {ranks}");
+        Err(Error::new(ErrorKind::InvalidInput, "pass message", text))
+    }
+
+    /// The length of a tensor that may be passed.
+    fn check(&self, tensor: TensorRef<'_>) -> Result<u64> {
+        check_memory(&[Argument::other("tensor", Some(tensor))], self.user.device)?;
+        let wide = tensor.dtype().map_or(1, |dtype| dtype.bytes()) as u64;
+        let bytes = tensor.rows() as u64 * tensor.cols() as u64 * wide;
+        let found = match (bytes > 0 && !tensor.is_contiguous(), bytes > self.options.max_bytes) {
+            (false, false) => return Ok(bytes),
+            (true, _) => "tensor: found gaps between rows; expected none".to_owned(),
+            _ => {
+                format!("tensor: found {bytes} bytes; expected at most {}", self.options.max_bytes)
+            }
+        };
+        Err(Error::new(ErrorKind::InvalidInput, "check arguments", found))
+    }
+
+    /// Decides whether the pipe survives a failed call.
+    #[cold]
+    fn ended(&mut self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Refused | ErrorKind::Mismatch | ErrorKind::Unsupported => error,
+            _ => self.standing.fail(error),
+        }
+    }
+}
