@@ -40,7 +40,7 @@ pub struct TyShape {
     pub in_flight: u32,
     /// Handles that may live at once.
     pub handles: u32,
-    /// What the instance runs: one of `TY_RUNS_*`.
+    /// The operations of the instance: one of `TY_RUNS_*`.
     pub runs: u32,
     /// Most bytes of a message, with `TY_RUNS_PIPE`; else 0.
     pub message_bytes: u64,

@@ -134,8 +134,8 @@ fn a_tensor_that_one_side_refuses_is_an_error_on_both_and_the_pipe_goes_on() {
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         }
         // No message goes anywhere: no other rank has to learn of it.
-        for nobody in [pipe.rank(), 2, u32::MAX] {
-            assert_eq!(send(&mut pipe, &[], nobody).unwrap_err().kind(), ErrorKind::InvalidInput);
+        for other in [pipe.rank(), 2, u32::MAX] {
+            assert_eq!(send(&mut pipe, &[], other).unwrap_err().kind(), ErrorKind::InvalidInput);
         }
         pipe.close().unwrap();
     })

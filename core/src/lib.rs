@@ -8,8 +8,8 @@
 //! - the **bootstrap**, a crate of its own, is the only asynchronous one, on one control thread.
 //!
 //! It has two faces. Other items are private to the crate.
-//! - **Callers** use [`communicator`] and [`ops`], with [`config`], [`moe`] and [`bootstrap`] for its arguments. Tools also use
-//!   [`host`], [`capabilities`], [`conditions`] and [`report`].
+//! - **Callers** use [`communicator`] and [`ops`], with [`config`], [`moe`] and [`bootstrap`] for its arguments. Tools
+//!   also use [`host`], [`capabilities`], [`conditions`] and [`report`].
 //! - **Authors of components** implement [`transport`], [`kernels`] or [`topology`], and pass the type to [`export`].
 //!   For kernel sets there are [`call`], [`arena_output`], [`refusal`], [`signature`], [`domains`], [`link`] and
 //!   [`wait`]. For transports there are [`proxy`], [`gpu_ring`], [`device`], [`exchange`], [`fd_exchange`], [`nics`]

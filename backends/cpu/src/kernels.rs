@@ -63,7 +63,7 @@ fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
 
 impl CpuKernels {
     /// Whether the level inside the domain is scale-up, and what the link there can do.
-    fn inside<'a>(limits: &'a Limits) -> (bool, &'a Capabilities) {
+    fn inside(limits: &Limits) -> (bool, &Capabilities) {
         match limits.scale_up.max_queues > 0 {
             true => (true, &limits.scale_up),
             false => (false, &limits.scale_out),

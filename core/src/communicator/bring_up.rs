@@ -62,8 +62,13 @@ impl CommunicatorOptions {
 
     fn spec(&self, ranks: u32) -> Result<UserSpec> {
         let shape = kernel_shape(&self.shape(ranks)?, 1, self.in_flight, self.handles);
-        let agreement = self.agreement();
-        Ok(UserSpec { name: "communicator", shape, operations: sort::NAMES, agreement })
+        Ok(UserSpec {
+            name: "communicator",
+            shape,
+            capability: 0,
+            operations: sort::NAMES,
+            agreement: self.agreement(),
+        })
     }
 
     fn agreement(&self) -> Vec<(String, String)> {

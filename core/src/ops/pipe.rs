@@ -77,7 +77,13 @@ impl PipeOptions {
         };
         let agreement = [("max_bytes", max_bytes), ("in_flight", in_flight.into())];
         let agreement = agreement.map(|(name, value)| (name.to_owned(), value.to_string()));
-        Ok(UserSpec { name: "pipe", shape, operations: NAMES, agreement: agreement.to_vec() })
+        Ok(UserSpec {
+            name: "pipe",
+            shape,
+            capability: abi::TY_KERNELS_CAP_PIPE,
+            operations: NAMES,
+            agreement: agreement.to_vec(),
+        })
     }
 }
 

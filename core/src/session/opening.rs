@@ -36,6 +36,8 @@ pub(crate) struct UserSpec {
     pub(crate) name: &'static str,
     /// The shape that the kernel set is opened for: of rank 0, in one domain.
     pub(crate) shape: KernelShape,
+    /// The bit `TY_KERNELS_CAP_*` without which the kernel set cannot run them; 0: each can.
+    pub(crate) capability: u32,
     /// The names of the kinds of operations, for reports.
     pub(crate) operations: &'static [&'static str],
     /// The numbers that ranks compare, by name.
@@ -55,7 +57,7 @@ pub struct BringUpReport {
     /// The chosen components, and the place of every rank.
     #[serde(flatten)]
     pub choices: Choices,
-    /// `direct`, or `hierarchical` where a row crosses once per domain and is forwarded there.
+    /// `direct`, or `hierarchical` where data crosses once per domain and is forwarded there.
     pub algorithm: &'static str,
     /// Bytes of each window on this rank.
     pub window_bytes: Vec<u64>,
@@ -210,9 +212,9 @@ impl Step<'_> {
         let (levels, on_failure) = (&self.survey.levels, self.world.on_failure());
         let mut asked = Vec::new();
         for (user, opening) in users.iter().zip(openings) {
-            let (runs, mut kernels) = (opening.spec.shape.runs, user.kernels());
+            let mut kernels = user.kernels();
             let needs = kernels.needs(&levels.limits())?;
-            check_runs(&kernels, runs, &needs)?;
+            check_runs(&kernels, &opening.spec, &needs)?;
             check_masking(levels, &kernels, on_failure, &needs)?;
             check_device(self.kinds, &needs)?;
             if levels.domains > 1 {
@@ -314,13 +316,14 @@ fn check_masking(
         .with_fix("use on_failure = \"stop\""))
 }
 
-/// Checks that a kernel set runs what it was opened for.
-fn check_runs(kernels: &OpenKernels, runs: u32, needs: &KernelNeeds) -> Result<()> {
-    if runs == abi::TY_RUNS_MOE || needs.capabilities & abi::TY_KERNELS_CAP_PIPE != 0 {
+/// Checks that a kernel set runs the operations of a user.
+fn check_runs(kernels: &OpenKernels, spec: &UserSpec, needs: &KernelNeeds) -> Result<()> {
+    if needs.capabilities & spec.capability == spec.capability {
         return Ok(());
     }
-    let text = format!("kernel set `{}` sends no messages", kernels.name());
-    Err(Error::new(ErrorKind::Unsupported, "open pipe", text).with_fix("use kernel set `cpu`"))
+    let text = format!("kernel set `{}` has no {}", kernels.name(), spec.name);
+    Err(Error::new(ErrorKind::Unsupported, "open session", text)
+        .with_fix("use kernel set `cpu`, which has each operation"))
 }
 
 /// Checks that a kernel set names a device exactly where it cannot work on host memory.

@@ -38,8 +38,8 @@ impl User {
         self.capabilities & capability != 0
     }
 
-    /// The kernel set. What runs operations takes the lock, and so does a copy from device memory or its release:
-    /// those wait for a running operation.
+    /// The kernel set. An operation takes the lock, and so does a copy from device memory or its release: those wait
+    /// for a running operation.
     pub(crate) fn kernels(&self) -> MutexGuard<'_, Kept<OpenKernels>> {
         self.kernels.kernels()
     }

@@ -41,9 +41,9 @@ pub(crate) struct PipeLayout {
     stages: bool,
 }
 
-/// What lies in a slot.
+/// A part of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum SlotPart {
     /// The record of a message that comes, and behind it the bytes.
     MessageIn,
     /// The credit that comes.
@@ -70,13 +70,13 @@ impl PipeLayout {
     }
 
     /// Where a part of a slot for `rank` starts.
-    fn at(&self, part: Part, rank: u32, slot: usize) -> u64 {
+    fn at(&self, part: SlotPart, rank: u32, slot: usize) -> u64 {
         let number = u64::from(rank) * u64::from(self.in_flight) + slot as u64;
         let inside = match part {
-            Part::CreditIn => 0,
-            Part::CreditOut => RECORD,
-            Part::MessageIn => 2 * RECORD,
-            Part::MessageOut => 3 * RECORD + self.room,
+            SlotPart::CreditIn => 0,
+            SlotPart::CreditOut => RECORD,
+            SlotPart::MessageIn => 2 * RECORD,
+            SlotPart::MessageOut => 3 * RECORD + self.room,
         };
         self.pitch() * number + inside
     }
@@ -117,7 +117,7 @@ struct Lane {
 /// A record on its way.
 struct Outgoing<'a> {
     /// Where it lies here before it leaves, and where it goes, from the receiver's view.
-    parts: [Part; 2],
+    parts: [SlotPart; 2],
     signal: Signal,
     header: Header,
     text: &'a [u8],
@@ -214,7 +214,7 @@ impl Pipe {
         let in_flight = u64::from(self.layout.in_flight);
         self.settle(rank, (number + 1).saturating_sub(in_flight), message.operation)?;
         let order = &self.lines[other.line].order;
-        // What was posted from the slot's staging places has left (INV-5).
+        // Commands that were posted from the slot's staging places are done (INV-5).
         order.wait_posted(other.slot, message.operation)?;
         // SAFETY: the host's text, valid for the call.
         let text = unsafe { text_of(message) };
@@ -225,7 +225,7 @@ impl Pipe {
             unsafe { self.move_bytes(&other, message.data.cast(), bytes)? };
         }
         let header = Header([number, verdict, bytes, 0, 0, self.rank.into(), 0, 0]);
-        let parts = [Part::MessageOut, Part::MessageIn];
+        let parts = [SlotPart::MessageOut, SlotPart::MessageIn];
         self.write(&other, &Outgoing { parts, signal: Signal::Entry, header, text })?;
         self.lanes[rank as usize].sent += 1;
         Ok(())
@@ -238,8 +238,8 @@ impl Pipe {
     unsafe fn move_bytes(&self, other: &Other, from: *const u8, bytes: u64) -> Result<()> {
         let Other { line, peer, slot, operation, rank } = *other;
         let Line { order, mapped } = &self.lines[line];
-        let there = self.layout.at(Part::MessageIn, self.rank, slot) + RECORD;
-        let stage = self.layout.at(Part::MessageOut, rank, slot) + RECORD;
+        let there = self.layout.at(SlotPart::MessageIn, self.rank, slot) + RECORD;
+        let stage = self.layout.at(SlotPart::MessageOut, rank, slot) + RECORD;
         let to = match mapped.get(peer as usize) {
             Some(window) => window.at(there),
             None => self.window.at(stage),
@@ -315,7 +315,7 @@ impl Pipe {
         while self.lanes[rank as usize].taken < until {
             let number = self.lanes[rank as usize].taken;
             let other = self.other(rank, number, operation)?;
-            let record = self.record(&other, Part::CreditIn, Signal::Grant, number)?;
+            let record = self.record(&other, SlotPart::CreditIn, Signal::Grant, number)?;
             self.lanes[rank as usize].taken += 1;
             let [_, verdict, expected, sent, ..] = record.header().0;
             match verdict {
@@ -328,7 +328,7 @@ impl Pipe {
     }
 
     /// Waits for a record of a message.
-    fn record(&self, other: &Other, part: Part, signal: Signal, number: u64) -> Result<Record> {
+    fn record(&self, other: &Other, part: SlotPart, signal: Signal, number: u64) -> Result<Record> {
         self.wait(other, signal, 1)?;
         let record = Record::at(self.window.at(self.layout.at(part, other.rank, other.slot)));
         match record.header().0[0] {
@@ -358,7 +358,7 @@ impl Pipe {
     pub(crate) unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
         let (rank, number) = (message.peer, self.lanes[message.peer as usize].received);
         let other = self.other(rank, number, message.operation)?;
-        let record = self.record(&other, Part::MessageIn, Signal::Entry, number)?;
+        let record = self.record(&other, SlotPart::MessageIn, Signal::Entry, number)?;
         let [_, verdict, bytes, ..] = record.header().0;
         if bytes > self.layout.room {
             return Err(too_long(rank, bytes, self.layout.room));
@@ -375,7 +375,8 @@ impl Pipe {
         let own = unsafe { text_of(message) };
         let fits = verdict == TAKEN && bytes == message.bytes && own.is_empty();
         if fits && bytes > 0 {
-            let from = self.window.at(self.layout.at(Part::MessageIn, rank, other.slot) + RECORD);
+            let from =
+                self.window.at(self.layout.at(SlotPart::MessageIn, rank, other.slot) + RECORD);
             // SAFETY: all bytes of the message are there (INV-1), its sender writes no more of them before the credit;
             // the memory by this function's contract.
             unsafe { std::ptr::copy_nonoverlapping(from, message.data.cast(), bytes as usize) };
@@ -388,7 +389,7 @@ impl Pipe {
             _ => TAKEN,
         };
         let header = Header([number, answer, message.bytes, bytes, 0, self.rank.into(), 0, 0]);
-        let parts = [Part::CreditOut, Part::CreditIn];
+        let parts = [SlotPart::CreditOut, SlotPart::CreditIn];
         let text = if answer == REFUSED { own } else { &[] };
         self.write(&other, &Outgoing { parts, signal: Signal::Grant, header, text })?;
         self.lanes[rank as usize].received += 1;
@@ -485,11 +486,11 @@ mod tests {
                     let at = layout.at(part, rank, slot);
                     spans.push((at, at + bytes));
                 };
-                add(Part::CreditIn, RECORD);
-                add(Part::CreditOut, RECORD);
-                add(Part::MessageIn, message);
+                add(SlotPart::CreditIn, RECORD);
+                add(SlotPart::CreditOut, RECORD);
+                add(SlotPart::MessageIn, message);
                 if stages {
-                    add(Part::MessageOut, message);
+                    add(SlotPart::MessageOut, message);
                 }
             }
             spans.sort_unstable();
