@@ -3,12 +3,16 @@
 
 use std::sync::Arc;
 
+use tokenyard_conformance::moe::exchange::options;
+use tokenyard_conformance::moe::oracle::Case;
+use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{TensorMut, TensorRef};
 use tokenyard_core::config::Config;
 use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
+use tokenyard_core::ops::{SessionOptions, SessionUsers};
 use tokenyard_libfabric::Libfabric;
 
 const STORES: &str = "[transport.scale_up]\nuse = \"shm\"\n";
@@ -152,6 +156,58 @@ fn a_rank_that_no_link_leads_to_is_refused_by_name_on_this_rank_alone() {
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Unsupported, Some(far)), "{error}");
         assert!(!pipe.is_closed());
         pipe.close().unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pipe_and_a_communicator_share_a_session_and_neither_disturbs_the_other() {
+    for (transports, ranks, domains) in [(STORES, 2, 1), (DRIVEN, 2, 1), (TWO_LEVELS, 4, 2)] {
+        let config = config(transports);
+        in_threads(ranks, &config, |world: &Arc<World>| {
+            let experts = 2 * ranks as usize;
+            let shape = (ranks as usize, domains as usize);
+            let case = Case { ranks: shape.0, domains: shape.1, experts, ..Case::default() };
+            let all = SessionOptions {
+                communicators: vec![options(&case)],
+                pipes: vec![PipeOptions::new(256), PipeOptions::new(64)],
+            };
+            let SessionUsers { mut communicators, pipes } = all.open(world, &config).unwrap();
+            let [mut wide, mut narrow] = <[Pipe; 2]>::try_from(pipes).unwrap();
+            let mut comm = communicators.remove(0);
+            let mut round = Round::new(&case, world.rank());
+            let rank = world.rank();
+            for to in linked(rank, ranks, domains) {
+                send(&mut wide, &bytes(rank, to, 0, 200), to).unwrap();
+            }
+            round.run(&mut comm).unwrap();
+            for other in linked(rank, ranks, domains) {
+                send(&mut narrow, &bytes(rank, other, 1, 60), other).unwrap();
+                let found = recv(&mut wide, 200, other).unwrap();
+                assert_eq!(found, bytes(other, rank, 0, 200));
+            }
+            round.run(&mut comm).unwrap();
+            comm.close().unwrap();
+            for from in linked(rank, ranks, domains) {
+                let found = recv(&mut narrow, 60, from).unwrap();
+                assert_eq!(found, bytes(from, rank, 1, 60));
+            }
+            narrow.close().unwrap();
+            wide.close().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn ranks_that_open_different_users_are_refused_by_name() {
+    let config = config(STORES);
+    in_threads(2, &config, |world: &Arc<World>| {
+        let pipes = vec![PipeOptions::new(64); 1 + world.rank() as usize];
+        let all = SessionOptions { pipes, ..SessionOptions::default() };
+        let error = all.open(world, &config).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        assert!(error.to_string().contains("users of the session"), "{error}");
     })
     .unwrap();
 }

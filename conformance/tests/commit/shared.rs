@@ -11,6 +11,7 @@ use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, CommunicatorOptions, Dispatch};
 use tokenyard_core::config::Config;
+use tokenyard_core::ops::SessionOptions;
 use tokenyard_libfabric::Libfabric;
 
 use super::COMMITS;
@@ -52,9 +53,13 @@ fn cases(ranks: usize, domains: usize) -> [Case; 3] {
     [first, second, third]
 }
 
+fn together(communicators: Vec<CommunicatorOptions>) -> SessionOptions {
+    SessionOptions { communicators, ..SessionOptions::default() }
+}
+
 fn open(world: &Arc<World>, config: &Config, cases: &[Case]) -> Vec<(Communicator, Round)> {
     let all: Vec<CommunicatorOptions> = cases.iter().map(options).collect();
-    let opened = Communicator::open_all(world, config, &all).unwrap();
+    let opened = together(all).open(world, config).unwrap().communicators;
     assert_eq!(opened.len(), cases.len());
     opened
         .into_iter()
@@ -194,10 +199,10 @@ fn ranks_that_open_different_communicators_or_none_are_refused_and_the_world_goe
     in_threads(2, &config, |world| {
         let all: Vec<_> = cases.iter().map(options).collect();
         let fails = |mine: &[CommunicatorOptions], text: &str| {
-            let error = Communicator::open_all(world, &config, mine).unwrap_err().to_string();
+            let error = together(mine.to_vec()).open(world, &config).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         };
-        fails(&all[..2 + world.rank() as usize], "communicators of the session");
+        fails(&all[..2 + world.rank() as usize], "users of the session");
         let other = CommunicatorOptions { topk: all[1].topk + world.rank(), ..all[1] };
         fails(&[all[0], other], "topk");
         fails(&[], "found no options");

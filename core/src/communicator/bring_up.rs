@@ -12,7 +12,8 @@ use crate::config::Config;
 use crate::kernels::kernel_shape;
 use crate::moe::combine::late_weights::LateWeights;
 use crate::moe::{Shape, TopkScratch};
-use crate::session::opening::{OpenedUser, UserSpec, open};
+use crate::ops::SessionOptions;
+use crate::session::opening::{OpenedUser, UserSpec};
 use crate::{Error, ErrorKind, Result};
 
 /// A caller's options for a communicator; equal on all ranks.
@@ -60,7 +61,7 @@ impl CommunicatorOptions {
         .new()
     }
 
-    fn spec(&self, ranks: u32) -> Result<UserSpec> {
+    pub(crate) fn spec(&self, ranks: u32) -> Result<UserSpec> {
         let shape = kernel_shape(&self.shape(ranks)?, 1, self.in_flight, self.handles);
         Ok(UserSpec {
             name: "communicator",
@@ -95,43 +96,18 @@ impl Communicator {
     /// alone is [`ErrorKind::Refused`] on the others, and the world goes on. [`ErrorKind::Transport`] names a
     /// component that does not return from a call within `late_ms`; this rank then leaves the world.
     pub fn open(world: &Arc<World>, config: &Config, options: CommunicatorOptions) -> Result<Self> {
-        let opened = Self::open_all(world, config, &[options])?;
-        opened.into_iter().next().ok_or_else(|| {
+        let all = SessionOptions { communicators: vec![options], ..SessionOptions::default() };
+        all.open(world, config)?.communicators.pop().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "open communicator", "the bring-up gave none")
         })
     }
 
-    /// Opens communicators that share one session: one set of transports and connections. They
-    /// come in the order of `all`. Each has its own kernel set, windows, queues and signals, so each may have
-    /// another M, hidden size, top-k or number of experts. Collective, as [`open`](Self::open).
-    ///
-    /// Afterwards each is a communicator of its own: another thread may use it, ranks may use them in any order,
-    /// and a refused call in one does not concern the others. Close or drop them in any order. The last one closes
-    /// the transports. [`renew`](Self::renew) opens a session for that communicator alone.
-    ///
-    /// Fabrics fix windows, queues and signals before ranks connect, so no communicator joins an open session.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open). [`ErrorKind::InvalidInput`] without options. [`ErrorKind::Unsupported`] where all
-    /// together need more windows, queues or signals than a transport has, and for several communicators with
-    /// kernels of a device, which number them from 0.
-    pub fn open_all(
-        world: &Arc<World>,
-        config: &Config,
-        all: &[CommunicatorOptions],
-    ) -> Result<Vec<Self>> {
-        let (ranks, wanted) = (world.ranks(), all.to_vec());
-        let read = move || wanted.iter().map(|options| options.spec(ranks)).collect();
-        let opened = open(world, config, read)?;
-        opened
-            .into_iter()
-            .zip(all)
-            .map(|(user, options)| Self::made(user, config, options))
-            .collect()
-    }
-
     /// The communicator of a user that was opened.
-    fn made(opened: OpenedUser, config: &Config, options: &CommunicatorOptions) -> Result<Self> {
+    pub(crate) fn made(
+        opened: OpenedUser,
+        config: &Config,
+        options: &CommunicatorOptions,
+    ) -> Result<Self> {
         let OpenedUser { user, standing, report } = opened;
         let shape = options.shape(standing.world.ranks())?;
         let components = Components { user, claims: Claims::new(options.handles), shape };

@@ -5,7 +5,7 @@
 //! runs the operations of all ranks in step. It ends waits (INV-6) and reports the reason. It owns the
 //! components and frees them in the right order. One thread uses a communicator at a time. Several
 //! communicators may live in one process, and several threads may use one each. They may share transports:
-//! [`Communicator::open_all`] opens several on one session.
+//! [`SessionOptions`](crate::ops::SessionOptions) opens several on one session.
 //!
 //! Operations are collective: all ranks call the same operations, and their halves, in the same order. If one
 //! rank sends 0, sends 1 and receives 0, all do. Ranks that call the halves in another order may wait for

@@ -14,13 +14,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::SessionOptions;
 use crate::abi;
 use crate::bootstrap::World;
 use crate::communicator::memory::{Argument, check_memory};
 use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
 use crate::config::Config;
 use crate::kernels::KernelShape;
-use crate::session::opening::{OpenedUser, UserSpec, open};
+use crate::session::opening::{OpenedUser, UserSpec};
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
@@ -51,7 +52,7 @@ impl PipeOptions {
         Self { max_bytes, in_flight: 4 }
     }
 
-    fn spec(self, ranks: u32) -> Result<UserSpec> {
+    pub(super) fn spec(self, ranks: u32) -> Result<UserSpec> {
         let Self { max_bytes, in_flight } = self;
         for (name, value, most) in
             [("max_bytes", max_bytes, 1 << 40), ("in_flight", in_flight.into(), 16)]
@@ -113,13 +114,15 @@ impl Pipe {
     /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where the
     /// kernel set has no pipes, and where losses are masked.
     pub fn open(world: &Arc<World>, config: &Config, options: PipeOptions) -> Result<Self> {
-        let ranks = world.ranks();
-        let opened = open(world, config, move || Ok(vec![options.spec(ranks)?]))?;
-        let opened = opened.into_iter().next().ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "open pipe", "the bring-up gave none")
-        })?;
+        let all = SessionOptions { pipes: vec![options], ..SessionOptions::default() };
+        let none = || Error::new(ErrorKind::Internal, "open pipe", "the bring-up gave none");
+        all.open(world, config)?.pipes.pop().ok_or_else(none)
+    }
+
+    /// The pipe of a user that was opened.
+    pub(super) fn made(opened: OpenedUser, options: PipeOptions) -> Self {
         let OpenedUser { user, standing, report } = opened;
-        Ok(Self { standing, user, options, report, calls: 0 })
+        Self { standing, user, options, report, calls: 0 }
     }
 
     /// This rank.

@@ -66,8 +66,8 @@ pub struct BringUpReport {
 /// Opens a session for these users on all ranks of `world`, and returns them in this order. Collective.
 ///
 /// # Errors
-/// Those of [`Communicator::open_all`](crate::communicator::Communicator::open_all). `read` gives the users; its error
-/// is one of this rank alone.
+/// Those of [`SessionOptions::open`](crate::ops::SessionOptions::open). `read` gives the users; its error is one of
+/// this rank alone.
 pub(crate) fn open(
     world: &Arc<World>,
     config: &Config,
@@ -345,14 +345,15 @@ fn check_device(kinds: u32, needs: &KernelNeeds) -> Result<()> {
 /// ranks. Collective.
 fn agree(members: &Members<'_>, config: &Config, all: &[Opening]) -> Result<Vec<u64>> {
     let Some((first, others)) = all.split_first() else {
-        let text = "found no options; expected those of at least one communicator";
-        return Err(Error::new(ErrorKind::InvalidInput, "open communicators", text));
+        let text = "found no options; expected those of at least one user";
+        return Err(Error::new(ErrorKind::InvalidInput, "open session", text));
     };
     let mut items = agreement();
-    items.push(("communicators of the session".to_owned(), all.len().to_string()));
+    let names: Vec<_> = all.iter().map(|opening| opening.spec.name).collect();
+    items.push(("users of the session".to_owned(), names.join(", ")));
     items.extend(first.spec.agreement.iter().cloned());
     items.extend(config.agreement());
-    let mut numbers = vec![members.agree(first.spec.name, &items)?];
+    let mut numbers = vec![members.agree("session", &items)?];
     for (other, at) in others.iter().zip(2..) {
         let name = format!("{} {at}", other.spec.name);
         numbers.push(members.agree(&name, &other.spec.agreement)?);
