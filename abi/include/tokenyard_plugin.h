@@ -179,7 +179,18 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 12
+#define TY_KERNELS_MINOR 13
+
+/**
+ * In [`TyShape`]: dispatches and combines. Each set takes it.
+ */
+#define TY_RUNS_MOE 0
+
+/**
+ * In [`TyShape`]: messages between pairs of ranks. The set then has `TY_KERNELS_CAP_PIPE` among its needs, or
+ * refuses to open. E, K, H, M and the number of handles are 0.
+ */
+#define TY_RUNS_PIPE 1
 
 /**
  * Most windows a kernel set may ask for.
@@ -265,6 +276,12 @@ struct TyTransportTable;
 #define TY_KERNELS_CAP_RANK_MAJOR 4096
 
 /**
+ * In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_PIPE`: it takes `TY_SUBMIT_SEND` and
+ * `TY_SUBMIT_RECV`.
+ */
+#define TY_KERNELS_CAP_PIPE 8192
+
+/**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
  */
 #define TY_RANK_LOST 1
@@ -311,6 +328,11 @@ struct TyTransportTable;
 #define TY_PHASE_QUEUE 6
 
 /**
+ * Waiting until a peer sends a message, or takes one: bounded by `late_ms`.
+ */
+#define TY_PHASE_MESSAGE 7
+
+/**
  * In `submit`, with `TyDispatch`: starts a dispatch. Each set takes it.
  */
 #define TY_SUBMIT_DISPATCH 1
@@ -352,6 +374,18 @@ struct TyTransportTable;
  * operations of the graph may get again.
  */
 #define TY_SUBMIT_RELEASE_AFTER 7
+
+/**
+ * In `submit`, with `TyMessage`, of an instance with `TY_KERNELS_CAP_PIPE`: sends a message to a rank. Waits while
+ * `in_flight` messages to it are not taken. The memory may be changed once the call returns.
+ */
+#define TY_SUBMIT_SEND 8
+
+/**
+ * In `submit`, with `TyMessage`, of an instance with `TY_KERNELS_CAP_PIPE`: waits for the next message of a rank, and
+ * writes it to the memory.
+ */
+#define TY_SUBMIT_RECV 9
 
 /**
  * In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
@@ -591,7 +625,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 8083548857618729705
+#define TY_KERNELS_LAYOUT 17431710941569934533ull
 
 /**
  * Major version of the topology ABI.
@@ -2397,7 +2431,8 @@ typedef struct TyShape {
    */
   uint32_t max_tokens;
   /**
-   * Operations that may be sent and not yet received; operation n uses slot n mod in_flight.
+   * Operations that may be sent and not yet received; operation n uses slot n mod in_flight. With
+   * `TY_RUNS_PIPE`: messages from one rank to another.
    */
   uint32_t in_flight;
   /**
@@ -2405,9 +2440,13 @@ typedef struct TyShape {
    */
   uint32_t handles;
   /**
-   * Zero.
+   * The operations of the instance: one of `TY_RUNS_*`.
    */
-  uint32_t reserved;
+  uint32_t runs;
+  /**
+   * Most bytes of a message, with `TY_RUNS_PIPE`; else 0.
+   */
+  uint64_t message_bytes;
 } TyShape;
 
 /**
@@ -2716,6 +2755,45 @@ typedef struct TyMasks {
    */
   uint32_t reserved;
 } TyMasks;
+
+/**
+ * One side of a message.
+ *
+ * `refusal` says that the input of this rank was refused. A sender then sends it in place of the bytes, and the call
+ * of the receiver fails with `TY_REFUSED` and the text. A receiver takes the message and drops its bytes. A sender
+ * learns of that, and of a receiver that expected another length, from its next `TY_SUBMIT_SEND` to that rank, which
+ * then sends nothing, or from `flush`: `TY_MISMATCH`. Each message is reported once. The instance goes on.
+ */
+typedef struct TyMessage {
+  /**
+   * `sizeof(TyMessage)`.
+   */
+  size_t size;
+  /**
+   * The number of this call among those of the instance, for reports.
+   */
+  uint64_t operation;
+  /**
+   * Memory of the set's kind, contiguous; null where it has no bytes.
+   */
+  void *data;
+  /**
+   * Its length: at most `message_bytes` of the shape.
+   */
+  uint64_t bytes;
+  /**
+   * The other rank of the message; not this one.
+   */
+  uint32_t peer;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * Why this rank refuses; no bytes where it does not.
+   */
+  struct TyStr refusal;
+} TyMessage;
 
 /**
  * Times of the steps of an operation on this rank, for tools, in nanoseconds of the device's clock.
