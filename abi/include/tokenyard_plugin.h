@@ -625,7 +625,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 17431710941569934533ull
+#define TY_KERNELS_LAYOUT 10606802511393439885ull
 
 /**
  * Major version of the topology ABI.
@@ -2769,10 +2769,6 @@ typedef struct TyMessage {
    * `sizeof(TyMessage)`.
    */
   size_t size;
-  /**
-   * The number of this call among those of the instance, for reports.
-   */
-  uint64_t operation;
   /**
    * Memory of the set's kind, contiguous; null where it has no bytes.
    */

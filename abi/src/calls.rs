@@ -104,8 +104,6 @@ pub struct TyMasks {
 pub struct TyMessage {
     /// `sizeof(TyMessage)`.
     pub size: usize,
-    /// The number of this call among those of the instance, for reports.
-    pub operation: u64,
     /// Memory of the set's kind, contiguous; null where it has no bytes.
     pub data: *mut c_void,
     /// Its length: at most `message_bytes` of the shape.

@@ -130,7 +130,8 @@ struct Other {
     peer: u32,
     rank: u32,
     slot: usize,
-    operation: u64,
+    /// The number of the message among those of the pair.
+    number: u64,
 }
 
 /// See the [module](self).
@@ -196,11 +197,11 @@ impl Pipe {
     }
 
     /// The way to the slot of a message to or from a rank.
-    fn other(&self, rank: u32, message: u64, operation: u64) -> Result<Other> {
+    fn other(&self, rank: u32, number: u64) -> Result<Other> {
         let ways = self.lines.iter().enumerate();
         let way = ways.filter_map(|(line, way)| Some((line, way.peer(rank)?))).next();
-        let slot = (message % u64::from(self.layout.in_flight)) as usize;
-        let found = way.map(|(line, peer)| Other { line, peer, rank, slot, operation });
+        let slot = (number % u64::from(self.layout.in_flight)) as usize;
+        let found = way.map(|(line, peer)| Other { line, peer, rank, slot, number });
         found.ok_or_else(|| no_way(self.rank, rank))
     }
 
@@ -210,12 +211,12 @@ impl Pipe {
     /// As there.
     pub(crate) unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
         let (rank, number) = (message.peer, self.lanes[message.peer as usize].sent);
-        let other = self.other(rank, number, message.operation)?;
+        let other = self.other(rank, number)?;
         let in_flight = u64::from(self.layout.in_flight);
-        self.settle(rank, (number + 1).saturating_sub(in_flight), message.operation)?;
+        self.settle(rank, (number + 1).saturating_sub(in_flight))?;
         let order = &self.lines[other.line].order;
         // Commands that were posted from the slot's staging places are done (INV-5).
-        order.wait_posted(other.slot, message.operation)?;
+        order.wait_posted(other.slot, number)?;
         // SAFETY: the host's text, valid for the call.
         let text = unsafe { text_of(message) };
         let verdict = if text.is_empty() { TAKEN } else { REFUSED };
@@ -236,7 +237,7 @@ impl Pipe {
     /// # Safety
     /// `from` has so many bytes.
     unsafe fn move_bytes(&self, other: &Other, from: *const u8, bytes: u64) -> Result<()> {
-        let Other { line, peer, slot, operation, rank } = *other;
+        let Other { line, peer, slot, number, rank } = *other;
         let Line { order, mapped } = &self.lines[line];
         let there = self.layout.at(SlotPart::MessageIn, self.rank, slot) + RECORD;
         let stage = self.layout.at(SlotPart::MessageOut, rank, slot) + RECORD;
@@ -266,7 +267,7 @@ impl Pipe {
                 bytes: piece,
                 ..NO_COMMAND
             };
-            order.post(slot, &command, operation)?;
+            order.post(slot, &command, number)?;
             done += piece;
         }
         Ok(())
@@ -274,7 +275,7 @@ impl Pipe {
 
     /// Writes a record to the other rank's slot for this one, and raises its signal there.
     fn write(&self, other: &Other, outgoing: &Outgoing<'_>) -> Result<()> {
-        let Other { line, peer, slot, operation, rank } = *other;
+        let Other { line, peer, slot, number, rank } = *other;
         let Outgoing { parts: [from, to], signal, header, text } = *outgoing;
         let Line { order, mapped } = &self.lines[line];
         let (stage, there) =
@@ -293,7 +294,7 @@ impl Pipe {
         }
         let signal = order.channel.ids.id(signal, slot, self.lines[line].own());
         if !mapped.is_empty() {
-            return order.raise(slot, Raise { operation, peer, signal, add: 1 });
+            return order.raise(slot, Raise { operation: number, peer, signal, add: 1 });
         }
         let command = Command {
             op: abi::TY_OP_PUT_SIGNAL,
@@ -307,15 +308,15 @@ impl Pipe {
             bytes: RECORD_HEADER + text.len() as u64,
             ..NO_COMMAND
         };
-        order.post(slot, &command, operation)
+        order.post(slot, &command, number)
     }
 
     /// Waits until the first `until` messages to a rank are taken. Reports one that was not taken as it was sent.
-    fn settle(&mut self, rank: u32, until: u64, operation: u64) -> Result<()> {
+    fn settle(&mut self, rank: u32, until: u64) -> Result<()> {
         while self.lanes[rank as usize].taken < until {
             let number = self.lanes[rank as usize].taken;
-            let other = self.other(rank, number, operation)?;
-            let record = self.record(&other, SlotPart::CreditIn, Signal::Grant, number)?;
+            let other = self.other(rank, number)?;
+            let record = self.record(&other, SlotPart::CreditIn, Signal::Grant)?;
             self.lanes[rank as usize].taken += 1;
             let [_, verdict, expected, sent, ..] = record.header().0;
             match verdict {
@@ -328,23 +329,23 @@ impl Pipe {
     }
 
     /// Waits for a record of a message.
-    fn record(&self, other: &Other, part: SlotPart, signal: Signal, number: u64) -> Result<Record> {
+    fn record(&self, other: &Other, part: SlotPart, signal: Signal) -> Result<Record> {
         self.wait(other, signal, 1)?;
         let record = Record::at(self.window.at(self.layout.at(part, other.rank, other.slot)));
         match record.header().0[0] {
-            found if found == number => Ok(record),
-            found => Err(out_of_order(other.rank, found, number)),
+            found if found == other.number => Ok(record),
+            found => Err(out_of_order(other.rank, found, other.number)),
         }
     }
 
     fn wait(&self, other: &Other, signal: Signal, add: u64) -> Result<()> {
-        let Other { line, peer, rank, slot, operation } = *other;
+        let Other { line, peer, rank, slot, number } = *other;
         // The bytes of a message that was sent are on their way; the message itself may be late.
         let phase = match signal {
             Signal::Rows => abi::TY_PHASE_ROWS,
             _ => abi::TY_PHASE_MESSAGE,
         };
-        let wait = Wait { operation, add, phase, rank };
+        let wait = Wait { operation: number, add, phase, rank };
         match self.lines[line].order.wait(signal, slot, peer, wait)? {
             true => Ok(()),
             false => Err(lost(rank)),
@@ -357,8 +358,8 @@ impl Pipe {
     /// As there.
     pub(crate) unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
         let (rank, number) = (message.peer, self.lanes[message.peer as usize].received);
-        let other = self.other(rank, number, message.operation)?;
-        let record = self.record(&other, SlotPart::MessageIn, Signal::Entry, number)?;
+        let other = self.other(rank, number)?;
+        let record = self.record(&other, SlotPart::MessageIn, Signal::Entry)?;
         let [_, verdict, bytes, ..] = record.header().0;
         if bytes > self.layout.room {
             return Err(too_long(rank, bytes, self.layout.room));
@@ -382,7 +383,7 @@ impl Pipe {
             unsafe { std::ptr::copy_nonoverlapping(from, message.data.cast(), bytes as usize) };
         }
         // The credit that was posted from the slot before has left (INV-5).
-        order.wait_posted(other.slot, message.operation)?;
+        order.wait_posted(other.slot, number)?;
         let answer = match (verdict, own.is_empty()) {
             (TAKEN, true) if !fits => OTHER_LENGTH,
             (TAKEN, false) => REFUSED,
@@ -405,7 +406,7 @@ impl Pipe {
     /// Waits until all messages of this rank are taken, and all that it posted has left (INV-4).
     pub(crate) fn flush(&mut self) -> Result<()> {
         for rank in 0..self.lanes.len() as u32 {
-            self.settle(rank, self.lanes[rank as usize].sent, 0)?;
+            self.settle(rank, self.lanes[rank as usize].sent)?;
         }
         self.lines.iter().try_for_each(|line| line.order.flush())
     }
