@@ -33,7 +33,7 @@ impl Drop for User {
 }
 
 impl User {
-    /// True if the kernel set takes calls of one of `TY_KERNELS_CAP_*`, or of all that are named.
+    /// True if the kernel set has one of these bits `TY_KERNELS_CAP_*`.
     pub(crate) fn takes(&self, capability: u32) -> bool {
         self.capabilities & capability != 0
     }
