@@ -193,6 +193,12 @@ struct TyTransportTable;
 #define TY_RUNS_PIPE 1
 
 /**
+ * In [`TyShape`]: gathers over all ranks. The set then has `TY_KERNELS_CAP_GATHER` among its needs, or refuses to
+ * open. E, K, H, M and the number of handles are 0.
+ */
+#define TY_RUNS_GATHER 2
+
+/**
  * Most windows a kernel set may ask for.
  */
 #define TY_MAX_WINDOWS 8
@@ -280,6 +286,12 @@ struct TyTransportTable;
  * `TY_SUBMIT_RECV`.
  */
 #define TY_KERNELS_CAP_PIPE 8192
+
+/**
+ * In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_GATHER`: it takes `TY_SUBMIT_GATHER` and
+ * `TY_FINISH_GATHER`.
+ */
+#define TY_KERNELS_CAP_GATHER 16384
 
 /**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
@@ -388,6 +400,12 @@ struct TyTransportTable;
 #define TY_SUBMIT_RECV 9
 
 /**
+ * In `submit`, with `TyGather`, of an instance with `TY_KERNELS_CAP_GATHER`: sends the shards of this rank to all
+ * ranks. Their memory may be changed once the call returns.
+ */
+#define TY_SUBMIT_GATHER 10
+
+/**
  * In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
  */
 #define TY_FINISH_DISPATCH 1
@@ -396,6 +414,12 @@ struct TyTransportTable;
  * In `finish`, with `TyCombineEnd`: ends a combine. Each set takes it.
  */
 #define TY_FINISH_COMBINE 2
+
+/**
+ * In `finish`, with `TyGather`, of an instance with `TY_KERNELS_CAP_GATHER`: waits for the shards of all ranks, and
+ * writes them. Each part has room for those of all ranks, in order of ranks.
+ */
+#define TY_FINISH_GATHER 3
 
 /**
  * In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
@@ -625,7 +649,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 10606802511393439885ull
+#define TY_KERNELS_LAYOUT 7567286564774285429
 
 /**
  * Major version of the topology ABI.
@@ -1805,6 +1829,47 @@ typedef struct TyExportHeader {
 } TyExportHeader;
 
 /**
+ * A tensor of a gather: contiguous memory of the set's kind.
+ */
+typedef struct TyPart {
+  /**
+   * Null where it has no bytes.
+   */
+  void *data;
+  /**
+   * Its length.
+   */
+  uint64_t bytes;
+} TyPart;
+
+/**
+ * A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on all
+ * of them. With a refusal of any rank it ends with `TY_REFUSED` on all. The instance goes on after both.
+ */
+typedef struct TyGather {
+  /**
+   * `sizeof(TyGather)`.
+   */
+  size_t size;
+  /**
+   * Operation number.
+   */
+  uint64_t operation;
+  /**
+   * The shards in `submit`, the outputs in `finish`.
+   */
+  const struct TyPart *parts;
+  /**
+   * How many.
+   */
+  size_t count;
+  /**
+   * In `submit`: why this rank refuses; no bytes where it does not.
+   */
+  struct TyStr refusal;
+} TyGather;
+
+/**
  * One command of a device, written by a kernel into a [`TyGpuRing`]: the fields of
  * [`TyCommand`](crate::TyCommand) that a kernel fills, then `sequence`.
  */
@@ -2444,7 +2509,7 @@ typedef struct TyShape {
    */
   uint32_t runs;
   /**
-   * Most bytes of a message, with `TY_RUNS_PIPE`; else 0.
+   * Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; else 0.
    */
   uint64_t message_bytes;
 } TyShape;

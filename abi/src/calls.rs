@@ -34,11 +34,17 @@ pub const TY_SUBMIT_SEND: u32 = 8;
 /// In `submit`, with `TyMessage`, of an instance with `TY_KERNELS_CAP_PIPE`: waits for the next message of a rank, and
 /// writes it to the memory.
 pub const TY_SUBMIT_RECV: u32 = 9;
+/// In `submit`, with `TyGather`, of an instance with `TY_KERNELS_CAP_GATHER`: sends the shards of this rank to all
+/// ranks. Their memory may be changed once the call returns.
+pub const TY_SUBMIT_GATHER: u32 = 10;
 
 /// In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
 pub const TY_FINISH_DISPATCH: u32 = 1;
 /// In `finish`, with `TyCombineEnd`: ends a combine. Each set takes it.
 pub const TY_FINISH_COMBINE: u32 = 2;
+/// In `finish`, with `TyGather`, of an instance with `TY_KERNELS_CAP_GATHER`: waits for the shards of all ranks, and
+/// writes them. Each part has room for those of all ranks, in order of ranks.
+pub const TY_FINISH_GATHER: u32 = 3;
 
 /// In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
 /// output, as `TY_FINISH_DISPATCH` will describe it, if the place is fixed already; else `x` stays absent. Until
@@ -113,6 +119,33 @@ pub struct TyMessage {
     /// Zero.
     pub reserved: u32,
     /// Why this rank refuses; no bytes where it does not.
+    pub refusal: TyStr,
+}
+
+/// A tensor of a gather: contiguous memory of the set's kind.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyPart {
+    /// Null where it has no bytes.
+    pub data: *mut c_void,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on all
+/// of them. With a refusal of any rank it ends with `TY_REFUSED` on all. The instance goes on after both.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyGather {
+    /// `sizeof(TyGather)`.
+    pub size: usize,
+    /// Operation number.
+    pub operation: u64,
+    /// The shards in `submit`, the outputs in `finish`.
+    pub parts: *const TyPart,
+    /// How many.
+    pub count: usize,
+    /// In `submit`: why this rank refuses; no bytes where it does not.
     pub refusal: TyStr,
 }
 

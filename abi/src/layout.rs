@@ -148,6 +148,8 @@ const fn kernels_layout() -> u64 {
         TyMask { size, rank, is_masked }
         TyMasks { size, masks, count, reserved }
         TyMessage { size, data, bytes, peer, reserved, refusal }
+        TyPart { data, bytes }
+        TyGather { size, operation, parts, count, refusal }
         TyReleaseAfter { size, stream }
         TyDispatchOutput { size, operation, received }
         TyCombineEnd { size, operation }
@@ -168,7 +170,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x9c60_85ef_85af_22ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x9332_eeaf_d653_c08d;
+pub const TY_KERNELS_LAYOUT: u64 = 0x6904_6709_96f5_1075;
 
 /// Layout hashes of the transport ABI of minor versions 8, 9 and 10, which this version only appends to. For hosts: the
 /// C header has constants alone.

@@ -11,6 +11,9 @@ pub const TY_RUNS_MOE: u32 = 0;
 /// In [`TyShape`]: messages between pairs of ranks. The set then has `TY_KERNELS_CAP_PIPE` among its needs, or
 /// refuses to open. E, K, H, M and the number of handles are 0.
 pub const TY_RUNS_PIPE: u32 = 1;
+/// In [`TyShape`]: gathers over all ranks. The set then has `TY_KERNELS_CAP_GATHER` among its needs, or refuses to
+/// open. E, K, H, M and the number of handles are 0.
+pub const TY_RUNS_GATHER: u32 = 2;
 
 /// The shape that a kernel set is opened for. The host has validated it.
 #[repr(C)]
@@ -42,7 +45,7 @@ pub struct TyShape {
     pub handles: u32,
     /// The operations of the instance: one of `TY_RUNS_*`.
     pub runs: u32,
-    /// Most bytes of a message, with `TY_RUNS_PIPE`; else 0.
+    /// Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; else 0.
     pub message_bytes: u64,
 }
 
@@ -117,6 +120,9 @@ pub const TY_KERNELS_CAP_RANK_MAJOR: u32 = 4096;
 /// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_PIPE`: it takes `TY_SUBMIT_SEND` and
 /// `TY_SUBMIT_RECV`.
 pub const TY_KERNELS_CAP_PIPE: u32 = 8192;
+/// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_GATHER`: it takes `TY_SUBMIT_GATHER` and
+/// `TY_FINISH_GATHER`.
+pub const TY_KERNELS_CAP_GATHER: u32 = 16384;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -171,8 +171,9 @@ fn a_pipe_and_a_communicator_share_a_session_and_neither_disturbs_the_other() {
             let all = SessionOptions {
                 communicators: vec![options(&case)],
                 pipes: vec![PipeOptions::new(256), PipeOptions::new(64)],
+                ..SessionOptions::default()
             };
-            let SessionUsers { mut communicators, pipes } = all.open(world, &config).unwrap();
+            let SessionUsers { mut communicators, pipes, .. } = all.open(world, &config).unwrap();
             let [mut wide, mut narrow] = <[Pipe; 2]>::try_from(pipes).unwrap();
             let mut comm = communicators.remove(0);
             let mut round = Round::new(&case, world.rank());

@@ -253,6 +253,30 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(no_messages(Self::NAME))
     }
 
+    /// Sends the shards of this rank to all ranks, of an instance that was opened with [`abi::TY_RUNS_GATHER`].
+    ///
+    /// # Errors
+    /// Any error closes the gather.
+    ///
+    /// # Safety
+    /// The parts are valid for the call.
+    unsafe fn gather_send(&mut self, gather: &abi::TyGather) -> Result<()> {
+        let _ = gather;
+        Err(no_messages(Self::NAME))
+    }
+
+    /// Waits for the shards of all ranks, and writes them to the parts.
+    ///
+    /// # Errors
+    /// `Refused`, `Mismatch`: the gather ended so on all ranks. Anything else closes it.
+    ///
+    /// # Safety
+    /// The parts are valid for the call, and no other code uses them.
+    unsafe fn gather_recv(&mut self, gather: &abi::TyGather) -> Result<()> {
+        let _ = gather;
+        Err(no_messages(Self::NAME))
+    }
+
     /// Waits until all commands that the set posted are done (INV-4), so that transports may be closed
     /// once all ranks have returned from it. No operation is open.
     ///

@@ -34,7 +34,7 @@ use crate::moe::dispatch::rail;
 use crate::moe::dispatch::upstream::Upstream;
 use crate::moe::runner::Runners;
 use crate::moe::{combine, dispatch, verdicts};
-use crate::ops::pipe::{Pipe, PipeLayout, members};
+use crate::ops::Beside;
 use crate::pool::Pool;
 
 /// The kernel set. See the [module](self).
@@ -46,12 +46,12 @@ pub struct CpuKernels {
     sizes: Option<WindowSizes>,
     /// Set by `plan`. Dropped before the memory it points to.
     runners: Option<Runners>,
-    /// Set by `plan`, of an instance that sends messages. As above.
-    pipe: Option<Pipe>,
+    /// Set by `plan`, of an instance for an operation beside MoE. As above.
+    beside: Option<Beside>,
     memory: Vec<Memory>,
 }
 
-fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
+pub(crate) fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
     LinkNeeds {
         queues: 1,
         signals: ids.count(),
@@ -61,44 +61,18 @@ fn link_needs(limits: &Capabilities, ids: Ids) -> LinkNeeds {
     }
 }
 
+/// Whether the level inside the domain is scale-up, and what the link there can do.
+pub(crate) fn inside(limits: &Limits) -> (bool, &Capabilities) {
+    match limits.scale_up.max_queues > 0 {
+        true => (true, &limits.scale_up),
+        false => (false, &limits.scale_out),
+    }
+}
+
 impl CpuKernels {
-    /// Whether the level inside the domain is scale-up, and what the link there can do.
-    fn inside(limits: &Limits) -> (bool, &Capabilities) {
-        match limits.scale_up.max_queues > 0 {
-            true => (true, &limits.scale_up),
-            false => (false, &limits.scale_out),
-        }
-    }
-
-    fn pipe_layout(&self, links: [u64; 2]) -> PipeLayout {
-        let puts = |flags: u64| flags & abi::TY_CAP_LOAD_STORE == 0;
-        let rail = self.shape.domains > 1 && puts(links[1]);
-        PipeLayout::new(&self.shape, puts(links[0]) || rail)
-    }
-
-    fn pipe_needs(&self, limits: &Limits) -> Result<KernelNeeds> {
-        let (is_up, inside) = Self::inside(limits);
-        let layout = self.pipe_layout([inside.flags, limits.scale_out.flags]);
-        let Some(bytes) = layout.bytes() else {
-            return Err(messages_too_large(&self.shape));
-        };
-        let mut needs =
-            KernelNeeds { windows: 1, capabilities: abi::TY_KERNELS_CAP_PIPE, ..NO_KERNEL_NEEDS };
-        needs.window_bytes[0] = bytes;
-        let level = if is_up { abi::TY_LEVEL_SCALE_UP } else { abi::TY_LEVEL_SCALE_OUT };
-        for member in members(&self.shape, level) {
-            let ids = Ids { places: member.places(), in_flight: self.shape.in_flight };
-            match member.level {
-                abi::TY_LEVEL_SCALE_UP => needs.scale_up = link_needs(inside, ids),
-                _ => needs.scale_out = link_needs(&limits.scale_out, ids),
-            }
-        }
-        Ok(needs)
-    }
-
-    fn pipe(&mut self) -> Result<&mut Pipe> {
-        self.pipe.as_mut().ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "pass message", "the instance has no planned pipe")
+    fn beside(&mut self) -> Result<&mut Beside> {
+        self.beside.as_mut().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "run operation", "the instance was planned for MoE")
         })
     }
 
@@ -126,16 +100,16 @@ impl KernelSet for CpuKernels {
             shape: *shape,
             sizes: None,
             runners: None,
-            pipe: None,
+            beside: None,
             memory: Vec::new(),
         })
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
-        if self.shape.runs == abi::TY_RUNS_PIPE {
-            return self.pipe_needs(limits);
+        if self.shape.runs != abi::TY_RUNS_MOE {
+            return Beside::needs(&self.shape, limits);
         }
-        let (scale_up, inside) = Self::inside(limits);
+        let (scale_up, inside) = inside(limits);
         let KernelShape { ranks, domains, in_flight, .. } = self.shape;
         let spread = Spread { in_flight, domains };
         let both = [inside, &limits.scale_out];
@@ -177,15 +151,9 @@ impl KernelSet for CpuKernels {
     }
 
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
-        if self.shape.runs == abi::TY_RUNS_PIPE {
-            let inside = match plan.scale_up.table.is_null() {
-                true => &plan.scale_out,
-                false => &plan.scale_up,
-            };
-            let flags = [inside, &plan.scale_out].map(|link| link.capabilities.flags);
-            let layout = self.pipe_layout(flags);
+        if self.shape.runs != abi::TY_RUNS_MOE {
             // SAFETY: by this function's contract, as below.
-            self.pipe = Some(unsafe { Pipe::new(&self.shape, layout, plan)? });
+            self.beside = Some(unsafe { Beside::new(&self.shape, plan)? });
             return Ok(());
         }
         let sizes = self.sizes.ok_or_else(|| {
@@ -261,17 +229,27 @@ impl KernelSet for CpuKernels {
 
     unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.pipe()?.send(message) }
+        unsafe { self.beside()?.pipe()?.send(message) }
     }
 
     unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.pipe()?.recv(message) }
+        unsafe { self.beside()?.pipe()?.recv(message) }
+    }
+
+    unsafe fn gather_send(&mut self, gather: &abi::TyGather) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.gather()?.send(gather) }
+    }
+
+    unsafe fn gather_recv(&mut self, gather: &abi::TyGather) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.gather()?.recv(gather) }
     }
 
     fn flush(&mut self) -> Result<()> {
-        if let Some(pipe) = &mut self.pipe {
-            return pipe.flush();
+        if let Some(beside) = &mut self.beside {
+            return beside.flush();
         }
         let Runners { owners, rail } = self.runners()?;
         owners.order.flush()?;
@@ -279,8 +257,8 @@ impl KernelSet for CpuKernels {
     }
 
     fn counters(&mut self) -> Option<abi::TyCounters> {
-        match &self.pipe {
-            Some(pipe) => pipe.counters(),
+        match &self.beside {
+            Some(beside) => beside.counters(),
             None => self.runners.as_ref().map(|r| r.owners.order.counters().as_abi()),
         }
     }
@@ -290,15 +268,6 @@ impl KernelSet for CpuKernels {
             runners.owners.places.arena().release(region);
         }
     }
-}
-
-#[cold]
-fn messages_too_large(shape: &KernelShape) -> Error {
-    let text = format!(
-        "found messages of {} bytes, {} in flight from each of {} ranks; expected windows of less than 2^47 bytes",
-        shape.message_bytes, shape.in_flight, shape.ranks
-    );
-    Error::new(ErrorKind::InvalidInput, "plan needs", text).with_fix("name fewer bytes or slots")
 }
 
 #[cold]

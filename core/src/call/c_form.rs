@@ -45,7 +45,7 @@ macro_rules! plain {
     )+};
 }
 
-plain!(TyRoutingCounts, TyMask, TyReleaseAfter, TyMessage);
+plain!(TyRoutingCounts, TyMask, TyReleaseAfter, TyMessage, TyGather);
 
 impl CForm for Copies<'_> {
     type Form = abi::TyCopies;

@@ -358,6 +358,30 @@ impl OpenKernels {
         unsafe { self.make(KernelCall::Recv(message)) }
     }
 
+    /// Sends the shards of a gather.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::gather_send`](crate::kernels::KernelSet::gather_send).
+    pub(crate) unsafe fn gather_send(&mut self, gather: &abi::TyGather) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::GatherSend(gather)) }
+    }
+
+    /// Ends a gather.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::gather_recv`](crate::kernels::KernelSet::gather_recv).
+    pub(crate) unsafe fn gather_recv(&mut self, gather: &mut abi::TyGather) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::GatherRecv(gather)) }
+    }
+
     /// Its counters for reports; nothing where it has none.
     ///
     /// # Errors

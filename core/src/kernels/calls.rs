@@ -23,10 +23,12 @@ macro_rules! kernel_calls {
                 ReleaseAfter(abi::TyReleaseAfter) = "release_after", TY_SUBMIT_RELEASE_AFTER;
                 Send(abi::TyMessage) = "send", TY_SUBMIT_SEND;
                 Recv(abi::TyMessage) = "recv", TY_SUBMIT_RECV;
+                GatherSend(abi::TyGather) = "gather_send", TY_SUBMIT_GATHER;
             }
             finish {
                 DispatchRecv(abi::TyDispatchOutput) = "dispatch_recv", TY_FINISH_DISPATCH;
                 CombineRecv(abi::TyCombineEnd) = "combine_recv", TY_FINISH_COMBINE;
+                GatherRecv(abi::TyGather) = "gather_recv", TY_FINISH_GATHER;
             }
             query {
                 DispatchOutput(abi::TyDispatchOutput) = "dispatch_output", TY_QUERY_DISPATCH_OUTPUT;
@@ -91,6 +93,8 @@ impl KernelCall<'_> {
                 Self::ReleaseAfter(after) => kernels.release_after(after.stream)?,
                 Self::Send(message) => kernels.send(message)?,
                 Self::Recv(message) => kernels.recv(message)?,
+                Self::GatherSend(gather) => kernels.gather_send(gather)?,
+                Self::GatherRecv(gather) => kernels.gather_recv(gather)?,
                 Self::DispatchRecv(end) => end.received = kernels.dispatch_recv(end.operation)?,
                 Self::CombineRecv(end) => kernels.combine_recv(end.operation)?,
                 Self::DispatchOutput(output) => {

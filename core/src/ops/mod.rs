@@ -1,14 +1,17 @@
 //! Operations beside MoE, and sessions that they share with communicators.
 
+pub mod gather;
 pub mod pipe;
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::bootstrap::World;
-use crate::communicator::{Communicator, CommunicatorOptions};
+use crate::communicator::{Communicator, CommunicatorOptions, TensorRef};
 use crate::config::Config;
+use crate::kernels::KernelShape;
 use crate::session::opening::open;
+use crate::{Error, ErrorKind, Result};
+use gather::{Gather, GatherOptions};
 use pipe::{Pipe, PipeOptions};
 
 /// The users of one session: they share one set of transports and connections. Each has its own kernel set, windows,
@@ -19,6 +22,8 @@ pub struct SessionOptions {
     pub communicators: Vec<CommunicatorOptions>,
     /// Pipes.
     pub pipes: Vec<PipeOptions>,
+    /// Gathers.
+    pub gathers: Vec<GatherOptions>,
 }
 
 /// What [`SessionOptions::open`] has opened, in the order of the options.
@@ -28,6 +33,8 @@ pub struct SessionUsers {
     pub communicators: Vec<Communicator>,
     /// Pipes.
     pub pipes: Vec<Pipe>,
+    /// Gathers.
+    pub gathers: Vec<Gather>,
 }
 
 impl SessionOptions {
@@ -48,7 +55,9 @@ impl SessionOptions {
         let (ranks, options) = (world.ranks(), self.clone());
         let read = move || {
             let communicators = options.communicators.iter().map(|options| options.spec(ranks));
-            communicators.chain(options.pipes.iter().map(|options| options.spec(ranks))).collect()
+            let pipes = options.pipes.iter().map(|options| options.spec(ranks));
+            let gathers = options.gathers.iter().map(|options| options.spec(ranks));
+            communicators.chain(pipes).chain(gathers).collect()
         };
         let mut opened = open(world, config, read)?.into_iter();
         // The iterators end with the shorter one, so the options come first: no user of the next kind is taken.
@@ -56,8 +65,55 @@ impl SessionOptions {
         let communicators = communicators
             .map(|(options, user)| Communicator::made(user, config, options))
             .collect::<Result<_>>()?;
-        let pipes = self.pipes.iter().zip(opened);
+        let pipes = self.pipes.iter().zip(opened.by_ref());
         let pipes = pipes.map(|(options, user)| Pipe::made(user, *options)).collect();
-        Ok(SessionUsers { communicators, pipes })
+        let gathers = self.gathers.iter().zip(opened);
+        let gathers = gathers.map(|(options, user)| Gather::made(user, *options)).collect();
+        Ok(SessionUsers { communicators, pipes, gathers })
     }
+}
+
+/// Most bytes that a user may name.
+const MOST_BYTES: u64 = 1 << 40;
+
+fn check_range(operation: &'static str, name: &str, value: u64, most: u64) -> Result<()> {
+    if value != 0 && value <= most {
+        return Ok(());
+    }
+    let text = format!("found {name} = {value}; expected 1 to {most}");
+    Err(Error::new(ErrorKind::InvalidInput, operation, text))
+}
+
+/// Numbers that ranks compare.
+fn agreement<const N: usize>(numbers: [(&str, u64); N]) -> Vec<(String, String)> {
+    numbers.map(|(name, value)| (name.to_owned(), value.to_string())).to_vec()
+}
+
+/// A shape without experts, for rank 0 of one domain.
+fn no_shape(ranks: u32) -> KernelShape {
+    KernelShape {
+        size: size_of::<KernelShape>(),
+        rank: 0,
+        ranks,
+        domains: 1,
+        experts: 0,
+        topk: 0,
+        hidden: 0,
+        max_tokens: 0,
+        in_flight: 0,
+        handles: 0,
+        runs: 0,
+        message_bytes: 0,
+    }
+}
+
+/// The length of a tensor without gaps.
+fn contiguous_bytes(name: &str, tensor: TensorRef<'_>) -> Result<u64> {
+    let wide = tensor.dtype().map_or(1, |dtype| dtype.bytes()) as u64;
+    let bytes = tensor.rows() as u64 * tensor.cols() as u64 * wide;
+    if bytes == 0 || tensor.is_contiguous() {
+        return Ok(bytes);
+    }
+    let text = format!("{name}: found gaps between rows; expected none");
+    Err(Error::new(ErrorKind::InvalidInput, "check arguments", text))
 }

@@ -54,36 +54,21 @@ impl PipeOptions {
 
     pub(super) fn spec(self, ranks: u32) -> Result<UserSpec> {
         let Self { max_bytes, in_flight } = self;
-        for (name, value, most) in
-            [("max_bytes", max_bytes, 1 << 40), ("in_flight", in_flight.into(), 16)]
-        {
-            if value == 0 || value > most {
-                let text = format!("found {name} = {value}; expected 1 to {most}");
-                return Err(Error::new(ErrorKind::InvalidInput, "open pipe", text));
-            }
-        }
+        super::check_range("open pipe", "max_bytes", max_bytes, super::MOST_BYTES)?;
+        super::check_range("open pipe", "in_flight", in_flight.into(), 16)?;
         let shape = KernelShape {
-            size: size_of::<KernelShape>(),
-            rank: 0,
-            ranks,
-            domains: 1,
-            experts: 0,
-            topk: 0,
-            hidden: 0,
-            max_tokens: 0,
             in_flight,
-            handles: 0,
             runs: abi::TY_RUNS_PIPE,
             message_bytes: max_bytes,
+            ..super::no_shape(ranks)
         };
-        let agreement = [("max_bytes", max_bytes), ("in_flight", in_flight.into())];
-        let agreement = agreement.map(|(name, value)| (name.to_owned(), value.to_string()));
+        let numbers = [("max_bytes", max_bytes), ("in_flight", in_flight.into())];
         Ok(UserSpec {
             name: "pipe",
             shape,
             capability: abi::TY_KERNELS_CAP_PIPE,
             operations: NAMES,
-            agreement: agreement.to_vec(),
+            agreement: super::agreement(numbers),
         })
     }
 }
@@ -240,16 +225,12 @@ impl Pipe {
     /// The length of a tensor that may be passed.
     fn check(&self, tensor: TensorRef<'_>) -> Result<u64> {
         check_memory(&[Argument::other("tensor", Some(tensor))], self.user.device)?;
-        let wide = tensor.dtype().map_or(1, |dtype| dtype.bytes()) as u64;
-        let bytes = tensor.rows() as u64 * tensor.cols() as u64 * wide;
-        let found = match (bytes > 0 && !tensor.is_contiguous(), bytes > self.options.max_bytes) {
-            (false, false) => return Ok(bytes),
-            (true, _) => "tensor: found gaps between rows; expected none".to_owned(),
-            _ => {
-                format!("tensor: found {bytes} bytes; expected at most {}", self.options.max_bytes)
-            }
-        };
-        Err(Error::new(ErrorKind::InvalidInput, "check arguments", found))
+        let (bytes, most) = (super::contiguous_bytes("tensor", tensor)?, self.options.max_bytes);
+        if bytes <= most {
+            return Ok(bytes);
+        }
+        let text = format!("tensor: found {bytes} bytes; expected at most {most}");
+        Err(Error::new(ErrorKind::InvalidInput, "check arguments", text))
     }
 
     /// Decides whether the pipe survives a failed call.

@@ -1,4 +1,152 @@
 //! Operations beside MoE. They use the [`engine`](crate::engine), and no expert is known here.
-//! Watched by `conformance/tests/pipes`.
+//! Watched by `conformance/tests/pipes.rs` and `gathers.rs`.
 
+pub(crate) mod gather;
+pub(crate) mod line;
 pub(crate) mod pipe;
+
+use tokenyard_core::kernels::{KernelNeeds, KernelShape, Limits, NO_KERNEL_NEEDS};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+
+use crate::engine::control::Ids;
+use crate::engine::member::Member;
+use crate::kernels::{inside, link_needs};
+use gather::{Gather, GatherLayout};
+use line::members;
+use pipe::{Pipe, PipeLayout};
+
+/// The operation of an instance.
+#[derive(Debug)]
+pub(crate) enum Beside {
+    Pipe(Pipe),
+    Gather(Gather),
+}
+
+/// The layout of an instance's window.
+enum Layout {
+    Pipe(PipeLayout),
+    Gather(GatherLayout),
+}
+
+impl Layout {
+    /// `puts`: some link of the ranks cannot store to peers.
+    fn new(shape: &KernelShape, puts: bool) -> Result<Self> {
+        match shape.runs {
+            abi::TY_RUNS_PIPE => Ok(Self::Pipe(PipeLayout::new(shape, puts))),
+            abi::TY_RUNS_GATHER => Ok(Self::Gather(GatherLayout::new(shape))),
+            other => {
+                let text = format!("found operations {other}, which this kernel set does not know");
+                Err(Error::new(ErrorKind::Unsupported, "open kernels", text))
+            }
+        }
+    }
+
+    fn bytes(&self) -> Option<u64> {
+        match self {
+            Self::Pipe(layout) => layout.bytes(),
+            Self::Gather(layout) => layout.bytes(),
+        }
+    }
+
+    fn capability(&self) -> u32 {
+        match self {
+            Self::Pipe(_) => abi::TY_KERNELS_CAP_PIPE,
+            Self::Gather(_) => abi::TY_KERNELS_CAP_GATHER,
+        }
+    }
+
+    /// This rank on the links to others. Forwarders send the shards of other domains on; messages are not forwarded.
+    fn members(&self, shape: &KernelShape, level: u64) -> Vec<Member> {
+        members(shape, level, matches!(self, Self::Gather(_)))
+    }
+}
+
+/// Whether a link of the ranks cannot store to peers. `links`: what those inside a domain and between domains can do.
+fn puts(shape: &KernelShape, links: [u64; 2]) -> bool {
+    let puts = |flags: u64| flags & abi::TY_CAP_LOAD_STORE == 0;
+    puts(links[0]) || shape.domains > 1 && puts(links[1])
+}
+
+impl Beside {
+    /// The needs of an instance.
+    pub(crate) fn needs(shape: &KernelShape, limits: &Limits) -> Result<KernelNeeds> {
+        let (is_up, inside) = inside(limits);
+        let layout = Layout::new(shape, puts(shape, [inside.flags, limits.scale_out.flags]))?;
+        let Some(bytes) = layout.bytes() else { return Err(too_large(shape)) };
+        let mut needs =
+            KernelNeeds { windows: 1, capabilities: layout.capability(), ..NO_KERNEL_NEEDS };
+        needs.window_bytes[0] = bytes;
+        let level = if is_up { abi::TY_LEVEL_SCALE_UP } else { abi::TY_LEVEL_SCALE_OUT };
+        for member in layout.members(shape, level) {
+            let ids = Ids { places: member.places(), in_flight: shape.in_flight };
+            match member.level {
+                abi::TY_LEVEL_SCALE_UP => needs.scale_up = link_needs(inside, ids),
+                _ => needs.scale_out = link_needs(&limits.scale_out, ids),
+            }
+        }
+        Ok(needs)
+    }
+
+    /// # Safety
+    /// Everything that the plan points to (but for the list of windows) outlives the instance.
+    pub(crate) unsafe fn new(shape: &KernelShape, plan: &abi::TyPlan) -> Result<Self> {
+        let (level, inside) = match plan.scale_up.table.is_null() {
+            true => (abi::TY_LEVEL_SCALE_OUT, &plan.scale_out),
+            false => (abi::TY_LEVEL_SCALE_UP, &plan.scale_up),
+        };
+        let links = [inside, &plan.scale_out].map(|link| link.capabilities.flags);
+        let layout = Layout::new(shape, puts(shape, links))?;
+        let members = layout.members(shape, level);
+        // SAFETY: by this function's contract.
+        unsafe {
+            match layout {
+                Layout::Pipe(layout) => Pipe::new(shape, layout, members, plan).map(Self::Pipe),
+                Layout::Gather(layout) => {
+                    Gather::new(shape, layout, members, plan).map(Self::Gather)
+                }
+            }
+        }
+    }
+
+    pub(crate) fn pipe(&mut self) -> Result<&mut Pipe> {
+        match self {
+            Self::Pipe(pipe) => Ok(pipe),
+            Self::Gather(_) => Err(other_operation()),
+        }
+    }
+
+    pub(crate) fn gather(&mut self) -> Result<&mut Gather> {
+        match self {
+            Self::Gather(gather) => Ok(gather),
+            Self::Pipe(_) => Err(other_operation()),
+        }
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        match self {
+            Self::Pipe(pipe) => pipe.flush(),
+            Self::Gather(gather) => gather.flush(),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Option<abi::TyCounters> {
+        match self {
+            Self::Pipe(pipe) => pipe.counters(),
+            Self::Gather(gather) => gather.counters(),
+        }
+    }
+}
+
+#[cold]
+fn other_operation() -> Error {
+    Error::new(ErrorKind::Internal, "run operation", "the instance was planned for another one")
+}
+
+#[cold]
+fn too_large(shape: &KernelShape) -> Error {
+    let text = format!(
+        "found {} bytes, {} times in flight, for each of {} ranks; expected a window of less than 2^47 bytes",
+        shape.message_bytes, shape.in_flight, shape.ranks
+    );
+    Error::new(ErrorKind::InvalidInput, "plan needs", text).with_fix("name fewer bytes or slots")
+}

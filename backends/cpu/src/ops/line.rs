@@ -1,0 +1,225 @@
+//! The link to some ranks, as operations beside MoE use it: those of a domain, or those of a rail. Bytes are stored to a
+//! peer's window where it is mapped, and put where it is not.
+
+use std::rc::Rc;
+
+use tokenyard_core::domains::Domains;
+use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
+use tokenyard_core::transport::{Command, NO_COMMAND, Window};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
+
+use crate::engine::commands::Raise;
+use crate::engine::control::{Header, Signal};
+use crate::engine::member::Member;
+use crate::engine::order::{SlotOrder, Traffic, Wait};
+use crate::engine::places::Area;
+
+/// The only window.
+const WINDOW: u16 = 0;
+/// Bytes of a record: its header, and the text of a refusal.
+pub(crate) const RECORD: u64 = (RECORD_HEADER + RECORD_TEXT).next_multiple_of(64);
+
+/// The window of this rank, and its lines: inside the domain, then on the rail, where there are several domains.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    pub(crate) window: Area,
+    pub(crate) all: Vec<Line>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) order: SlotOrder,
+    /// The windows of its peers, where they are mapped.
+    mapped: Vec<Area>,
+    window: Area,
+}
+
+/// The place of bytes in the slot of an operation, and their way: from an offset of this rank's window to one of the
+/// peer's. `signal` with `place` rises there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) peer: u32,
+    pub(crate) slot: usize,
+    pub(crate) number: u64,
+    pub(crate) signal: Signal,
+    pub(crate) place: u32,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+}
+
+impl Lines {
+    /// # Safety
+    /// Everything that the plan points to (but for the list of windows) outlives the lines.
+    pub(crate) unsafe fn new(
+        shape: &KernelShape,
+        members: Vec<Member>,
+        plan: &abi::TyPlan,
+    ) -> Result<Self> {
+        // SAFETY: by this function's contract.
+        let (traffic, windows): (_, &[Window]) = unsafe {
+            (
+                Rc::new(Traffic::new(shape, members.iter(), plan)?),
+                std::slice::from_raw_parts(plan.windows, plan.window_count),
+            )
+        };
+        let window = Area::own(windows, WINDOW)?;
+        let line = |(number, member): (usize, Member)| {
+            let order = SlotOrder::new(member, &traffic, shape.in_flight, number);
+            let peers = if order.channel.link.is_load_store() { member.peers() } else { 0 };
+            let map = |peer| window.of_peer(&order.channel, WINDOW, peer);
+            let mapped = (0..peers).map(map).collect::<Result<_>>()?;
+            Ok(Line { order, mapped, window })
+        };
+        let all = members.into_iter().enumerate().map(line).collect::<Result<_>>()?;
+        Ok(Self { window, all })
+    }
+}
+
+/// This rank inside its domain, then on its rail. `inside`: the level of the first. `has_groups`: inside, bytes of
+/// other domains come from their forwarders, too, so each rank of the world has a place there.
+pub(crate) fn members(shape: &KernelShape, inside: u64, has_groups: bool) -> Vec<Member> {
+    let (rank, domains) = (shape.rank, Domains::new(shape));
+    let of = |level, domains, team| Member { level, rank, domains, team };
+    let alone = Domains::of(domains.index, domains.size, 1);
+    let first = (domains.place(domains.mine, 0), 1);
+    let mut all = vec![of(inside, if has_groups { domains } else { alone }, first)];
+    if domains.count > 1 {
+        let on_rail = Domains::of(domains.mine, domains.count, 1);
+        all.push(of(abi::TY_LEVEL_SCALE_OUT, on_rail, (domains.index, domains.size)));
+    }
+    all
+}
+
+impl Line {
+    /// The number of a rank on this link, if it is there.
+    pub(crate) fn peer(&self, rank: u32) -> Option<u32> {
+        let member = &self.order.member;
+        let (first, step) = member.team;
+        let ahead = rank.checked_sub(first)?;
+        (ahead % step == 0 && ahead / step < member.peers()).then(|| ahead / step)
+    }
+
+    /// This rank's own number.
+    pub(crate) fn own(&self) -> u32 {
+        self.order.member.domains.index
+    }
+
+    /// Whether the windows of its peers are mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        !self.mapped.is_empty()
+    }
+
+    /// How often the signal of so many bytes rises.
+    pub(crate) fn pieces(&self, bytes: u64) -> u64 {
+        if self.is_mapped() { 0 } else { bytes.div_ceil(self.order.channel.largest_put) }
+    }
+
+    /// Where to write bytes that go this way: to the peer itself, or to where they are put from.
+    pub(crate) fn start(&self, way: &Way) -> *mut u8 {
+        match self.mapped.get(way.peer as usize) {
+            Some(window) => window.at(way.to),
+            None => self.window.at(way.from),
+        }
+    }
+
+    /// Puts bytes that were written at [`start`](Self::start), if that is here.
+    pub(crate) fn put(&self, way: &Way, bytes: u64) -> Result<()> {
+        if self.is_mapped() {
+            return Ok(());
+        }
+        let Way { peer, slot, number, signal, place, from, to } = *way;
+        let signal = self.order.channel.ids.id(signal, slot, place);
+        let mut done = 0;
+        while done < bytes {
+            let piece = (bytes - done).min(self.order.channel.largest_put);
+            let command = Command {
+                op: abi::TY_OP_PUT_SIGNAL,
+                peer,
+                signal,
+                add: 1,
+                src_window: WINDOW,
+                src_offset: from + done,
+                dst_window: WINDOW,
+                dst_offset: to + done,
+                bytes: piece,
+                ..NO_COMMAND
+            };
+            self.order.post(slot, &command, number)?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Writes a record on its way, and raises its signal. All bytes that were stored before are there then.
+    pub(crate) fn write(&self, way: &Way, header: Header, text: &[u8]) -> Result<()> {
+        let text = &text[..text.len().min(RECORD_TEXT as usize)];
+        let at = self.start(way);
+        // SAFETY: a record's room, in a part that only this rank writes now: the peer has given the slot back, and
+        // commands that were posted from it are done. Records are aligned to 64 bytes.
+        unsafe {
+            at.cast::<Header>().write(header.with_text(text.len() as u64));
+            let behind = at.add(RECORD_HEADER as usize);
+            std::ptr::copy_nonoverlapping(text.as_ptr(), behind, text.len());
+        }
+        self.announce(way, RECORD_HEADER + text.len() as u64)
+    }
+
+    /// Raises the signal of a record, behind its bytes.
+    pub(crate) fn announce(&self, way: &Way, bytes: u64) -> Result<()> {
+        if !self.is_mapped() {
+            return self.put(way, bytes);
+        }
+        let Way { peer, slot, number, signal, place, .. } = *way;
+        let signal = self.order.channel.ids.id(signal, slot, place);
+        self.order.raise(slot, Raise { operation: number, peer, signal, add: 1 })
+    }
+
+    /// Waits until a signal of a place has risen `add` more times. Bytes of an operation that has begun are on their
+    /// way; the operation itself may be late.
+    pub(crate) fn wait(&self, way: &Way, add: u64) -> Result<()> {
+        let Way { slot, number, signal, place, .. } = *way;
+        let rank = self.order.member.forwarder(place);
+        let phase = match signal {
+            Signal::Rows => abi::TY_PHASE_ROWS,
+            _ => abi::TY_PHASE_MESSAGE,
+        };
+        let wait = Wait { operation: number, add, phase, rank };
+        if add == 0 || self.order.wait(signal, slot, place, wait)? {
+            return Ok(());
+        }
+        let text = format!("rank {rank} is lost");
+        Err(Error::new(ErrorKind::PeerLost, "wait for bytes", text).with_rank(rank))
+    }
+}
+
+/// # Safety
+/// The text is valid for the life of the call.
+pub(crate) unsafe fn text_of(text: &abi::TyStr) -> &[u8] {
+    match text.data.is_null() {
+        true => &[],
+        // SAFETY: by this function's contract.
+        false => unsafe { std::slice::from_raw_parts(text.data.cast(), text.bytes) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_reaches_its_domain_and_its_rail() {
+        let world =
+            tokenyard_core::moe::Shape { ranks: 6, experts: 6, topk: 1, hidden: 1, max_tokens: 1 };
+        let shape = tokenyard_core::kernels::kernel_shape(&world, 3, 2, 1);
+        let shape = KernelShape { rank: 3, ..shape };
+        let all = members(&shape, abi::TY_LEVEL_SCALE_UP, false);
+        assert_eq!(all.len(), 2);
+        assert_eq!([0, 1].map(|peer| all[0].rank_of(peer)), [2, 3]);
+        assert_eq!([0, 1, 2].map(|peer| all[1].rank_of(peer)), [1, 3, 5]);
+        let inside = members(&shape, abi::TY_LEVEL_SCALE_UP, true)[0];
+        assert_eq!((inside.peers(), inside.places()), (2, 6));
+        assert_eq!([0, 1, 4, 5].map(|place| inside.forwarder(place)), [2, 3, 2, 3]);
+    }
+}

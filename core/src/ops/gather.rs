@@ -1,0 +1,312 @@
+//! All-gather: each rank gets the shards of all ranks.
+//!
+//! A shard is the bytes of one tensor. A call takes several, so that small ones share a round. All ranks make the same
+//! calls, and their halves, in the same order, with as many shards of the same lengths. Where a rank's input is refused,
+//! or lengths differ, the call is an error on all ranks, and the gather goes on. Any other error closes it.
+//!
+//! One thread uses a gather at a time. Each rank takes window memory for `in_flight * ranks * max_bytes` and a record of
+//! 256 bytes for each of these.
+
+use std::sync::Arc;
+
+use super::SessionOptions;
+use crate::abi;
+use crate::bootstrap::World;
+use crate::communicator::memory::{Argument, check_memory};
+use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
+use crate::config::Config;
+use crate::kernels::KernelShape;
+use crate::session::opening::{OpenedUser, UserSpec};
+use crate::session::reporter::InCall;
+use crate::session::standing::Standing;
+use crate::session::user::User;
+use crate::{Error, ErrorKind, Result};
+
+/// The names of the operations.
+const NAMES: &[&str] = &["all-gather"];
+
+/// A caller's options for a gather; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatherOptions {
+    /// Most bytes of a rank's shards in one call, 1 to 2^40.
+    pub max_bytes: u64,
+    /// Calls that may be sent and not yet received, 1 to 32.
+    pub in_flight: u32,
+}
+
+impl GatherOptions {
+    /// Options with 2 calls in flight.
+    pub fn new(max_bytes: u64) -> Self {
+        Self { max_bytes, in_flight: 2 }
+    }
+
+    pub(super) fn spec(self, ranks: u32) -> Result<UserSpec> {
+        let Self { max_bytes, in_flight } = self;
+        super::check_range("open gather", "max_bytes", max_bytes, super::MOST_BYTES)?;
+        super::check_range("open gather", "in_flight", in_flight.into(), 32)?;
+        let shape = KernelShape {
+            in_flight,
+            runs: abi::TY_RUNS_GATHER,
+            message_bytes: max_bytes,
+            ..super::no_shape(ranks)
+        };
+        Ok(UserSpec {
+            name: "gather",
+            shape,
+            capability: abi::TY_KERNELS_CAP_GATHER,
+            operations: NAMES,
+            agreement: super::agreement([
+                ("max_bytes", max_bytes),
+                ("in_flight", in_flight.into()),
+            ]),
+        })
+    }
+}
+
+/// See the [module](self).
+pub struct Gather {
+    standing: Standing,
+    user: User,
+    options: GatherOptions,
+    report: BringUpReport,
+    next_operation: u64,
+    /// Slots (operation number modulo `in_flight`) whose call was sent and not received: one bit each.
+    open_slots: u32,
+}
+
+/// A call that was sent. Finish it with [`Gather::all_gather_recv`].
+#[derive(Debug)]
+#[must_use = "a call that is never received leaves the other ranks waiting"]
+pub struct PendingGather {
+    operation: u64,
+    /// Bytes of each shard.
+    lengths: Vec<u64>,
+}
+
+impl std::fmt::Debug for Gather {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gather")
+            .field("rank", &self.rank())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gather {
+    /// Opens a gather on all ranks of `world`. Collective.
+    ///
+    /// # Errors
+    /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where the
+    /// kernel set has no gathers, and where losses are masked.
+    pub fn open(world: &Arc<World>, config: &Config, options: GatherOptions) -> Result<Self> {
+        let all = SessionOptions { gathers: vec![options], ..SessionOptions::default() };
+        let none = || Error::new(ErrorKind::Internal, "open gather", "the bring-up gave none");
+        all.open(world, config)?.gathers.pop().ok_or_else(none)
+    }
+
+    /// The gather of a user that was opened.
+    pub(super) fn made(opened: OpenedUser, options: GatherOptions) -> Self {
+        let OpenedUser { user, standing, report } = opened;
+        Self { standing, user, options, report, next_operation: 0, open_slots: 0 }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.standing.rank()
+    }
+
+    /// The options that all ranks agreed on.
+    pub fn options(&self) -> GatherOptions {
+        self.options
+    }
+
+    /// The chosen components and the reasons, for display and for JSON.
+    pub fn report(&self) -> &BringUpReport {
+        &self.report
+    }
+
+    /// As [`Communicator::reporter`](crate::communicator::Communicator::reporter).
+    pub fn reporter(&self) -> Reporter {
+        Reporter::new(&self.standing.recorder.0)
+    }
+
+    /// Whether an error has closed the gather.
+    pub fn is_closed(&self) -> bool {
+        self.standing.is_closed()
+    }
+
+    /// Gives each rank the shards of all ranks: `outs[i]` is contiguous, and gets `shards[i]` of rank 0, then that of
+    /// rank 1, and so on. Collective.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for tensors that cannot be gathered, [`ErrorKind::Refused`] on the other ranks.
+    /// [`ErrorKind::Mismatch`] on all ranks where lengths differ. Nothing is written then.
+    pub fn all_gather(
+        &mut self,
+        shards: &[TensorRef<'_>],
+        outs: &mut [TensorMut<'_>],
+    ) -> Result<()> {
+        let wrong = self.check_outs(&self.lengths(shards).unwrap_or_default(), outs);
+        let pending = self.send(shards, wrong)?;
+        self.all_gather_recv(pending, outs)
+    }
+
+    /// The first half of [`all_gather`](Self::all_gather): sends the shards, which may be changed afterwards.
+    ///
+    /// # Errors
+    /// As there, for the shards of this rank. [`ErrorKind::InvalidInput`] on this rank alone where `in_flight` calls
+    /// are not received: all ranks make the same calls, so all get it.
+    pub fn all_gather_send(&mut self, shards: &[TensorRef<'_>]) -> Result<PendingGather> {
+        self.send(shards, Ok(()))
+    }
+
+    /// The second half: waits for the shards of all ranks, and writes them.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather). Outputs that cannot be written are an error on this rank alone: the call
+    /// has ended then, and its shards are lost here.
+    pub fn all_gather_recv(
+        &mut self,
+        pending: PendingGather,
+        outs: &mut [TensorMut<'_>],
+    ) -> Result<()> {
+        self.standing.check_open()?;
+        let PendingGather { operation, lengths } = pending;
+        let checked = self.check_outs(&lengths, outs);
+        let parts: Vec<_> = match &checked {
+            Ok(()) => outs.iter().map(|out| part(out.as_ref())).collect(),
+            Err(_) => Vec::new(),
+        };
+        checked.and(self.recv(operation, &parts))
+    }
+
+    /// Closes the gather on all ranks together. Collective.
+    ///
+    /// # Errors
+    /// A call that was sent and not received; a lost rank.
+    pub fn close(mut self) -> Result<()> {
+        self.standing.check_open()?;
+        if self.open_slots != 0 {
+            let text = "a call was sent and not received; expected none";
+            let error = Error::new(ErrorKind::InvalidInput, "close gather", text);
+            return Err(self.standing.end(error));
+        }
+        let flushed = self.user.kernels().flush();
+        flushed.map_err(|error| self.standing.fail(error))?;
+        self.standing.world.barrier("close gather")
+    }
+
+    fn send(&mut self, shards: &[TensorRef<'_>], wrong: Result<()>) -> Result<PendingGather> {
+        self.standing.check_open()?;
+        let operation = self.begin()?;
+        let checked = wrong.and_then(|()| self.check_shards(shards));
+        let refusal = checked.as_ref().map_or_else(Error::detail, |_| String::new());
+        let parts: Vec<_> = match &checked {
+            Ok(_) => shards.iter().map(|shard| part(*shard)).collect(),
+            Err(_) => Vec::new(),
+        };
+        let gather = abi::TyGather {
+            size: size_of::<abi::TyGather>(),
+            operation,
+            parts: parts.as_ptr(),
+            count: parts.len(),
+            refusal: abi::TyStr { data: refusal.as_ptr(), bytes: refusal.len() },
+        };
+        let in_call = InCall::new(&self.standing.recorder);
+        // SAFETY: the shards are borrowed for the call, and lie in memory that the kernel set works on, as was checked.
+        let sent = unsafe { self.user.kernels().gather_send(&gather) };
+        drop(in_call);
+        sent.map_err(|error| self.standing.fail(error))?;
+        match checked {
+            Ok(lengths) => Ok(PendingGather { operation, lengths }),
+            Err(why) => match self.recv(operation, &[]) {
+                Err(error) if self.is_closed() => Err(error),
+                _ => Err(why),
+            },
+        }
+    }
+
+    fn begin(&mut self) -> Result<u64> {
+        let (operation, in_flight) = (self.next_operation, u64::from(self.options.in_flight));
+        let bit = 1 << (operation % in_flight);
+        if self.open_slots & bit != 0 {
+            let text = format!(
+                "call {} was sent and not received; expected that before call {operation}, because in_flight = \
+                 {in_flight}",
+                operation - in_flight
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, "start gather", text)
+                .with_fix("receive it first, or open the gather with a larger in_flight"));
+        }
+        self.next_operation += 1;
+        self.open_slots |= bit;
+        self.standing.recorder.0.track.send(operation, 0);
+        Ok(operation)
+    }
+
+    fn recv(&mut self, operation: u64, parts: &[abi::TyPart]) -> Result<()> {
+        self.standing.recorder.0.track.receive(operation);
+        let in_call = InCall::new(&self.standing.recorder);
+        let mut gather = abi::TyGather {
+            size: size_of::<abi::TyGather>(),
+            operation,
+            parts: parts.as_ptr(),
+            count: parts.len(),
+            refusal: abi::TyStr { data: std::ptr::null(), bytes: 0 },
+        };
+        // SAFETY: the outputs are borrowed exclusively for the call, have room for the shards of all ranks, and lie in
+        // memory that the kernel set works on, as was checked.
+        let received = unsafe { self.user.kernels().gather_recv(&mut gather) };
+        drop(in_call);
+        self.open_slots &= !(1 << (operation % u64::from(self.options.in_flight)));
+        received.map_err(|error| match error.kind() {
+            ErrorKind::Refused | ErrorKind::Mismatch => error,
+            _ => self.standing.fail(error),
+        })
+    }
+
+    /// Bytes of each shard.
+    fn lengths(&self, shards: &[TensorRef<'_>]) -> Result<Vec<u64>> {
+        shards.iter().map(|shard| super::contiguous_bytes("shard", *shard)).collect()
+    }
+
+    fn check_shards(&self, shards: &[TensorRef<'_>]) -> Result<Vec<u64>> {
+        let arguments = shards.iter().map(|shard| Argument::other("shard", Some(*shard)));
+        check_memory(&arguments.collect::<Vec<_>>(), self.user.device)?;
+        let lengths = self.lengths(shards)?;
+        let (bytes, most) = (lengths.iter().sum::<u64>(), self.options.max_bytes);
+        if bytes <= most {
+            return Ok(lengths);
+        }
+        Err(refuse(format!("shards: found {bytes} bytes; expected at most {most}")))
+    }
+
+    fn check_outs(&self, lengths: &[u64], outs: &[TensorMut<'_>]) -> Result<()> {
+        let arguments = outs.iter().map(|out| Argument::other("out", Some(out.as_ref())));
+        check_memory(&arguments.collect::<Vec<_>>(), self.user.device)?;
+        if lengths.len() != outs.len() {
+            let (found, expected) = (outs.len(), lengths.len());
+            return Err(refuse(format!("outs: found {found}; expected {expected}, one a shard")));
+        }
+        let ranks = u64::from(self.standing.world.ranks());
+        for (out, shard) in outs.iter().zip(lengths) {
+            let (found, expected) = (super::contiguous_bytes("out", out.as_ref())?, ranks * shard);
+            if found != expected {
+                return Err(refuse(format!(
+                    "out: found {found} bytes; expected {expected}, the shard of {ranks} ranks"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn part(tensor: TensorRef<'_>) -> abi::TyPart {
+    let bytes = super::contiguous_bytes("tensor", tensor).unwrap_or_default();
+    let data = if bytes == 0 { std::ptr::null_mut() } else { tensor.raw().data.cast() };
+    abi::TyPart { data, bytes }
+}
+
+fn refuse(text: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, "check arguments", text)
+}
