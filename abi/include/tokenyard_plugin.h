@@ -1843,8 +1843,8 @@ typedef struct TyPart {
 } TyPart;
 
 /**
- * A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on all
- * of them. With a refusal of any rank it ends with `TY_REFUSED` on all. The instance goes on after both.
+ * A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on
+ * all of them. With a refusal of any rank it ends with `TY_REFUSED` on all. The instance goes on after both.
  */
 typedef struct TyGather {
   /**

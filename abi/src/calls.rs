@@ -132,8 +132,8 @@ pub struct TyPart {
     pub bytes: u64,
 }
 
-/// A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on all
-/// of them. With a refusal of any rank it ends with `TY_REFUSED` on all. The instance goes on after both.
+/// A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on
+/// all of them. With a refusal of any rank it ends with `TY_REFUSED` on all. The instance goes on after both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyGather {

@@ -12,8 +12,7 @@ use crate::config::Config;
 use crate::kernels::kernel_shape;
 use crate::moe::combine::late_weights::LateWeights;
 use crate::moe::{Shape, TopkScratch};
-use crate::ops::SessionOptions;
-use crate::session::opening::{OpenedUser, UserSpec};
+use crate::session::opening::{OpenedUser, UserSpec, open_one};
 use crate::{Error, ErrorKind, Result};
 
 /// A caller's options for a communicator; equal on all ranks.
@@ -96,10 +95,9 @@ impl Communicator {
     /// alone is [`ErrorKind::Refused`] on the others, and the world goes on. [`ErrorKind::Transport`] names a
     /// component that does not return from a call within `late_ms`; this rank then leaves the world.
     pub fn open(world: &Arc<World>, config: &Config, options: CommunicatorOptions) -> Result<Self> {
-        let all = SessionOptions { communicators: vec![options], ..SessionOptions::default() };
-        all.open(world, config)?.communicators.pop().ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "open communicator", "the bring-up gave none")
-        })
+        let ranks = world.ranks();
+        let opened = open_one(world, config, move || options.spec(ranks))?;
+        Self::made(opened, config, &options)
     }
 
     /// The communicator of a user that was opened.

@@ -1,22 +1,21 @@
 //! All-gather: each rank gets the shards of all ranks.
 //!
 //! A shard is the bytes of one tensor. A call takes several, so that small ones share a round. All ranks make the same
-//! calls, and their halves, in the same order, with as many shards of the same lengths. Where a rank's input is refused,
-//! or lengths differ, the call is an error on all ranks, and the gather goes on. Any other error closes it.
+//! calls, and their halves, in the same order, with as many shards of the same lengths. Where a rank's input is
+//! refused, or lengths differ, the call is an error on all ranks, and the gather goes on. Any other error closes it.
 //!
-//! One thread uses a gather at a time. Each rank takes window memory for `in_flight * ranks * max_bytes` and a record of
-//! 256 bytes for each of these.
+//! One thread uses a gather at a time. Each rank takes window memory for `in_flight * ranks` times `max_bytes` and a
+//! record of 256 bytes.
 
 use std::sync::Arc;
 
-use super::SessionOptions;
 use crate::abi;
 use crate::bootstrap::World;
 use crate::communicator::memory::{Argument, check_memory};
 use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
 use crate::config::Config;
 use crate::kernels::KernelShape;
-use crate::session::opening::{OpenedUser, UserSpec};
+use crate::session::opening::{OpenedUser, UserSpec, open_one};
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
@@ -99,9 +98,9 @@ impl Gather {
     /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where the
     /// kernel set has no gathers, and where losses are masked.
     pub fn open(world: &Arc<World>, config: &Config, options: GatherOptions) -> Result<Self> {
-        let all = SessionOptions { gathers: vec![options], ..SessionOptions::default() };
-        let none = || Error::new(ErrorKind::Internal, "open gather", "the bring-up gave none");
-        all.open(world, config)?.gathers.pop().ok_or_else(none)
+        let ranks = world.ranks();
+        let opened = open_one(world, config, move || options.spec(ranks))?;
+        Ok(Self::made(opened, options))
     }
 
     /// The gather of a user that was opened.

@@ -26,7 +26,7 @@ pub struct SessionOptions {
     pub gathers: Vec<GatherOptions>,
 }
 
-/// What [`SessionOptions::open`] has opened, in the order of the options.
+/// The users that [`SessionOptions::open`] has opened, in the order of the options.
 #[derive(Debug)]
 pub struct SessionUsers {
     /// Communicators for MoE.

@@ -14,14 +14,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::SessionOptions;
 use crate::abi;
 use crate::bootstrap::World;
 use crate::communicator::memory::{Argument, check_memory};
 use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
 use crate::config::Config;
 use crate::kernels::KernelShape;
-use crate::session::opening::{OpenedUser, UserSpec};
+use crate::session::opening::{OpenedUser, UserSpec, open_one};
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
@@ -97,9 +96,9 @@ impl Pipe {
     /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where the
     /// kernel set has no pipes, and where losses are masked.
     pub fn open(world: &Arc<World>, config: &Config, options: PipeOptions) -> Result<Self> {
-        let all = SessionOptions { pipes: vec![options], ..SessionOptions::default() };
-        let none = || Error::new(ErrorKind::Internal, "open pipe", "the bring-up gave none");
-        all.open(world, config)?.pipes.pop().ok_or_else(none)
+        let ranks = world.ranks();
+        let opened = open_one(world, config, move || options.spec(ranks))?;
+        Ok(Self::made(opened, options))
     }
 
     /// The pipe of a user that was opened.

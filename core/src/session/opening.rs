@@ -79,6 +79,19 @@ pub(crate) fn open(
     })
 }
 
+/// Opens a session for one user. See [`open`].
+///
+/// # Errors
+/// As there.
+pub(crate) fn open_one(
+    world: &Arc<World>,
+    config: &Config,
+    read: impl Fn() -> Result<UserSpec> + Send + 'static,
+) -> Result<OpenedUser> {
+    let none = || Error::new(ErrorKind::Internal, "open session", "the bring-up gave no user");
+    open(world, config, move || Ok(vec![read()?]))?.pop().ok_or_else(none)
+}
+
 fn open_users(
     world: &Arc<World>,
     members: &Members<'_>,

@@ -4,14 +4,14 @@
 //! the same place of every rank of its domain, and of its rail. Among domains, a rank is the forwarder of its rail: it
 //! sends on inside what comes from other domains. So shards cross to a domain once for each of its rails.
 //!
-//! The record beside shards says how many bytes they have, and whether their rank refuses. Every rank reads the records of
-//! all ranks, so all end a gather alike, without another round.
+//! The record beside shards says how many bytes they have, and whether their rank refuses. Every rank reads the
+//! records of all ranks, so all end a gather alike, without another round.
 
 use tokenyard_core::domains::Domains;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::line::{Line, Lines, RECORD, Way, text_of};
+use super::line::{Line, Lines, Passage, RECORD, text_of};
 use crate::engine::control::{Header, Signal};
 use crate::engine::ends::End;
 use crate::engine::member::Member;
@@ -73,10 +73,10 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     /// The way of the shards of `rank`, or of their record, to a peer of the line. `place`: theirs on the line.
-    fn way(&self, signal: Signal, rank: u32, [peer, place]: [u32; 2]) -> Way {
+    fn way(&self, signal: Signal, rank: u32, [peer, place]: [u32; 2]) -> Passage {
         let behind = if signal == Signal::Rows { RECORD } else { 0 };
         let at = self.layout.place(rank, self.slot) + behind;
-        Way { peer, slot: self.slot, number: self.number, signal, place, from: at, to: at }
+        Passage { peer, slot: self.slot, number: self.number, signal, place, from: at, to: at }
     }
 
     /// Sends the shards of a rank, which lie in this rank's window behind their record, to all others of the line.

@@ -1,5 +1,5 @@
-//! The link to some ranks, as operations beside MoE use it: those of a domain, or those of a rail. Bytes are stored to a
-//! peer's window where it is mapped, and put where it is not.
+//! The link to some ranks, as operations beside MoE use it: those of a domain, or those of a rail. Bytes are stored to
+//! a peer's window where it is mapped, and put where it is not.
 
 use std::rc::Rc;
 
@@ -39,7 +39,7 @@ pub(crate) struct Line {
 /// The place of bytes in the slot of an operation, and their way: from an offset of this rank's window to one of the
 /// peer's. `signal` with `place` rises there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct Passage {
     pub(crate) peer: u32,
     pub(crate) slot: usize,
     pub(crate) number: u64,
@@ -117,7 +117,7 @@ impl Line {
     }
 
     /// Where to write bytes that go this way: to the peer itself, or to where they are put from.
-    pub(crate) fn start(&self, way: &Way) -> *mut u8 {
+    pub(crate) fn start(&self, way: &Passage) -> *mut u8 {
         match self.mapped.get(way.peer as usize) {
             Some(window) => window.at(way.to),
             None => self.window.at(way.from),
@@ -125,11 +125,11 @@ impl Line {
     }
 
     /// Puts bytes that were written at [`start`](Self::start), if that is here.
-    pub(crate) fn put(&self, way: &Way, bytes: u64) -> Result<()> {
+    pub(crate) fn put(&self, way: &Passage, bytes: u64) -> Result<()> {
         if self.is_mapped() {
             return Ok(());
         }
-        let Way { peer, slot, number, signal, place, from, to } = *way;
+        let Passage { peer, slot, number, signal, place, from, to } = *way;
         let signal = self.order.channel.ids.id(signal, slot, place);
         let mut done = 0;
         while done < bytes {
@@ -153,7 +153,7 @@ impl Line {
     }
 
     /// Writes a record on its way, and raises its signal. All bytes that were stored before are there then.
-    pub(crate) fn write(&self, way: &Way, header: Header, text: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, way: &Passage, header: Header, text: &[u8]) -> Result<()> {
         let text = &text[..text.len().min(RECORD_TEXT as usize)];
         let at = self.start(way);
         // SAFETY: a record's room, in a part that only this rank writes now: the peer has given the slot back, and
@@ -167,19 +167,19 @@ impl Line {
     }
 
     /// Raises the signal of a record, behind its bytes.
-    pub(crate) fn announce(&self, way: &Way, bytes: u64) -> Result<()> {
+    pub(crate) fn announce(&self, way: &Passage, bytes: u64) -> Result<()> {
         if !self.is_mapped() {
             return self.put(way, bytes);
         }
-        let Way { peer, slot, number, signal, place, .. } = *way;
+        let Passage { peer, slot, number, signal, place, .. } = *way;
         let signal = self.order.channel.ids.id(signal, slot, place);
         self.order.raise(slot, Raise { operation: number, peer, signal, add: 1 })
     }
 
     /// Waits until a signal of a place has risen `add` more times. Bytes of an operation that has begun are on their
     /// way; the operation itself may be late.
-    pub(crate) fn wait(&self, way: &Way, add: u64) -> Result<()> {
-        let Way { slot, number, signal, place, .. } = *way;
+    pub(crate) fn wait(&self, way: &Passage, add: u64) -> Result<()> {
+        let Passage { slot, number, signal, place, .. } = *way;
         let rank = self.order.member.forwarder(place);
         let phase = match signal {
             Signal::Rows => abi::TY_PHASE_ROWS,

@@ -8,7 +8,7 @@
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::line::{Lines, RECORD, Way, text_of};
+use super::line::{Lines, Passage, RECORD, text_of};
 use crate::engine::control::{Header, Signal};
 use crate::engine::member::Member;
 use crate::engine::record::Record;
@@ -161,7 +161,7 @@ impl Pipe {
     }
 
     /// The way of what this rank writes about a message: its bytes, its record, or its credit.
-    fn way(&self, other: &Other, signal: Signal) -> Way {
+    fn way(&self, other: &Other, signal: Signal) -> Passage {
         let Other { line, peer, rank, slot, number } = *other;
         let (out, into, behind) = match signal {
             Signal::Rows => (SlotPart::MessageOut, SlotPart::MessageIn, RECORD),
@@ -170,7 +170,7 @@ impl Pipe {
         };
         let from = self.layout.at(out, rank, slot) + behind;
         let to = self.layout.at(into, self.rank, slot) + behind;
-        Way { peer, slot, number, signal, place: self.lines.all[line].own(), from, to }
+        Passage { peer, slot, number, signal, place: self.lines.all[line].own(), from, to }
     }
 
     /// Waits until the first `until` messages to a rank are taken. Reports one that was not taken as it was sent.
@@ -202,7 +202,7 @@ impl Pipe {
     }
 
     fn wait(&self, other: &Other, signal: Signal, add: u64) -> Result<()> {
-        let way = Way { place: other.peer, ..self.way(other, signal) };
+        let way = Passage { place: other.peer, ..self.way(other, signal) };
         self.lines.all[other.line].wait(&way, add)
     }
 
