@@ -252,7 +252,7 @@ fn a_pipe_and_a_communicator_share_a_session_and_neither_disturbs_the_other() {
             let SessionUsers { mut communicators, pipes } = all.open(world, &config).unwrap();
             let [mut wide, mut narrow] = <[Pipe; 2]>::try_from(pipes).unwrap();
             let mut comm = communicators.remove(0);
-            let mut round = Round::new(&case, world.rank());
+            let round = Round::new(&case, world.rank());
             let rank = world.rank();
             for to in linked(rank, ranks, domains) {
                 send(&mut wide, &bytes(rank, to, 0, 200), to).unwrap();
