@@ -7,12 +7,12 @@ use tokenyard_conformance::moe::exchange::options;
 use tokenyard_conformance::moe::oracle::Case;
 use tokenyard_conformance::moe::round::Round;
 use tokenyard_conformance::ranks::in_threads;
-use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{TensorMut, TensorRef};
 use tokenyard_core::config::Config;
 use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
+use tokenyard_core::{Error, ErrorKind};
 use tokenyard_libfabric::Libfabric;
 
 const STORES: &str = "[transport.scale_up]\nuse = \"shm\"\n";
@@ -146,6 +146,83 @@ fn a_tensor_that_one_side_refuses_is_an_error_on_both_and_the_pipe_goes_on() {
     .unwrap();
 }
 
+/// The sender that got its own error instead took the message for sent, and the receiver waited for it.
+#[test]
+fn a_send_that_is_refused_first_reports_an_earlier_message_and_can_be_made_again() {
+    let config = config(STORES);
+    in_threads(2, &config, |world: &Arc<World>| {
+        let options = PipeOptions { max_bytes: 64, in_flight: 1 };
+        let mut pipe = Pipe::open(world, &config, options).unwrap();
+        let other = 1 - pipe.rank();
+        if pipe.rank() == 0 {
+            send(&mut pipe, &[1; 8], other).unwrap();
+            for kind in [ErrorKind::Mismatch, ErrorKind::InvalidInput] {
+                let error = send(&mut pipe, &[0; 65], other).unwrap_err();
+                assert_eq!(error.kind(), kind, "{error}");
+            }
+        } else {
+            for kind in [ErrorKind::Mismatch, ErrorKind::Refused] {
+                let error = recv(&mut pipe, 9, other).unwrap_err();
+                assert_eq!((error.kind(), error.rank()), (kind, Some(0)), "{error}");
+            }
+        }
+        pipe.close().unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rank_without_a_tensor_refuses_its_side_of_a_message_and_the_pipe_goes_on() {
+    for transports in [STORES, PUTS] {
+        let config = config(transports);
+        in_threads(2, &config, |world: &Arc<World>| {
+            let mut pipe = Pipe::open(world, &config, PipeOptions::new(64)).unwrap();
+            let other = 1 - pipe.rank();
+            let why = |text: &str| Error::new(ErrorKind::InvalidInput, "read tensor", text);
+            if pipe.rank() == 0 {
+                let error = pipe.refuse_send(other, why("found no tensor"));
+                assert_eq!(error.message(), "found no tensor", "{error}");
+                // A reason without a word is one, too.
+                let error = pipe.refuse_send(other, why(""));
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+                send(&mut pipe, &[7; 8], other).unwrap();
+                let error = pipe.flush().unwrap_err();
+                assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)));
+                assert!(error.to_string().contains("found no room"), "{error}");
+            } else {
+                for text in ["found no tensor", "read tensor"] {
+                    let error = recv(&mut pipe, 8, other).unwrap_err();
+                    assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(0)));
+                    assert!(error.to_string().contains(text), "{error}");
+                }
+                let error = pipe.refuse_recv(other, why("found no room"));
+                assert_eq!(error.message(), "found no room", "{error}");
+            }
+            let error = pipe.refuse_send(pipe.rank(), why("found no tensor"));
+            assert!(error.to_string().contains("expected another rank"), "{error}");
+            pipe.close().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_rank_that_has_no_options_refuses_to_open_and_the_world_goes_on() {
+    let config = config(STORES);
+    in_threads(2, &config, |world: &Arc<World>| {
+        let options = PipeOptions::new(64);
+        if world.rank() == 1 {
+            let why = Error::new(ErrorKind::InvalidInput, "read options", "found none");
+            assert_eq!(Pipe::refuse_open(world, why).message(), "found none");
+        } else {
+            let error = Pipe::open(world, &config, options).unwrap_err();
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)), "{error}");
+        }
+        Pipe::open(world, &config, options).unwrap().close().unwrap();
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_rank_that_no_link_leads_to_is_refused_by_name_on_this_rank_alone() {
     let config = config(TWO_LEVELS);
@@ -176,7 +253,7 @@ fn a_pipe_and_a_communicator_share_a_session_and_neither_disturbs_the_other() {
             let SessionUsers { mut communicators, pipes, .. } = all.open(world, &config).unwrap();
             let [mut wide, mut narrow] = <[Pipe; 2]>::try_from(pipes).unwrap();
             let mut comm = communicators.remove(0);
-            let mut round = Round::new(&case, world.rank());
+            let round = Round::new(&case, world.rank());
             let rank = world.rank();
             for to in linked(rank, ranks, domains) {
                 send(&mut wide, &bytes(rank, to, 0, 200), to).unwrap();
@@ -252,6 +329,8 @@ fn a_message_that_never_comes_ends_the_wait_and_names_the_rank() {
             let text = error.to_string();
             assert!(text.contains("message") && text.contains("late_ms"), "{text}");
             assert!(pipe.is_closed());
+            let text = recv(&mut pipe, 8, 1).unwrap_err().to_string();
+            assert!(text.contains("the pipe was closed"), "{text}");
         }
         meet.wait();
     })

@@ -12,7 +12,6 @@ use crate::argument::{Argument, Word, word};
 use crate::array::Array;
 use crate::config::Config;
 use crate::errors::{invalid, raise, to_python};
-use crate::exit;
 use crate::operations::{self, CallStream, Given, Giving};
 use crate::options;
 use crate::output::{Handle, Received};
@@ -87,9 +86,7 @@ impl Communicator {
             }
         });
         let comm = opened.map_err(|error| raise(py, &error))?;
-        let shared = Arc::new(Shared::new(comm, world));
-        exit::remember(Arc::downgrade(&shared));
-        Ok(Self { shared })
+        Ok(Self { shared: Arc::new(Shared::new(comm, world)) })
     }
 
     /// Takes part in the operation that the other ranks call now, with a refusal: raises InvalidInputError with `why`
@@ -291,8 +288,7 @@ impl Communicator {
     /// This rank.
     #[getter]
     fn rank(&self, py: Python<'_>) -> PyResult<u32> {
-        let world = self.shared.world.get().map_err(|error| raise(py, &error))?;
-        Ok(world.rank())
+        self.shared.comm.rank().map_err(|error| raise(py, &error))
     }
 
     /// R: ranks.
@@ -334,14 +330,14 @@ impl Communicator {
     /// Whether it was closed on this rank: by `close`, or by an error, which every later call then raises.
     #[getter]
     fn closed(&self) -> bool {
-        self.shared.is_closed()
+        self.shared.comm.is_closed()
     }
 
     /// Closes it on all ranks together. Collective; again is no error. Outputs stay readable.
     ///
     /// Raises InvalidInputError for an operation that was sent and not received, and what ended it before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let ended = py.detach(|| match self.shared.take()? {
+        let ended = py.detach(|| match self.shared.comm.take()? {
             Some(comm) => comm.close(),
             None => Ok(()),
         });
@@ -365,7 +361,7 @@ impl Communicator {
             return self.close(py);
         }
         // The others may be elsewhere: to close is collective, to drop is not.
-        py.detach(|| self.shared.take().map(drop)).map_err(|error| raise(py, &error))
+        py.detach(|| self.shared.comm.take().map(drop)).map_err(|error| raise(py, &error))
     }
 
     fn __repr__(&self) -> String {

@@ -1,5 +1,7 @@
 //! Tensors of a caller.
 
+mod message;
+
 use std::sync::Arc;
 
 use pyo3::intern;

@@ -40,6 +40,26 @@ class Calls:
         # A combine takes weights of tokens for rows of experts.
         self._rows, self._of_rows = comm.dispatch(self._x, *self._routing, layout="expert_major")
         self.has_topk = False
+        self._pipe = None
+
+    def pipe(self):
+        """Opened at its first use, by both ranks."""
+        if self._pipe is None:
+            self._pipe = tokenyard.Pipe(self._world, config(), max_bytes=64)
+        return self._pipe
+
+    def close(self):
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _message(self, name, options):
+        """Rank 1 makes the call, and rank 0 that of the other side of its message, where it has nothing to give."""
+        pipe, me, message = self.pipe(), self._world.rank, np.zeros(4, np.uint8)
+        if (name == "send") == (me == 1 or bool(options)):
+            pipe.send(**{"tensor": message, "to": 1 - me, **options})
+            pipe.flush()
+        else:
+            pipe.recv(**{"tensor": message, "source": 1 - me, **options})
 
     def _finished(self, call, *arguments, **options):
         pending = call(*arguments, **options)
@@ -77,6 +97,13 @@ class Calls:
             "Communicator": lambda **o: tokenyard.Communicator(
                 self._world, config(), **{**SIZES, **o}
             ).close(),
+            "Pipe": lambda **o: tokenyard.Pipe(
+                self._world, config(), **{"max_bytes": 64, **o}
+            ).close(),
+            **{
+                f"Pipe.{name}": lambda name=name, **o: self._message(name, o)
+                for name in ("send", "recv")
+            },
             "Communicator.refuse": lambda **o: comm.refuse(
                 **{"operation": "dispatch", "why": "why", **o}
             ),
@@ -112,7 +139,7 @@ class Calls:
         }[name]
 
 
-# Calls that no other rank takes part in.
+# Calls that no other rank takes part in, and arguments without which no other rank can.
 LOCAL = {
     "memory_needed",
     "routing_counts",
@@ -123,6 +150,8 @@ LOCAL = {
     "Communicator.count_routing",
     "Communicator.release_after",
     "Communicator.mask_rank",
+    "Pipe.send.to",
+    "Pipe.recv.source",
 }
 
 
@@ -162,7 +191,7 @@ def native_arguments():
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             found += [(node.name, *it) for it in judged(node)]
     # Python raises a TypeError for what is no word or object of other calls, which are of one rank.
-    calls = ("Communicator", "World.")
+    calls = ("Communicator", "Pipe", "World.")
     found = [it for it in found if it[2] == INTEGER or it[0].startswith(calls)]
     return [it for it in found if it[:2] != ("Communicator.combine_input", "handle")]
 
@@ -172,7 +201,7 @@ NATIVE = native_arguments()
 
 def refused(world, comm, name, call, parameter, kind):
     for value in WRONG[kind]:
-        if name in LOCAL or world.rank == 1:
+        if {name, f"{name}.{parameter}"} & LOCAL or world.rank == 1:
             with pytest.raises(OWN) as raised:
                 call(**{parameter: value})
             says = f"{parameter}: found "
@@ -197,6 +226,7 @@ def all_refused(world, name):
             calls.layout = "flat" if parameter == "layout" else "expert_major"
             calls.has_topk = "combine" in name and parameter.startswith("topk_")
             refused(world, comm, name, call, parameter, kind)
+        calls.close()
     with opened(world, CASE):
         pass
 

@@ -7,12 +7,12 @@ use super::claims::Claims;
 use super::components::Components;
 use super::course::Course;
 use super::sort;
-use crate::bootstrap::{Ask, World};
+use crate::bootstrap::World;
 use crate::config::Config;
 use crate::kernels::kernel_shape;
 use crate::moe::combine::late_weights::LateWeights;
 use crate::moe::{Shape, TopkScratch};
-use crate::session::opening::{OpenedUser, UserSpec, open_one};
+use crate::session::opening::{OpenedUser, UserSpec, open_one, refuse_open};
 use crate::{Error, ErrorKind, Result};
 
 /// A caller's options for a communicator; equal on all ranks.
@@ -122,11 +122,6 @@ impl Communicator {
     /// Takes part in the bring-up that the other ranks begin, with a refusal, where this rank has no options to
     /// [`open`](Self::open) one with. For callers that read arguments before core can. Returns `why`.
     pub fn refuse_open(world: &World, why: Error) -> Error {
-        match world.admit(Ask::First) {
-            Ok(members) => members.refuse(&why),
-            // All ranks know of it.
-            Err(error) => tracing::debug!("refusing a bring-up that does not begin: {error}"),
-        }
-        why
+        refuse_open(world, why)
     }
 }

@@ -199,7 +199,7 @@ impl Gather {
         self.standing.check_open()?;
         let operation = self.begin()?;
         let checked = wrong.and_then(|()| self.check_shards(shards));
-        let refusal = checked.as_ref().map_or_else(Error::detail, |_| String::new());
+        let refusal = checked.as_ref().map_or_else(super::reason, |_| String::new());
         let parts: Vec<_> = match &checked {
             Ok(_) => shards.iter().map(|shard| part(*shard)).collect(),
             Err(_) => Vec::new(),

@@ -107,6 +107,14 @@ fn no_shape(ranks: u32) -> KernelShape {
     }
 }
 
+/// The text of a refusal. No text would be no refusal.
+fn reason(why: &Error) -> String {
+    match why.detail() {
+        text if text.is_empty() => why.to_string(),
+        text => text,
+    }
+}
+
 /// The length of a tensor without gaps.
 fn contiguous_bytes(name: &str, tensor: TensorRef<'_>) -> Result<u64> {
     let wide = tensor.dtype().map_or(1, |dtype| dtype.bytes()) as u64;

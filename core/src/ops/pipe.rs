@@ -5,8 +5,9 @@
 //! not taken, so two ranks that send more to each other before either receives wait until `late_ms`.
 //!
 //! Only the two ranks of a message take part, so ranks may call in any order. A tensor that cannot be sent or received
-//! is an error on both: on the other rank it is [`ErrorKind::Refused`] or [`ErrorKind::Mismatch`], for a sender at its
-//! next call to that rank, or at [`Pipe::flush`]. The pipe goes on after these. Any other error closes it.
+//! is an error on both: on the other rank it is [`ErrorKind::Refused`] or [`ErrorKind::Mismatch`], for a sender at the
+//! send to that rank that needs the slot again, or at [`Pipe::flush`]. The pipe goes on after these. Any other error
+//! closes it.
 //!
 //! One thread uses a pipe at a time. Each rank takes window memory for `ranks * in_flight` messages, and for as many
 //! again where the transport cannot store to peers.
@@ -20,7 +21,7 @@ use crate::communicator::memory::{Argument, check_memory};
 use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
 use crate::config::Config;
 use crate::kernels::KernelShape;
-use crate::session::opening::{OpenedUser, UserSpec, open_one};
+use crate::session::opening::{OpenedUser, UserSpec, open_one, refuse_open};
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
@@ -182,19 +183,57 @@ impl Pipe {
         }
     }
 
+    /// Takes part in the message that a rank expects, with a refusal, where this rank has no tensor to
+    /// [`send`](Self::send). For callers that read tensors before core can. Returns `why`, or the error that ended the
+    /// call before.
+    pub fn refuse_send(&mut self, to: u32, why: Error) -> Error {
+        self.refuse(Side::Send, to, why)
+    }
+
+    /// As [`refuse_send`](Self::refuse_send), for the next message of a rank. It waits for that, and drops it.
+    pub fn refuse_recv(&mut self, from: u32, why: Error) -> Error {
+        self.refuse(Side::Recv, from, why)
+    }
+
+    /// As [`Communicator::refuse_open`](crate::communicator::Communicator::refuse_open).
+    pub fn refuse_open(world: &World, why: Error) -> Error {
+        refuse_open(world, why)
+    }
+
     fn pass(&mut self, side: Side, tensor: TensorRef<'_>, peer: u32) -> Result<()> {
+        match self.check(tensor) {
+            Ok(bytes) => self.take_part(side, peer, Ok((tensor, bytes))),
+            Err(why) => Err(self.refuse(side, peer, why)),
+        }
+    }
+
+    /// An error of the call goes first: the other rank did not learn of the refusal then.
+    #[cold]
+    fn refuse(&mut self, side: Side, peer: u32, why: Error) -> Error {
+        self.take_part(side, peer, Err(&super::reason(&why))).err().unwrap_or(why)
+    }
+
+    /// `given`: a tensor that [`check`](Self::check) has passed, with its bytes; or why there is none.
+    fn take_part(
+        &mut self,
+        side: Side,
+        peer: u32,
+        given: Result<(TensorRef<'_>, u64), &str>,
+    ) -> Result<()> {
         self.standing.check_open()?;
         self.check_peer(peer)?;
-        let checked = self.check(tensor);
-        let refusal = checked.as_ref().map_or_else(Error::detail, |_| String::new());
         // Ranks send and receive different numbers of messages. Reports compare the operations of ranks, so they get
         // the kind of the call alone.
         self.standing.recorder.0.track.send(0, side as usize);
         let _in_call = InCall::new(&self.standing.recorder);
-        let bytes = *checked.as_ref().unwrap_or(&0);
+        let (data, bytes, refusal) = match given {
+            Ok((tensor, bytes)) if bytes > 0 => (tensor.raw().data.cast(), bytes, ""),
+            Ok(_) => (std::ptr::null_mut(), 0, ""),
+            Err(why) => (std::ptr::null_mut(), 0, why),
+        };
         let message = abi::TyMessage {
             size: size_of::<abi::TyMessage>(),
-            data: if bytes == 0 { std::ptr::null_mut() } else { tensor.raw().data.cast() },
+            data,
             bytes,
             peer,
             reserved: 0,
@@ -208,8 +247,7 @@ impl Pipe {
                 Side::Recv => self.user.kernels().recv(&message),
             }
         };
-        let passed = passed.map_err(|error| self.ended(error));
-        checked.and(passed)
+        passed.map_err(|error| self.ended(error))
     }
 
     fn check_peer(&self, peer: u32) -> Result<()> {

@@ -22,7 +22,7 @@ use super::watchdog::{Bounds, Watchdog, WatchedLinks};
 use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
 use super::{Choices, Owned, Session};
 use crate::abi;
-use crate::bootstrap::{Members, World};
+use crate::bootstrap::{Ask, Members, World};
 use crate::config::{Config, OnFailure};
 use crate::host::{KernelsRef, OpenKernels, Registry};
 use crate::kernels::{KernelNeeds, KernelShape};
@@ -92,6 +92,16 @@ pub(crate) fn open_one(
     open(world, config, move || Ok(vec![read()?]))?.pop().ok_or_else(none)
 }
 
+/// Takes part in the opening that the other ranks begin, with a refusal. Returns `why`.
+pub(crate) fn refuse_open(world: &World, why: Error) -> Error {
+    match world.admit(Ask::First) {
+        Ok(members) => members.refuse(&why),
+        // All ranks know of it.
+        Err(error) => tracing::debug!("refusing a bring-up that does not begin: {error}"),
+    }
+    why
+}
+
 fn open_users(
     world: &Arc<World>,
     members: &Members<'_>,
@@ -155,7 +165,7 @@ fn open_users(
                 device: (needs.device >= 0).then_some(needs.device),
                 capabilities: needs.capabilities,
             },
-            standing: Standing::new(recorder, world, kernels),
+            standing: Standing::new(opening.spec.name, recorder, world, kernels),
         });
     }
     members.barrier("communicator ready")?;

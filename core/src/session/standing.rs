@@ -9,6 +9,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// See the [module](self).
 pub(crate) struct Standing {
+    /// The name of such users in messages.
+    name: &'static str,
     /// Reports on this user.
     pub(crate) recorder: OpenRecorder,
     pub(crate) world: Arc<World>,
@@ -18,11 +20,12 @@ pub(crate) struct Standing {
 
 impl Standing {
     pub(super) fn new(
+        name: &'static str,
         recorder: OpenRecorder,
         world: &Arc<World>,
         kernels: Arc<WatchedKernels>,
     ) -> Self {
-        Self { recorder, world: Arc::clone(world), kernels, closed: None }
+        Self { name, recorder, world: Arc::clone(world), kernels, closed: None }
     }
 
     pub(crate) fn rank(&self) -> u32 {
@@ -74,10 +77,10 @@ impl Standing {
         if let Some((kind, rank, why)) = &self.closed {
             let error = Error::new(
                 *kind,
-                "use communicator",
-                format!("the communicator was closed: {why}"),
+                "use session",
+                format!("the {name} was closed: {why}", name = self.name),
             )
-            .with_fix("open a new communicator once all ranks are back");
+            .with_fix(format!("open a new {} once all ranks are back", self.name));
             return Err(match rank {
                 Some(rank) => error.with_rank(*rank),
                 None => error,

@@ -244,7 +244,7 @@ fn received_before(operation: &'static str) -> Error {
 impl<P: Send> Drop for Waiting<P> {
     fn drop(&mut self) {
         // In a forked child, the copies of the locks may be locked for ever.
-        if !self.shared.is_mine() {
+        if !self.shared.comm.is_mine() {
             std::mem::forget(self.take());
         }
     }

@@ -65,10 +65,11 @@ pub(crate) fn count_routing(
         Ok((ids, room, CallStream::of(raw.get("stream")?)))
     };
     let (ids, mut room, stream) = read().map_err(|error| raise(py, &error))?;
-    let counted = shared.call_if_free(py, |comm| match stream.on(comm, Statistics::default()) {
-        Some(mut on) => on.count_routing(ids, &mut room),
-        None => Err(invalid("stream: found none; expected one")),
-    })?;
+    let counted =
+        shared.comm.call_if_free(py, |comm| match stream.on(comm, Statistics::default()) {
+            Some(mut on) => on.count_routing(ids, &mut room),
+            None => Err(invalid("stream: found none; expected one")),
+        })?;
     Ok(counted.is_some())
 }
 

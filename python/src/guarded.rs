@@ -1,0 +1,138 @@
+//! A communicator or a pipe of core, whose calls wait for other ranks.
+
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use pyo3::prelude::*;
+use tokenyard_core::bootstrap::World as CoreWorld;
+use tokenyard_core::communicator::Communicator;
+use tokenyard_core::ops::pipe::Pipe;
+use tokenyard_core::{Error, ErrorKind, Result};
+
+use crate::errors::raise;
+use crate::exit::{self, Waits};
+use crate::owned::{Owned, drop_detached};
+
+/// A thing that core opens on all ranks of a world.
+pub(crate) trait Opened: Send + 'static {
+    /// Its name, and its use by a caller, for messages.
+    const NAME: &'static str;
+    const USE: &'static str;
+
+    fn is_closed(&self) -> bool;
+}
+
+impl Opened for Communicator {
+    const NAME: &'static str = "communicator";
+    const USE: &'static str = "use communicator";
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
+    }
+}
+
+impl Opened for Pipe {
+    const NAME: &'static str = "pipe";
+    const USE: &'static str = "use pipe";
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
+    }
+}
+
+/// See the [module](self). One thread at a time is inside of a call.
+pub(crate) struct Guarded<T: Opened> {
+    /// The lock is held while a call waits, so it is taken without the GIL.
+    core: Owned<Mutex<Option<T>>>,
+    world: Arc<Owned<Arc<CoreWorld>>>,
+}
+
+impl<T: Opened> Guarded<T> {
+    pub(crate) fn new(core: T, world: Arc<Owned<Arc<CoreWorld>>>) -> Arc<Self> {
+        let guarded = Arc::new(Self { core: Owned::new(Mutex::new(Some(core))), world });
+        let waits: Arc<dyn Waits> = Arc::<Self>::clone(&guarded);
+        exit::remember(Arc::downgrade(&waits));
+        guarded
+    }
+
+    /// Calls it, without the GIL.
+    pub(crate) fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut T) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        let called = py.detach(|| {
+            let mut core = self.core.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+            call(core.as_mut().ok_or_else(closed::<T>)?)
+        });
+        called.map_err(|error| raise(py, &error))
+    }
+
+    /// The same, unless another thread is inside of a call: then `None`.
+    pub(crate) fn call_if_free<R: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut T) -> Result<R> + Send,
+    ) -> PyResult<Option<R>> {
+        let called = py.detach(|| {
+            let mut core = match self.core.get()?.try_lock() {
+                Ok(core) => core,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Ok(None),
+            };
+            call(core.as_mut().ok_or_else(closed::<T>)?).map(Some)
+        });
+        called.map_err(|error| raise(py, &error))
+    }
+
+    /// Whether this process opened it.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.core.get().is_ok()
+    }
+
+    /// This rank.
+    ///
+    /// # Errors
+    /// In a forked child.
+    pub(crate) fn rank(&self) -> Result<u32> {
+        self.world.get().map(|world| world.rank())
+    }
+
+    pub(crate) fn take(&self) -> Result<Option<T>> {
+        Ok(self.core.get()?.lock().unwrap_or_else(PoisonError::into_inner).take())
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        let Ok(core) = self.core.get() else { return true };
+        match core.try_lock() {
+            Ok(core) => core.as_ref().is_none_or(T::is_closed),
+            // A call is under way. If an error ends it, a later check finds it closed.
+            Err(_) => false,
+        }
+    }
+}
+
+impl<T: Opened> Waits for Guarded<T> {
+    fn is_busy(&self) -> bool {
+        self.core.get().is_ok_and(|core| matches!(core.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    fn report_failure(&self, why: &str) {
+        if let Ok(world) = self.world.get() {
+            world.report_failure(why);
+        }
+    }
+}
+
+impl<T: Opened> Drop for Guarded<T> {
+    fn drop(&mut self) {
+        // Never collective: ranks collect their garbage at different times.
+        if let Ok(Some(core)) = self.take() {
+            drop_detached(core);
+        }
+    }
+}
+
+fn closed<T: Opened>() -> Error {
+    Error::new(ErrorKind::InvalidInput, T::USE, format!("the {} was closed", T::NAME))
+        .with_fix("open a new one")
+}
