@@ -1,7 +1,8 @@
 //! The conformance suite: the rules that every communicator must obey, whatever its components.
 //!
-//! [`moe`] has the cases of dispatch and combine, and the oracle that judges them; [`transport`] has the cases
-//! for a transport alone; [`faults`] loses ranks and links under both; [`ranks`] makes a world of threads.
+//! [`moe`] has the cases of dispatch and combine, and the oracle that judges them; [`ops`] has those of each other
+//! operation; [`transport`] has the cases for a transport alone; [`faults`] loses ranks and links under all of them;
+//! [`ranks`] makes a world of threads.
 
 pub mod claims;
 pub mod device;
@@ -9,6 +10,7 @@ pub mod expected;
 pub mod faults;
 pub mod moe;
 mod names;
+pub mod ops;
 pub mod pace;
 pub mod ranks;
 pub mod report;

@@ -1,6 +1,6 @@
 //! The tests of the suite. The lists of tests are in [`transport`](crate::transport) (L0),
-//! [`moe::cases`](crate::moe::cases) (L1), [`moe::concurrency`](crate::moe::concurrency) (L2) and
-//! [`faults`](crate::faults) (L3).
+//! [`moe::cases`](crate::moe::cases) (L1), [`moe::concurrency`](crate::moe::concurrency) (L2),
+//! [`ops`](crate::ops) (L1 and L2 of each operation beside MoE) and [`faults`](crate::faults) (L3).
 
 use std::sync::Arc;
 
@@ -10,6 +10,8 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::transport::Capabilities;
 
+use crate::ops::{self, OperationCase};
+
 /// The level of a test: how much it demands of a communicator.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
@@ -17,7 +19,7 @@ use tokenyard_core::transport::Capabilities;
 pub enum Level {
     /// The transport alone: its contract, command by command.
     L0,
-    /// The exchange against the oracle.
+    /// The exchange against the oracle, and each message of a pipe.
     L1,
     /// Concurrency and chaining.
     L2,
@@ -100,10 +102,10 @@ pub fn invariants(test: &str, level: Level) -> &'static str {
     match level {
         Level::L0 => crate::transport::invariants(test),
         Level::L1 => {
-            "a rule of the exchange; INV-1, INV-2 or INV-3 if only this transport fails it"
+            "a rule of the operation; INV-1, INV-2 or INV-3 if only this transport fails it"
         }
         Level::L2 => {
-            "a rule of the exchange; INV-2, INV-5 or INV-7 if only this transport fails it"
+            "a rule of the operation; INV-2, INV-5 or INV-7 if only this transport fails it"
         }
         Level::L3 => "INV-6, INV-7; what is left behind: INV-8",
     }
@@ -116,6 +118,25 @@ pub fn invariants(test: &str, level: Level) -> &'static str {
 pub fn tests(capabilities: &Capabilities, domains: u32) -> Vec<Test> {
     let mut tests = crate::transport::tests(capabilities);
     tests.extend(crate::moe::cases::tests(domains));
+    tests.extend(ops::pipe::values().map(|case| of_operation(Level::L1, domains, case)));
     tests.extend(crate::moe::concurrency::tests(domains));
+    tests.extend(ops::pipe::order().map(|case| of_operation(Level::L2, domains, case)));
     tests
+}
+
+fn of_operation(level: Level, domains: u32, case: OperationCase) -> Test {
+    let word = format!("{level:?}").to_lowercase();
+    let OperationCase { name, about, ranks, body } = case;
+    Test {
+        name: format!("{word}/{name}"),
+        level,
+        ranks: ranks * domains,
+        about: about.to_owned(),
+        in_processes: false,
+        lacks: None,
+        body: Box::new(move |rank| match body(rank.world, rank.config)? {
+            Some(why) => Ok(Outcome::NotSupported(why)),
+            None => Ok(Outcome::Pass),
+        }),
+    }
 }

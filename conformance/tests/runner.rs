@@ -6,7 +6,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tokenyard_conformance::runner::{Finished, Program, RunEvent, Verdict, run_in_processes};
+use tokenyard_conformance::faults::Fault;
+use tokenyard_conformance::runner::{
+    Finished, Program, RunEvent, Verdict, run_fault, run_in_processes,
+};
 use tokenyard_conformance::suite::{Level, Outcome, Test};
 
 /// A rank: it acts as the name of each test says. `$0` is the order.
@@ -87,4 +90,19 @@ fn a_test_that_hangs_is_ended_and_named() {
     assert_eq!(failure(&finished[2]), sticks);
     assert_eq!(finished[3].verdict, Verdict::Pass);
     assert!(start.elapsed() < Duration::from_secs(60), "no test waits for the sleepers");
+}
+
+#[test]
+fn a_fault_whose_operation_no_rank_has_is_not_supported() {
+    let fault = Fault::find("l3/pipe/killed/message").expect("it is listed").within(2);
+    let verdict = |lacking: u32| {
+        let script = format!(
+            "[ $TOKENYARD_RANK -ge {lacking} ] || echo '{{\"tokenyard\":\"lacks\",\"why\":\"no pipe\"}}'"
+        );
+        let program = Program::new("/bin/sh".into(), vec!["-c".into(), script.into()]);
+        run_fault(&program, Path::new("none.toml"), &fault).expect("the ranks start").verdict
+    };
+    assert_eq!(verdict(2), Verdict::NotSupported("no pipe".into()));
+    let Verdict::Fail(why) = verdict(1) else { panic!("one rank alone lacks it") };
+    assert!(why.contains("rank 0: no error; expected one"), "{why}");
 }

@@ -16,7 +16,7 @@ pub(super) const GRACE: Duration = Duration::from_millis(3000);
 pub fn on_hosts() -> Vec<Fault> {
     let mut list = Vec::new();
     for what in KINDS {
-        for phase in Phase::ALL {
+        for phase in Phase::EXCHANGE {
             for (rank, suffix) in [(1, ""), (0, "/rank_0")] {
                 list.push(what.at(phase, Victim { rank, ranks: 3, hosts: 3 }, suffix));
             }

@@ -6,6 +6,7 @@ use tokenyard_core::config::Config;
 
 use super::Phase;
 use crate::moe::oracle::{Case, Input, Layout, RowType};
+use crate::ops::pipe::faults::{LENGTH, OTHER_LENGTH};
 
 /// The value or call of the victim that differs from the others'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub enum Lie {
     Layout,
     /// A replay where the others dispatch.
     Operation,
+    /// A message of another length than its receivers expect.
+    Length,
 }
 
 pub(super) const LIES: [(&str, Lie); 13] = [
@@ -59,6 +62,7 @@ impl Lie {
     pub(super) fn phase(self) -> Phase {
         match self {
             Self::Secret | Self::Deadline | Self::PluginPath => Phase::Bootstrap,
+            Self::Length => Phase::Message,
             Self::RowType | Self::Layout | Self::Operation => Phase::DispatchSend,
             _ => Phase::Connect,
         }
@@ -93,6 +97,11 @@ impl Lie {
             Self::RowType => &["rank 1 called", "bf16", "fp32"],
             Self::Layout => &["rank 1 called", "flat", "packed"],
             Self::Operation => &["rank 1 called", "replay", "dispatch"],
+            Self::Length => &[
+                "between this rank and rank ",
+                &format!("{OTHER_LENGTH} bytes were sent"),
+                &format!("{LENGTH} were expected"),
+            ],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
     }

@@ -9,7 +9,7 @@ use crate::pace::Pace;
 
 /// All faults of links. They need a device per rank whose link can be cut.
 pub fn on_links() -> Vec<Fault> {
-    let of_rank_1 = Phase::ALL.map(|phase| fault(phase, 1, ""));
+    let of_rank_1 = Phase::EXCHANGE.map(|phase| fault(phase, 1, ""));
     // All ranks meet at rank 0. It takes one phase, as an emulated machine is slow.
     of_rank_1.into_iter().chain([fault(Phase::CombineReceive, 0, "/rank_0")]).collect()
 }

@@ -21,6 +21,7 @@ pub use lies::Lie;
 pub use links::{CutLink, on_links};
 pub use script::Word;
 
+use crate::ops::pipe;
 use crate::pace::Pace;
 
 /// The deadline of faults on one machine.
@@ -45,10 +46,15 @@ pub enum Phase {
     CombineSend,
     /// After it sent a combine, before it receives it.
     CombineReceive,
+    /// Before it sends a message through a pipe: others wait for the message.
+    Message,
+    /// Before it receives a message through a pipe: others wait for the credit.
+    Credit,
 }
 
 impl Phase {
-    const ALL: [Self; 7] = [
+    /// The phases of an exchange, from the start of the ranks.
+    const EXCHANGE: [Self; 7] = [
         Self::Bootstrap,
         Self::Connect,
         Self::Between,
@@ -68,6 +74,8 @@ impl Phase {
             Self::DispatchReceive => "dispatch_receive",
             Self::CombineSend => "combine_send",
             Self::CombineReceive => "combine_receive",
+            Self::Message => "message",
+            Self::Credit => "credit",
         }
     }
 }
@@ -189,7 +197,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
     }
     let mut list = Vec::new();
     for (word, kind, about) in KINDS {
-        for phase in Phase::ALL {
+        for phase in Phase::EXCHANGE {
             // The others meet at rank 0.
             for (victim, suffix) in [(1, ""), (0, "/rank_0")] {
                 list.push(Fault {
@@ -207,6 +215,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
         }
     }
     list.push(all_killed(1));
+    list.extend(pipe::faults::list(1));
     for (name, lie) in LIES {
         list.push(Fault {
             name: format!("l3/misled/{name}"),
@@ -226,7 +235,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
 /// The faults that differ where ranks forward rows: every phase of an exchange, and ranks out of step. The
 /// victim is also the forwarder of a rank in another domain.
 fn among_domains(domains: u32) -> Vec<Fault> {
-    let exchange = Phase::ALL.into_iter().skip_while(|phase| *phase != Phase::Between);
+    let exchange = Phase::EXCHANGE.into_iter().skip_while(|phase| *phase != Phase::Between);
     let lost = exchange.flat_map(|phase| {
         KINDS.map(|(word, kind, about)| Fault {
             name: format!("l3/{word}/{}/d{domains}", phase.name()),
@@ -252,7 +261,7 @@ fn among_domains(domains: u32) -> Vec<Fault> {
         domains,
         pace: Pace::USUAL,
     });
-    lost.chain([all_killed(domains)]).chain(misled).collect()
+    lost.chain([all_killed(domains)]).chain(misled).chain(pipe::faults::list(domains)).collect()
 }
 
 /// All ranks have all of their memory and connections in use when they end.

@@ -15,6 +15,7 @@ use super::{Fault, Kind, Lie, Phase};
 use crate::moe::exchange;
 use crate::moe::oracle::{Case, Tokens};
 use crate::moe::round::{Live, Round};
+use crate::ops::pipe::{self, PipeEnd};
 
 /// The time in which ranks may start, where no rank is missing: a busy machine starts slowly.
 const LATE: Duration = Duration::from_secs(10);
@@ -36,6 +37,8 @@ pub enum Word<'a> {
     Faulty,
     /// A call of this rank has just ended with this error.
     Ended(&'a anyhow::Error),
+    /// The components do not have the operation of the fault, for this reason.
+    Lacks(&'a str),
 }
 
 struct Player<'a> {
@@ -91,6 +94,9 @@ impl Player<'_> {
         self.at(Phase::Bootstrap)?;
         let world = world.insert(self.join(&config, identity)?);
         self.at(Phase::Connect)?;
+        if matches!(self.fault.phase, Phase::Message | Phase::Credit) {
+            return self.messages(world, &config);
+        }
         let case = self.case(world);
         let mut options = exchange::options(&case);
         if let Some(lie) = self.lie() {
@@ -102,6 +108,32 @@ impl Player<'_> {
             Err(error) if !error.is::<Left>() => (self.tell)(Word::Ended(&error)),
             left => left,
         }
+    }
+
+    fn messages(&self, world: &Arc<World>, config: &Config) -> Result<()> {
+        let mut end = match pipe::faults::open(world, config)? {
+            Ok(end) => end,
+            Err(why) => return (self.tell)(Word::Lacks(&why)),
+        };
+        match self.rounds(&mut end) {
+            Err(error) if !error.is::<Left>() => {
+                (self.tell)(Word::Ended(&error))?;
+                pipe::faults::settle(end)
+            }
+            left => left,
+        }
+    }
+
+    fn rounds(&self, end: &mut PipeEnd) -> Result<()> {
+        pipe::faults::round(end, &|_| Ok(()), None)?;
+        let (start, patience) = (Instant::now(), self.fault.pace.stretch(PATIENCE));
+        while start.elapsed() < patience {
+            pipe::faults::round(end, &|phase| self.at(phase), self.lie())?;
+        }
+        bail!(
+            "messages went on for {patience:?}; expected an error about rank {}",
+            self.fault.victim
+        )
     }
 
     fn exchanges(&self, comm: &mut Communicator, mut case: Case) -> Result<()> {

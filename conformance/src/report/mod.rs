@@ -273,7 +273,7 @@ mod tests {
         assert!(!report.ok);
         assert!(report.table().contains("l1/b"), "{}", report.table());
         assert!(
-            report.table().contains("    breaks: a rule of the exchange; INV-1"),
+            report.table().contains("    breaks: a rule of the operation; INV-1"),
             "{}",
             report.table()
         );
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn junit_names_the_invariants_of_failures_only() {
         let failed = report(&["l1/a"], &[finished("l1/a", Verdict::Fail("late".into()))]).junit();
-        let breaks = "late\nbreaks: a rule of the exchange; INV-1, INV-2 or INV-3 if only";
+        let breaks = "late\nbreaks: a rule of the operation; INV-1, INV-2 or INV-3 if only";
         assert!(failed.contains(breaks), "{failed}");
         let passed = finished("l1/known_1", Verdict::Pass);
         let passed = report(&["l1/known_1"], &[passed]).junit();

@@ -57,6 +57,8 @@ pub(super) enum Answer {
     Faulty,
     /// A call ended with this error on this rank, and the run of a fault with it.
     Ended { error: String, rank: Option<u32> },
+    /// The components do not have the operation of the fault, for this reason.
+    Lacks { why: String },
     /// A call of this slot of a transport has not returned for some seconds; none any more.
     Stuck { slot: Option<String> },
     /// The folder where the ranks meet: it must be gone in the end.

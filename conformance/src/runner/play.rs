@@ -72,11 +72,12 @@ pub fn run_faults(
 pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Finished> {
     let fault = &fault.clone().at(program.pace);
     let start = Instant::now();
-    let (mut failures, mut others) = (Vec::new(), Vec::new());
+    let (mut failures, mut others, mut lacks) = (Vec::new(), Vec::new(), None);
     for _ in 0..LOOKS {
-        let (failed, left) = play(program, config, fault)?;
+        let Played { failures: failed, left, lacks: why } = play(program, config, fault)?;
         failures.extend(failed);
         failures.extend(left.own);
+        lacks = lacks.or(why);
         // A job that leaves nothing once has not left the others: another program has, such as another run.
         if left.others.is_empty() {
             others.clear();
@@ -85,13 +86,24 @@ pub fn run_fault(program: &Program, config: &Path, fault: &Fault) -> Result<Fini
         others.extend(left.others);
     }
     failures.extend(others);
-    let verdict =
-        if failures.is_empty() { Verdict::Pass } else { Verdict::Fail(failures.join("\n")) };
+    let verdict = match (failures.is_empty(), lacks) {
+        (false, _) => Verdict::Fail(failures.join("\n")),
+        (true, Some(why)) => Verdict::NotSupported(why),
+        (true, None) => Verdict::Pass,
+    };
     Ok(Finished { name: fault.name.clone(), verdict, took: start.elapsed() })
 }
 
-/// Runs one fault once. Returns what was wrong, and the names that are left.
-fn play(program: &Program, config: &Path, fault: &Fault) -> Result<(Vec<String>, LeftNames)> {
+/// One run of a fault.
+struct Played {
+    failures: Vec<String>,
+    left: LeftNames,
+    /// Why the components do not have the operation of the fault, if they do not.
+    lacks: Option<String>,
+}
+
+/// Runs one fault once.
+fn play(program: &Program, config: &Path, fault: &Fault) -> Result<Played> {
     let start = Instant::now();
     let names = Watch::start();
     let work = Work::Fault { name: fault.name.clone(), ranks: fault.ranks };
@@ -100,10 +112,15 @@ fn play(program: &Program, config: &Path, fault: &Fault) -> Result<(Vec<String>,
     let mut play = Play::new(fault, world, hosts, names);
     play.watch(start)?;
     let limit = play.load.stretch(fault.deadline() + fault.grace());
-    let mut failures = faults::judge(fault, &play.seen(), limit);
-    let (processes, names) = play.clean_up();
+    // Where some ranks alone lack the operation, they show as ranks without an error.
+    let mut failures = match play.lacks.len() < fault.ranks as usize {
+        true => faults::judge(fault, &play.seen(), limit),
+        false => Vec::new(),
+    };
+    let lacks = play.lacks.pop();
+    let (processes, left) = play.clean_up();
     failures.extend(processes);
-    Ok((failures, names))
+    Ok(Played { failures, left, lacks })
 }
 
 /// A fault while it runs.
@@ -116,6 +133,8 @@ struct Play<'a> {
     began: Option<Instant>,
     /// Per rank: error, the rank it is about, and when.
     ended: BTreeMap<u32, (String, Option<u32>, Instant)>,
+    /// Of each rank that lacks the operation of the fault, the reason.
+    lacks: Vec<String>,
     meeting: BTreeSet<PathBuf>,
     names: Watch,
 }
@@ -124,7 +143,18 @@ impl<'a> Play<'a> {
     fn new(fault: &'a Fault, world: Watched, hosts: Option<Hosts>, names: Watch) -> Self {
         let (ended, meeting) = (BTreeMap::new(), BTreeSet::new());
         let load = LoadWatch::start();
-        Self { fault, world, load, hosts, link: None, began: None, ended, meeting, names }
+        Self {
+            fault,
+            world,
+            load,
+            hosts,
+            link: None,
+            began: None,
+            ended,
+            lacks: Vec::new(),
+            meeting,
+            names,
+        }
     }
 
     /// The longest that the fault is watched, given how busy the machine is.
@@ -154,6 +184,7 @@ impl<'a> Play<'a> {
                     Some(Answer::Meeting { path }) => {
                         self.meeting.insert(path);
                     }
+                    Some(Answer::Lacks { why }) => self.lacks.push(why),
                     Some(Answer::Stuck { slot }) => self.world.note_stuck(rank, slot),
                     Some(Answer::Test { .. }) | None => {}
                 },

@@ -109,6 +109,7 @@ fn run_fault(config: &Path, pace: Pace, name: &str, ranks: u32) -> Result<()> {
                 .and_then(tokenyard_core::Error::rank);
             Answer::Ended { error: format!("{error:#}"), rank }.say()
         }
+        Word::Lacks(why) => Answer::Lacks { why: why.to_owned() }.say(),
     })
 }
 

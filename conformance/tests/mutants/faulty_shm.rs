@@ -15,6 +15,7 @@ use crate::completion_mutants::*;
 use crate::domain_mutants::*;
 use crate::l0::{Intact, IntactLoadStore};
 use crate::payload_mutants::*;
+use crate::pipe_mutants::*;
 
 /// The transport below a fault, and this rank's place on it.
 pub(crate) struct Below {
@@ -41,6 +42,8 @@ pub(crate) trait Fault: Default + Send + Sync + 'static {
     const NAME: &'static str;
     /// Capabilities that the mutant declares beside those of a transport that only puts.
     const KEEPS: u64 = abi::TY_CAP_GET;
+    /// The most bytes of a put that it declares.
+    const MOST: u64 = u64::MAX;
 
     /// # Safety
     /// As [`Transport::post`], for one command.
@@ -109,7 +112,8 @@ impl<F: Fault> Transport for Faulty<F> {
         let found = Shm::probe(&shm_config())?;
         // Without load and store, so that puts carry the rows.
         let kept = found.flags & !(abi::TY_CAP_GET | abi::TY_CAP_LOAD_STORE);
-        Ok(Capabilities { flags: kept | F::KEEPS, ..found })
+        let largest_put = found.largest_put.min(F::MOST);
+        Ok(Capabilities { flags: kept | F::KEEPS, largest_put, ..found })
     }
 
     fn open(_: NoSettings, open: &TransportOpen<'_>) -> Result<Self> {
@@ -218,6 +222,9 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<RareLostPayload>(),
     table::<MisledSignal>(),
     table::<NarrowTotal>(),
+    table::<LatePayload>(),
+    table::<ShortPuts>(),
+    table::<LostPieces>(),
 ];
 
 static TRANSPORTS: Exported<abi::TyTransportExport> = Exported(abi::TyTransportExport {

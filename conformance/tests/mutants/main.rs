@@ -15,6 +15,7 @@ mod header;
 mod kernel_mutants;
 mod l0;
 mod payload_mutants;
+mod pipe_mutants;
 mod rank_major_mutants;
 
 use std::sync::Arc;
