@@ -237,7 +237,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// The memory is valid for the call.
     unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
         let _ = message;
-        Err(no_messages(Self::NAME))
+        Err(no_operation(Self::NAME, "pipe"))
     }
 
     /// Waits for the next message of a rank, and writes it to the memory.
@@ -250,7 +250,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// The memory is valid for the call, and no other code uses it.
     unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
         let _ = message;
-        Err(no_messages(Self::NAME))
+        Err(no_operation(Self::NAME, "pipe"))
     }
 
     /// Sends the shards of this rank to all ranks, of an instance that was opened with [`abi::TY_RUNS_GATHER`].
@@ -262,7 +262,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// The parts are valid for the call.
     unsafe fn gather_send(&mut self, gather: &abi::TyGather) -> Result<()> {
         let _ = gather;
-        Err(no_messages(Self::NAME))
+        Err(no_operation(Self::NAME, "gather"))
     }
 
     /// Waits for the shards of all ranks, and writes them to the parts.
@@ -274,7 +274,7 @@ pub trait KernelSet: Sized + Send + 'static {
     /// The parts are valid for the call, and no other code uses them.
     unsafe fn gather_recv(&mut self, gather: &abi::TyGather) -> Result<()> {
         let _ = gather;
-        Err(no_messages(Self::NAME))
+        Err(no_operation(Self::NAME, "gather"))
     }
 
     /// Waits until all commands that the set posted are done (INV-4), so that transports may be closed
@@ -347,8 +347,9 @@ pub trait KernelSet: Sized + Send + 'static {
     }
 }
 
-fn no_messages(kernels: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, "send message", format!("{kernels} sends no messages"))
+fn no_operation(kernels: &str, operation: &str) -> Error {
+    let text = format!("kernel set `{kernels}` has no {operation}");
+    Error::new(ErrorKind::Unsupported, "run operation", text)
 }
 
 fn no_masks() -> Error {

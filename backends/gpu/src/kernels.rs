@@ -177,7 +177,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
         if shape.runs != abi::TY_RUNS_MOE {
-            return unsupported(format!("kernel set `{}` sends no messages", C::KERNELS));
+            return unsupported(format!(
+                "kernel set `{}` has no operations beside MoE",
+                C::KERNELS
+            ));
         }
         config.check(&C::PLATFORM.names)?;
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
