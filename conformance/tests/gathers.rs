@@ -8,6 +8,7 @@ use tokenyard_core::ErrorKind;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{TensorMut, TensorRef};
 use tokenyard_core::config::Config;
+use tokenyard_core::moe::DType;
 use tokenyard_core::ops::gather::{Gather, GatherOptions};
 use tokenyard_libfabric::Libfabric;
 
@@ -145,6 +146,17 @@ fn lengths_that_differ_and_refusals_end_a_call_on_all_ranks_and_the_gather_goes_
                 assert_eq!(error.kind(), kind, "{error}");
                 assert!(error.to_string().contains("expected"), "{error}");
             }
+            // A shard with gaps, on one rank.
+            let (data, mut outs) = (vec![1_u8; 16], vec![vec![0xa5_u8; 8 * ranks as usize]]);
+            let stride = if is_odd { [4, 1] } else { [2, 1] };
+            let shard = TensorRef::strided(&data, DType::U8, [4, 2], stride).unwrap();
+            let error = gather.all_gather(&[shard], &mut muts(&mut outs)).unwrap_err();
+            assert!(error.to_string().contains("shard: found gaps between rows"), "{error}");
+            let mut call = |own: usize, room: usize| {
+                let (own, mut outs) = (vec![vec![1; own]], vec![vec![0xa5; room]]);
+                let end = gather.all_gather(&refs(&own), &mut muts(&mut outs));
+                (end, outs)
+            };
             let (end, outs) = call(8, 8 * ranks as usize);
             end.unwrap();
             assert!(outs[0].iter().all(|byte| *byte == 1));

@@ -145,8 +145,8 @@ impl Gather {
         shards: &[TensorRef<'_>],
         outs: &mut [TensorMut<'_>],
     ) -> Result<()> {
-        let wrong = self.check_outs(&self.lengths(shards).unwrap_or_default(), outs);
-        let pending = self.send(shards, wrong)?;
+        let checked = self.lengths(shards).and_then(|lengths| self.check_outs(&lengths, outs));
+        let pending = self.send(shards, checked)?;
         self.all_gather_recv(pending, outs)
     }
 
@@ -195,10 +195,11 @@ impl Gather {
         self.standing.world.barrier("close gather")
     }
 
-    fn send(&mut self, shards: &[TensorRef<'_>], wrong: Result<()>) -> Result<PendingGather> {
+    /// `checked`: whether the caller may go on.
+    fn send(&mut self, shards: &[TensorRef<'_>], checked: Result<()>) -> Result<PendingGather> {
         self.standing.check_open()?;
         let operation = self.begin()?;
-        let checked = wrong.and_then(|()| self.check_shards(shards));
+        let checked = checked.and_then(|()| self.check_shards(shards));
         let refusal = checked.as_ref().map_or_else(super::reason, |_| String::new());
         let parts: Vec<_> = match &checked {
             Ok(_) => shards.iter().map(|shard| part(*shard)).collect(),
