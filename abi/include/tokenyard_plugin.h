@@ -2658,11 +2658,14 @@ typedef struct TyPlan {
 /**
  * A kernel set. All slots of one instance are called by one thread at a time.
  *
- * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
- * same order on all ranks, then `close`. Operation n may be sent only when operation
- * n - in_flight has been received.
+ * Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations, then `close`. `runs` of
+ * the shape says which. A set that does not know them refuses `open` with `TY_UNSUPPORTED`.
  *
- * An operation is submitted (`TY_SUBMIT_DISPATCH` or `TY_SUBMIT_COMBINE`), and finished.
+ * - `TY_RUNS_MOE`: dispatches and combines, in the same order on all ranks. One is submitted (`TY_SUBMIT_DISPATCH`
+ *   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been received.
+ * - `TY_RUNS_GATHER`: `TY_SUBMIT_GATHER` and `TY_FINISH_GATHER`, by the same rules.
+ * - `TY_RUNS_PIPE`: `TY_SUBMIT_SEND` and `TY_SUBMIT_RECV`, in any order: ranks make different calls. `flush` waits
+ *   until all messages of this rank are taken, too, and reports as `TY_SUBMIT_SEND` does.
  *
  * With several domains of several ranks an operation is two exchanges. For a dispatch the host submits
  * that of the rail; that of the owners, whose rows are those that come over the rail; a `TY_SUBMIT_AGREE`
@@ -2825,9 +2828,12 @@ typedef struct TyMasks {
  * One side of a message.
  *
  * `refusal` says that the input of this rank was refused. A sender then sends it in place of the bytes, and the call
- * of the receiver fails with `TY_REFUSED` and the text. A receiver takes the message and drops its bytes. A sender
- * learns of that, and of a receiver that expected another length, from its next `TY_SUBMIT_SEND` to that rank, which
- * then sends nothing, or from `flush`: `TY_MISMATCH`. Each message is reported once. The instance goes on.
+ * of the receiver fails with `TY_REFUSED` and the text. A receiver takes the message and drops its bytes.
+ *
+ * A sender learns that a message was refused (`TY_REFUSED`, with the text), or that another length was expected
+ * (`TY_MISMATCH`), from the first `TY_SUBMIT_SEND` that needs the message's slot again, or from `flush`. That call
+ * sends nothing. Each message is reported once. `TY_UNSUPPORTED`: no link leads to the rank, and nothing was posted.
+ * The instance goes on after these.
  */
 typedef struct TyMessage {
   /**

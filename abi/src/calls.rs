@@ -102,9 +102,12 @@ pub struct TyMasks {
 /// One side of a message.
 ///
 /// `refusal` says that the input of this rank was refused. A sender then sends it in place of the bytes, and the call
-/// of the receiver fails with `TY_REFUSED` and the text. A receiver takes the message and drops its bytes. A sender
-/// learns of that, and of a receiver that expected another length, from its next `TY_SUBMIT_SEND` to that rank, which
-/// then sends nothing, or from `flush`: `TY_MISMATCH`. Each message is reported once. The instance goes on.
+/// of the receiver fails with `TY_REFUSED` and the text. A receiver takes the message and drops its bytes.
+///
+/// A sender learns that a message was refused (`TY_REFUSED`, with the text), or that another length was expected
+/// (`TY_MISMATCH`), from the first `TY_SUBMIT_SEND` that needs the message's slot again, or from `flush`. That call
+/// sends nothing. Each message is reported once. `TY_UNSUPPORTED`: no link leads to the rank, and nothing was posted.
+/// The instance goes on after these.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TyMessage {

@@ -15,11 +15,14 @@ pub const TY_KERNELS_MINOR: u32 = 13;
 
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///
-/// Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations in the
-/// same order on all ranks, then `close`. Operation n may be sent only when operation
-/// n - in_flight has been received.
+/// Order of calls: `probe`, `open`, `needs`, `allocate` per window, `plan`, then operations, then `close`. `runs` of
+/// the shape says which. A set that does not know them refuses `open` with `TY_UNSUPPORTED`.
 ///
-/// An operation is submitted (`TY_SUBMIT_DISPATCH` or `TY_SUBMIT_COMBINE`), and finished.
+/// - `TY_RUNS_MOE`: dispatches and combines, in the same order on all ranks. One is submitted (`TY_SUBMIT_DISPATCH`
+///   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been received.
+/// - `TY_RUNS_GATHER`: `TY_SUBMIT_GATHER` and `TY_FINISH_GATHER`, by the same rules.
+/// - `TY_RUNS_PIPE`: `TY_SUBMIT_SEND` and `TY_SUBMIT_RECV`, in any order: ranks make different calls. `flush` waits
+///   until all messages of this rank are taken, too, and reports as `TY_SUBMIT_SEND` does.
 ///
 /// With several domains of several ranks an operation is two exchanges. For a dispatch the host submits
 /// that of the rail; that of the owners, whose rows are those that come over the rail; a `TY_SUBMIT_AGREE`

@@ -230,8 +230,8 @@ pub trait KernelSet: Sized + Send + 'static {
     /// messages to it are not taken.
     ///
     /// # Errors
-    /// `Mismatch`: an earlier message was not taken as it was sent, and nothing is sent now. Anything else closes the
-    /// pipe.
+    /// `Refused`, `Mismatch`: an earlier message was not taken as it was sent, and nothing is sent now. `Unsupported`:
+    /// no link leads to the rank, and nothing was posted. Anything else closes the pipe.
     ///
     /// # Safety
     /// The memory is valid for the call.
@@ -243,8 +243,8 @@ pub trait KernelSet: Sized + Send + 'static {
     /// Waits for the next message of a rank, and writes it to the memory.
     ///
     /// # Errors
-    /// `Refused` with the reason of its sender, `Mismatch` where it has another length: it is taken then. Anything else
-    /// closes the pipe.
+    /// `Refused` with the reason of its sender, `Mismatch` where it has another length: it is taken then.
+    /// `Unsupported`: no link leads to the rank. Anything else closes the pipe.
     ///
     /// # Safety
     /// The memory is valid for the call, and no other code uses it.
@@ -278,7 +278,7 @@ pub trait KernelSet: Sized + Send + 'static {
     }
 
     /// Waits until all commands that the set posted are done (INV-4), so that transports may be closed
-    /// once all ranks have returned from it. No operation is open.
+    /// once all ranks have returned from it. No operation is open. A pipe also waits until its messages are taken.
     ///
     /// # Errors
     /// The error that ends the wait early.

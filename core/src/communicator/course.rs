@@ -6,6 +6,7 @@ use super::abandoned::{Abandoned, Sent};
 use super::components::Components;
 use super::sort::Sort;
 use super::stream::Stream;
+use crate::bootstrap::World;
 use crate::kernels::Trace;
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
@@ -23,14 +24,18 @@ pub(crate) struct Course {
     /// Whether regions were taken back whose readers no [`release_after`](Self::release_after) has named since.
     took_back: bool,
     abandoned: Arc<Abandoned>,
+    /// Dropped last: the goodbye to the other ranks comes behind the end of the transports.
+    _world: Arc<World>,
 }
 
 impl Course {
     /// `in_flight` operations may be open at once.
     pub(super) fn new(standing: Standing, components: Arc<Components>, in_flight: u32) -> Self {
+        let _world = Arc::clone(&standing.world);
         Self {
             standing,
             components,
+            _world,
             in_flight,
             next_operation: 0,
             open_slots: 0,

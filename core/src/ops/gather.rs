@@ -71,12 +71,18 @@ pub struct Gather {
     next_operation: u64,
     /// Slots (operation number modulo `in_flight`) whose call was sent and not received: one bit each.
     open_slots: u32,
+    /// Its address names this gather.
+    identity: Arc<()>,
+    /// Dropped last: the goodbye to the other ranks comes behind the end of the transports.
+    _world: Arc<World>,
 }
 
-/// A call that was sent. Finish it with [`Gather::all_gather_recv`].
+/// A call that was sent. Finish it with [`Gather::all_gather_recv`]: a call that is dropped holds its slot for ever.
 #[derive(Debug)]
 #[must_use = "a call that is never received leaves the other ranks waiting"]
 pub struct PendingGather {
+    /// That of its gather.
+    identity: Arc<()>,
     operation: u64,
     /// Bytes of each shard.
     lengths: Vec<u64>,
@@ -106,7 +112,9 @@ impl Gather {
     /// The gather of a user that was opened.
     pub(super) fn made(opened: OpenedUser, options: GatherOptions) -> Self {
         let OpenedUser { user, standing, report } = opened;
-        Self { standing, user, options, report, next_operation: 0, open_slots: 0 }
+        let _world = Arc::clone(&standing.world);
+        let identity = Arc::default();
+        Self { standing, user, options, report, next_operation: 0, open_slots: 0, identity, _world }
     }
 
     /// This rank.
@@ -170,13 +178,19 @@ impl Gather {
         outs: &mut [TensorMut<'_>],
     ) -> Result<()> {
         self.standing.check_open()?;
-        let PendingGather { operation, lengths } = pending;
+        let PendingGather { identity, operation, lengths } = pending;
+        if !Arc::ptr_eq(&identity, &self.identity) {
+            let text = format!("call {operation} was sent by another gather");
+            return Err(Error::new(ErrorKind::InvalidInput, "receive gather", text)
+                .with_fix("receive it on the gather that sent it"));
+        }
         let checked = self.check_outs(&lengths, outs);
         let parts: Vec<_> = match &checked {
             Ok(()) => outs.iter().map(|out| part(out.as_ref())).collect(),
             Err(_) => Vec::new(),
         };
-        checked.and(self.recv(operation, &parts))
+        let received = self.recv(operation, &parts);
+        if self.is_closed() { received } else { checked.and(received) }
     }
 
     /// Closes the gather on all ranks together. Collective.
@@ -187,7 +201,8 @@ impl Gather {
         self.standing.check_open()?;
         if self.open_slots != 0 {
             let text = "a call was sent and not received; expected none";
-            let error = Error::new(ErrorKind::InvalidInput, "close gather", text);
+            let error = Error::new(ErrorKind::InvalidInput, "close gather", text)
+                .with_fix("receive every call before the gather is closed");
             return Err(self.standing.end(error));
         }
         let flushed = self.user.kernels().flush();
@@ -218,7 +233,10 @@ impl Gather {
         drop(in_call);
         sent.map_err(|error| self.standing.fail(error))?;
         match checked {
-            Ok(lengths) => Ok(PendingGather { operation, lengths }),
+            Ok(lengths) => {
+                let identity = Arc::clone(&self.identity);
+                Ok(PendingGather { identity, operation, lengths })
+            }
             Err(why) => match self.recv(operation, &[]) {
                 Err(error) if self.is_closed() => Err(error),
                 _ => Err(why),
@@ -236,9 +254,10 @@ impl Gather {
                 operation - in_flight
             );
             return Err(Error::new(ErrorKind::InvalidInput, "start gather", text)
-                .with_fix("receive it first, or open the gather with a larger in_flight"));
+                .with_fix("receive each call; or open the gather with a larger in_flight"));
         }
         self.next_operation += 1;
+        self.user.watchdog().begin(self.next_operation);
         self.open_slots |= bit;
         self.standing.recorder.0.track.send(operation, 0);
         Ok(operation)
@@ -308,5 +327,7 @@ fn part(tensor: TensorRef<'_>) -> abi::TyPart {
 }
 
 fn refuse(text: String) -> Error {
-    Error::new(ErrorKind::InvalidInput, "check arguments", text)
+    Error::new(ErrorKind::InvalidInput, "check arguments", text).with_fix(
+        "pass shards of at most max_bytes in all, and for each an output for those of all ranks",
+    )
 }

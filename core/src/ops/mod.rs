@@ -6,6 +6,7 @@ pub mod pipe;
 use std::sync::Arc;
 
 use crate::bootstrap::World;
+use crate::communicator::tensor::byte_length;
 use crate::communicator::{Communicator, CommunicatorOptions, TensorRef};
 use crate::config::Config;
 use crate::kernels::KernelShape;
@@ -81,7 +82,8 @@ fn check_range(operation: &'static str, name: &str, value: u64, most: u64) -> Re
         return Ok(());
     }
     let text = format!("found {name} = {value}; expected 1 to {most}");
-    Err(Error::new(ErrorKind::InvalidInput, operation, text))
+    Err(Error::new(ErrorKind::InvalidInput, operation, text)
+        .with_fix("name a number of this range, the same on all ranks"))
 }
 
 /// Numbers that ranks compare.
@@ -117,11 +119,13 @@ fn reason(why: &Error) -> String {
 
 /// The length of a tensor without gaps.
 fn contiguous_bytes(name: &str, tensor: TensorRef<'_>) -> Result<u64> {
-    let wide = tensor.dtype().map_or(1, |dtype| dtype.bytes()) as u64;
-    let bytes = tensor.rows() as u64 * tensor.cols() as u64 * wide;
-    if bytes == 0 || tensor.is_contiguous() {
-        return Ok(bytes);
+    let raw = tensor.raw();
+    if raw.shape.contains(&0) {
+        return Ok(0);
     }
-    let text = format!("{name}: found gaps between rows; expected none");
-    Err(Error::new(ErrorKind::InvalidInput, "check arguments", text))
+    byte_length(&raw).map(|bytes| bytes as u64).ok_or_else(|| {
+        let text = format!("{name}: found gaps between rows; expected none");
+        Error::new(ErrorKind::InvalidInput, "check arguments", text)
+            .with_fix("pass a contiguous copy")
+    })
 }

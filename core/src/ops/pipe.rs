@@ -27,14 +27,14 @@ use crate::session::standing::Standing;
 use crate::session::user::User;
 use crate::{Error, ErrorKind, Result};
 
-/// The names of the operations, in the order of [`Side`].
-const NAMES: &[&str] = &["send", "recv"];
+/// The names of the operations.
+const NAMES: &[&str] = &["message"];
 
 /// The side of a message that this rank is.
 #[derive(Clone, Copy)]
 enum Side {
-    Send = 0,
-    Recv = 1,
+    Send,
+    Recv,
 }
 
 /// A caller's options for a pipe; equal on all ranks.
@@ -79,6 +79,10 @@ pub struct Pipe {
     user: User,
     options: PipeOptions,
     report: BringUpReport,
+    /// Calls so far, of this rank alone.
+    calls: u64,
+    /// Dropped last: the goodbye to the other ranks comes behind the end of the transports.
+    _world: Arc<World>,
 }
 
 impl std::fmt::Debug for Pipe {
@@ -105,7 +109,8 @@ impl Pipe {
     /// The pipe of a user that was opened.
     pub(super) fn made(opened: OpenedUser, options: PipeOptions) -> Self {
         let OpenedUser { user, standing, report } = opened;
-        Self { standing, user, options, report }
+        let _world = Arc::clone(&standing.world);
+        Self { standing, user, options, report, calls: 0, _world }
     }
 
     /// This rank.
@@ -167,7 +172,10 @@ impl Pipe {
     /// once: call again.
     pub fn flush(&mut self) -> Result<()> {
         self.standing.check_open()?;
+        self.standing.recorder.0.track.pass(self.calls, 0, false);
+        let in_call = InCall::new(&self.standing.recorder);
         let flushed = self.user.kernels().flush();
+        drop(in_call);
         flushed.map_err(|error| self.ended(error))
     }
 
@@ -222,9 +230,8 @@ impl Pipe {
     ) -> Result<()> {
         self.standing.check_open()?;
         self.check_peer(peer)?;
-        // Ranks send and receive different numbers of messages. Reports compare the operations of ranks, so they get
-        // the kind of the call alone.
-        self.standing.recorder.0.track.send(0, side as usize);
+        self.standing.recorder.0.track.pass(self.calls, 0, matches!(side, Side::Recv));
+        self.calls += 1;
         let _in_call = InCall::new(&self.standing.recorder);
         let (data, bytes, refusal) = match given {
             Ok((tensor, bytes)) if bytes > 0 => (tensor.raw().data.cast(), bytes, ""),
@@ -256,7 +263,8 @@ impl Pipe {
             return Ok(());
         }
         let text = format!("found rank {peer}; expected another rank than this one, below {ranks}");
-        Err(Error::new(ErrorKind::InvalidInput, "pass message", text))
+        Err(Error::new(ErrorKind::InvalidInput, "pass message", text)
+            .with_fix("name a rank of the world that the pipe was opened on"))
     }
 
     /// The length of a tensor that may be passed.
@@ -267,7 +275,8 @@ impl Pipe {
             return Ok(bytes);
         }
         let text = format!("tensor: found {bytes} bytes; expected at most {most}");
-        Err(Error::new(ErrorKind::InvalidInput, "check arguments", text))
+        Err(Error::new(ErrorKind::InvalidInput, "check arguments", text)
+            .with_fix("open the pipe with a larger max_bytes, or send the tensor in parts"))
     }
 
     /// Decides whether the pipe survives a failed call.

@@ -117,10 +117,10 @@ impl SessionNeeds {
 fn beyond(users: usize, level: u64, what: &str, [wanted, limit]: [u32; 2]) -> Error {
     let level = if level == abi::TY_LEVEL_SCALE_UP { "scale-up" } else { "scale-out" };
     let text = format!(
-        "{users} communicators of one session need {wanted} {what}; the {level} transport has {limit}"
+        "{users} users of one session need {wanted} {what}; the {level} transport has {limit}"
     );
     Error::new(ErrorKind::Unsupported, "plan needs", text)
-        .with_fix("open fewer communicators on the session, or open some of them alone")
+        .with_fix("open fewer users on the session, or open some of them alone")
 }
 
 #[cfg(test)]

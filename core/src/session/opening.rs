@@ -134,8 +134,8 @@ fn open_users(
     let with = ConnectWith { needs: &needs, deadline: bounds.deadline, stuck: &stuck };
     let (mut transports, windows) = survey.connect(members, &mut memories, &with)?;
     let granted = Granted { needs: &needs, windows: &windows };
-    // SAFETY: `Session` owns transports and users together, and operations run only while a communicator, and
-    // so the session, lives.
+    // SAFETY: `Session` owns transports and users together, and operations run only while a user, and so the
+    // session, lives.
     unsafe { step.plan(&mut users, &transports, granted)? };
     let mut proxies = Proxies::new(&stuck);
     // SAFETY: `Session` stops the threads before it drops transports and users, and so does an error here;
@@ -168,7 +168,7 @@ fn open_users(
             standing: Standing::new(opening.spec.name, recorder, world, kernels),
         });
     }
-    members.barrier("communicator ready")?;
+    members.barrier("session ready")?;
     opened.iter().for_each(|opened| opened.standing.recorder.0.track.opened());
     Ok(opened)
 }
@@ -238,7 +238,9 @@ impl Step<'_> {
             let mut kernels = user.kernels();
             let needs = kernels.needs(&levels.limits())?;
             check_runs(&kernels, &opening.spec, &needs)?;
-            check_masking(levels, &kernels, on_failure, &needs)?;
+            if on_failure == OnFailure::Mask {
+                check_masking(levels, &kernels, &opening.spec, &needs)?;
+            }
             check_device(self.kinds, &needs)?;
             if levels.domains > 1 {
                 kernels.compose(self.world.rank(), on_failure == OnFailure::Mask);
@@ -318,24 +320,22 @@ fn report(survey: &Survey<'_>, kernels: &str, kinds: u32, needs: &KernelNeeds) -
 fn check_masking(
     levels: &Levels<'_>,
     kernels: &OpenKernels,
-    on_failure: OnFailure,
+    spec: &UserSpec,
     needs: &KernelNeeds,
 ) -> Result<()> {
-    if on_failure == OnFailure::Stop {
-        return Ok(());
-    }
     let found = if let Some(transport) = levels.without(abi::TY_CAP_MASKING) {
         format!(
             "transport `{transport}` does not declare `masking`: that a lost rank delays no other \
              rank, and hides no other failure"
         )
     } else if needs.capabilities & abi::TY_KERNELS_CAP_MASKING == 0 {
-        format!("kernel set `{}` cannot go on without a lost rank", kernels.name())
+        let (name, kernels) = (spec.name, kernels.name());
+        format!("a {name} of kernel set `{kernels}` cannot go on without a lost rank")
     } else {
         return Ok(());
     };
     let text = format!("on_failure = \"mask\": {found}");
-    Err(Error::new(ErrorKind::Unsupported, "open communicator", text)
+    Err(Error::new(ErrorKind::Unsupported, "open session", text)
         .with_fix("use on_failure = \"stop\""))
 }
 

@@ -154,8 +154,8 @@ impl WindowMemory for WatchedKernels {
 
 /// Checks that kernels of a device have a session of their own: they number windows, queues and signals from 0, and
 /// compile the transport in. `kinds`: the memory that the kernel set works on.
-pub(crate) fn check_alone(kernels: &str, kinds: u32, communicators: usize) -> Result<()> {
-    if communicators > 1 && kinds & abi::TY_MEMORY_HOST == 0 {
+pub(crate) fn check_alone(kernels: &str, kinds: u32, users: usize) -> Result<()> {
+    if users > 1 && kinds & abi::TY_MEMORY_HOST == 0 {
         return Err(not_alone(kernels));
     }
     Ok(())
@@ -164,11 +164,11 @@ pub(crate) fn check_alone(kernels: &str, kinds: u32, communicators: usize) -> Re
 #[cold]
 fn not_alone(kernels: &str) -> Error {
     let text = format!(
-        "found several communicators on one session; expected one: kernels of `{kernels}` post by themselves, and \
+        "found several users of one session; expected one: kernels of `{kernels}` post by themselves, and \
          number windows, queues and signals from 0"
     );
-    Error::new(ErrorKind::Unsupported, "open communicators", text)
-        .with_fix("open each communicator alone (Communicator::open), or use kernels of the host")
+    Error::new(ErrorKind::Unsupported, "open session", text)
+        .with_fix("open each alone (Communicator::open), or use kernels of the host")
 }
 
 const NO_LINK: abi::TyLink = abi::TyLink {

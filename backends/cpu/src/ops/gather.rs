@@ -9,9 +9,10 @@
 
 use tokenyard_core::domains::Domains;
 use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::line::{Line, Lines, Passage, RECORD, text_of};
+use super::line::{Line, Lines, Passage, RECORD, bytes_of, text_of};
 use crate::engine::control::{Header, Signal};
 use crate::engine::ends::End;
 use crate::engine::member::Member;
@@ -39,14 +40,20 @@ impl GatherLayout {
 
     /// Bytes of the window; none where they are beyond the address space.
     pub(crate) fn bytes(&self) -> Option<u64> {
-        let places = u64::from(self.ranks) * u64::from(self.in_flight);
-        (RECORD + self.room).checked_mul(places).filter(|bytes| *bytes < 1 << 47)
+        let places = (RECORD + self.room).checked_mul(self.ranks.into())?;
+        let bytes = places.checked_add(RECORD)?.checked_mul(self.in_flight.into());
+        bytes.filter(|bytes| *bytes < 1 << 47)
     }
 
     /// Where the record of a rank lies; its shards follow.
     fn place(&self, rank: u32, slot: usize) -> u64 {
-        let number = slot as u64 * u64::from(self.ranks) + u64::from(rank);
-        (RECORD + self.room) * number
+        let of_slot = (RECORD + self.room) * u64::from(self.ranks) + RECORD;
+        of_slot * slot as u64 + (RECORD + self.room) * u64::from(rank)
+    }
+
+    /// Where this rank's record lies before it leaves on the rail: its pieces there have another length than inside.
+    fn on_rail(&self, slot: usize) -> u64 {
+        self.place(self.ranks, slot)
     }
 }
 
@@ -57,16 +64,39 @@ pub(crate) struct Gather {
     layout: GatherLayout,
     domains: Domains,
     rank: u32,
+    /// By slot, the shards of this rank.
+    own: Vec<Option<Shards>>,
 }
 
 // SAFETY: as for `Pipe`.
 unsafe impl Send for Gather {}
+
+/// The shards of a rank, as their record says, and this rank has checked. They lie in the window.
+#[derive(Clone, Debug)]
+struct Shards {
+    rank: u32,
+    number: u64,
+    bytes: u64,
+    /// See [`lengths`].
+    lengths: u64,
+    /// Why their rank refuses; no bytes where it does not.
+    refusal: Vec<u8>,
+}
+
+impl Shards {
+    /// The header of their record, for a peer that they reach in so many pieces.
+    fn header(&self, pieces: u64) -> Header {
+        let verdict = if self.refusal.is_empty() { GOES } else { REFUSED };
+        Header([self.number, verdict, self.bytes, self.lengths, pieces, self.rank.into(), 0, 0])
+    }
+}
 
 /// A line, and a gather in a slot of it.
 #[derive(Clone, Copy)]
 struct Turn<'a> {
     line: &'a Line,
     layout: &'a GatherLayout,
+    window: &'a Area,
     slot: usize,
     number: u64,
 }
@@ -75,47 +105,52 @@ impl Turn<'_> {
     /// The way of the shards of `rank`, or of their record, to a peer of the line. `place`: theirs on the line.
     fn way(&self, signal: Signal, rank: u32, [peer, place]: [u32; 2]) -> Passage {
         let behind = if signal == Signal::Rows { RECORD } else { 0 };
-        let at = self.layout.place(rank, self.slot) + behind;
-        Passage { peer, slot: self.slot, number: self.number, signal, place, from: at, to: at }
+        let to = self.layout.place(rank, self.slot) + behind;
+        let is_rail = signal == Signal::Entry && self.line.order.member.is_rail();
+        let from = if is_rail { self.layout.on_rail(self.slot) } else { to };
+        Passage { peer, slot: self.slot, number: self.number, signal, place, from, to }
     }
 
-    /// Sends the shards of a rank, which lie in this rank's window behind their record, to all others of the line.
-    fn pass(&self, rank: u32, place: u32, window: &Area) -> Result<()> {
-        let at = self.layout.place(rank, self.slot);
-        let record = Record::at(window.at(at));
-        let [_, _, bytes, ..] = record.header().0;
-        let whole = RECORD.min(64 + record.text().len() as u64);
-        for peer in self.line.order.member.domains.peers().skip(1) {
-            for (signal, bytes) in [(Signal::Rows, bytes), (Signal::Entry, whole)] {
-                let way = self.way(signal, rank, [peer, place]);
-                if self.line.is_mapped() {
-                    // SAFETY: places of equal size in two windows; this rank alone writes to the peer's, which has left
-                    // the last gather of the slot.
-                    unsafe {
-                        let (from, to) = (window.at(way.from), self.line.start(&way));
-                        std::ptr::copy_nonoverlapping(from, to, bytes as usize);
-                    }
-                }
-                match signal {
-                    Signal::Rows => self.line.put(&way, bytes)?,
-                    _ => self.line.announce(&way, bytes)?,
+    /// Sends shards, which lie in this rank's window, to all others of the line.
+    fn pass(&self, shards: &Shards, place: u32) -> Result<()> {
+        let Self { line, window, .. } = *self;
+        let header = shards.header(line.pieces(shards.bytes));
+        for (at, peer) in line.order.member.domains.peers().skip(1).enumerate() {
+            let way = self.way(Signal::Rows, shards.rank, [peer, place]);
+            if line.is_mapped() {
+                // SAFETY: places of equal size in two windows, and the bytes are within them; this rank alone writes
+                // to the peer's, which has left the last gather of the slot.
+                unsafe {
+                    let (from, to) = (window.at(way.from), line.start(&way));
+                    std::ptr::copy_nonoverlapping(from, to, shards.bytes as usize);
                 }
             }
+            line.put(&way, shards.bytes)?;
+            let way = self.way(Signal::Entry, shards.rank, [peer, place]);
+            if line.is_mapped() || at == 0 {
+                // All puts of the line leave from one record.
+                line.fill(&way, header, &shards.refusal);
+            }
+            line.announce(&way, RECORD_HEADER + shards.refusal.len() as u64)?;
         }
         Ok(())
     }
 
     /// Waits for the record and the shards of a rank, from the peer of its place on the line.
-    fn take(&self, rank: u32, place: u32, window: &Area) -> Result<()> {
+    fn take(&self, rank: u32, place: u32) -> Result<Shards> {
         let way = |signal| self.way(signal, rank, [0, place]);
-        self.line.wait(&way(Signal::Entry), 1)?;
-        let record = Record::at(window.at(self.layout.place(rank, self.slot)));
+        self.line.wait(&way(Signal::Entry), 1, abi::TY_PHASE_ENTRY)?;
+        let record = Record::at(self.window.at(self.layout.place(rank, self.slot)));
         let header = checked(record, rank, self.number)?;
-        let [_, _, bytes, ..] = header.0;
-        if bytes > self.layout.room {
-            return Err(bad_record(rank, format!("{bytes} bytes of shards")));
-        }
-        self.line.wait(&way(Signal::Rows), self.line.pieces(bytes))
+        let (bytes, pieces) = bytes_of(&header, rank, self.layout.room)?;
+        let [_, verdict, _, lengths, ..] = header.0;
+        let refusal = match verdict {
+            GOES => Vec::new(),
+            REFUSED if bytes == 0 => record.text().to_vec(),
+            _ => return Err(bad_record(rank, format!("verdict {verdict} and {bytes} bytes"))),
+        };
+        self.line.wait(&way(Signal::Rows), pieces, abi::TY_PHASE_ROWS)?;
+        Ok(Shards { rank, number: self.number, bytes, lengths, refusal })
     }
 }
 
@@ -130,7 +165,8 @@ impl Gather {
     ) -> Result<Self> {
         // SAFETY: by this function's contract.
         let lines = unsafe { Lines::new(shape, members, plan)? };
-        Ok(Self { lines, layout, domains: Domains::new(shape), rank: shape.rank })
+        let own = vec![None; shape.in_flight as usize];
+        Ok(Self { lines, layout, domains: Domains::new(shape), rank: shape.rank, own })
     }
 
     fn slot(&self, operation: u64) -> usize {
@@ -139,7 +175,8 @@ impl Gather {
 
     fn turn(&self, line: usize, operation: u64) -> Turn<'_> {
         let (line, slot) = (&self.lines.all[line], self.slot(operation));
-        Turn { line, layout: &self.layout, slot, number: operation }
+        let window = &self.lines.window;
+        Turn { line, layout: &self.layout, window, slot, number: operation }
     }
 
     /// Sends the shards of this rank.
@@ -153,36 +190,24 @@ impl Gather {
         }
         // SAFETY: by this function's contract.
         let (text, parts) = unsafe { (text_of(&gather.refusal), parts_of(gather)) };
-        let refuses = !text.is_empty();
-        let at = self.layout.place(self.rank, self.slot(operation));
+        let refusal = text[..text.len().min(RECORD_TEXT as usize)].to_vec();
+        let at = self.layout.place(self.rank, self.slot(operation)) + RECORD;
         let mut bytes = 0;
-        for part in parts.iter().filter(|part| !refuses && part.bytes > 0) {
-            let to = self.lines.window.at(at + RECORD + bytes);
+        for part in parts.iter().filter(|part| refusal.is_empty() && part.bytes > 0) {
+            let to = self.lines.window.at(at + bytes);
             // SAFETY: the place has room for the shards, which core has checked, and no other rank writes to it.
             unsafe { std::ptr::copy_nonoverlapping(part.data.cast(), to, part.bytes as usize) };
             bytes += part.bytes;
         }
-        let verdict = if refuses { REFUSED } else { GOES };
         let lengths = lengths(parts.iter().map(|part| part.bytes));
-        let header = Header([operation, verdict, bytes, lengths, 0, self.rank.into(), 0, 0]);
-        self.note(at, header, text);
-        let mine = self.domains.mine;
-        self.turn(0, operation).pass(self.rank, self.rank, &self.lines.window)?;
-        match self.lines.all.len() {
-            1 => Ok(()),
-            _ => self.turn(1, operation).pass(self.rank, mine, &self.lines.window),
+        let shards = Shards { rank: self.rank, number: operation, bytes, lengths, refusal };
+        self.turn(0, operation).pass(&shards, self.rank)?;
+        if self.lines.all.len() > 1 {
+            self.turn(1, operation).pass(&shards, self.domains.mine)?;
         }
-    }
-
-    /// Writes this rank's record to its own place.
-    fn note(&self, at: u64, header: Header, text: &[u8]) {
-        let text = &text[..text.len().min((RECORD - 64) as usize)];
-        let to = self.lines.window.at(at);
-        // SAFETY: a record's room, which no other rank writes; commands that were posted from it are done (open_slot).
-        unsafe {
-            to.cast::<Header>().write(header.with_text(text.len() as u64));
-            std::ptr::copy_nonoverlapping(text.as_ptr(), to.add(64), text.len());
-        }
+        let slot = self.slot(operation);
+        self.own[slot] = Some(shards);
+        Ok(())
     }
 
     /// Waits for the shards of all ranks, and writes them to the parts.
@@ -190,15 +215,20 @@ impl Gather {
     /// # Safety
     /// As [`KernelSet::gather_recv`](tokenyard_core::kernels::KernelSet::gather_recv).
     pub(crate) unsafe fn recv(&mut self, gather: &abi::TyGather) -> Result<()> {
-        let operation = gather.operation;
-        self.take_all(operation)?;
-        let verdict = self.verdict(operation);
+        let (operation, slot) = (gather.operation, self.slot(gather.operation));
+        let Some(own) = self.own[slot].take().filter(|own| own.number == operation) else {
+            let text = format!("found gather {operation}; expected one that was sent");
+            return Err(Error::new(ErrorKind::Internal, "receive gather", text));
+        };
+        let mut all = self.take_all(operation)?;
+        all.push(own);
+        all.sort_unstable_by_key(|shards| shards.rank);
+        let verdict = verdict(&all);
         if verdict.is_ok() {
             // SAFETY: by this function's contract.
             unsafe { self.copy_out(gather) };
         }
         let end = if verdict.is_ok() { End::Done } else { End::Refused };
-        let slot = self.slot(operation);
         for line in &self.lines.all {
             // Others write to the places of their shards once this rank has left, and what goes on inside lies there.
             line.order.wait_posted(slot, operation)?;
@@ -209,41 +239,22 @@ impl Gather {
         verdict
     }
 
-    /// Waits for the shards of all ranks; sends those of other domains on.
-    fn take_all(&self, operation: u64) -> Result<()> {
-        let (domains, window) = (&self.domains, &self.lines.window);
+    /// Waits for the shards of all other ranks; sends those of other domains on.
+    fn take_all(&self, operation: u64) -> Result<Vec<Shards>> {
+        let (domains, mut all) = (&self.domains, Vec::new());
         for domain in domains.others() {
             let rank = domains.place(domain, domains.index);
-            self.turn(1, operation).take(rank, domain, window)?;
-            self.turn(0, operation).pass(rank, rank, window)?;
+            let shards = self.turn(1, operation).take(rank, domain)?;
+            self.turn(0, operation).pass(&shards, rank)?;
+            all.push(shards);
         }
         for domain in domains.all() {
             for peer in domains.peers().skip(1) {
                 let rank = domains.place(domain, peer);
-                self.turn(0, operation).take(rank, rank, window)?;
+                all.push(self.turn(0, operation).take(rank, rank)?);
             }
         }
-        Ok(())
-    }
-
-    /// The end of a gather, from the records of all ranks: the same on all of them.
-    fn verdict(&self, operation: u64) -> Result<()> {
-        let slot = self.slot(operation);
-        let record = |rank| Record::at(self.lines.window.at(self.layout.place(rank, slot)));
-        let mut first: Option<(u32, [u64; 2])> = None;
-        for rank in 0..self.layout.ranks {
-            let [_, verdict, bytes, lengths, ..] = record(rank).header().0;
-            if verdict != GOES {
-                return Err(refused(rank, record(rank).text()));
-            }
-            match first {
-                Some((of, found)) if found != [bytes, lengths] => {
-                    return Err(other_lengths([of, rank], [found[0], bytes]));
-                }
-                _ => first = first.or(Some((rank, [bytes, lengths]))),
-            }
-        }
-        Ok(())
+        Ok(all)
     }
 
     /// # Safety
@@ -295,6 +306,19 @@ fn lengths(all: impl Iterator<Item = u64>) -> u64 {
     })
 }
 
+/// The end of a gather, from the records of all ranks, in order: the same on all of them.
+fn verdict(all: &[Shards]) -> Result<()> {
+    if let Some(one) = all.iter().find(|shards| !shards.refusal.is_empty()) {
+        return Err(refused(one.rank, &one.refusal));
+    }
+    let Some(first) = all.first() else { return Ok(()) };
+    let differs = |other: &&Shards| [other.bytes, other.lengths] != [first.bytes, first.lengths];
+    match all.iter().find(differs) {
+        None => Ok(()),
+        Some(other) => Err(other_lengths([first.rank, other.rank], [first.bytes, other.bytes])),
+    }
+}
+
 #[cold]
 fn refused(rank: u32, why: &[u8]) -> Error {
     let text = format!("rank {rank} refused the gather: {}", String::from_utf8_lossy(why));
@@ -319,11 +343,11 @@ mod tests {
     fn places_of_all_ranks_and_slots_are_apart_and_within_the_window() {
         let layout = GatherLayout { ranks: 3, in_flight: 2, room: 128 };
         let starts = [0, 1].map(|slot| [0, 1, 2].map(|rank| layout.place(rank, slot)));
-        let mut all = starts.concat();
-        all.sort_unstable();
         let step = RECORD + layout.room;
-        assert_eq!(all, (0..6).map(|number| number * step).collect::<Vec<_>>());
-        assert_eq!(layout.bytes(), Some(6 * step));
+        let slot = 3 * step + RECORD;
+        assert_eq!(starts, [[0, step, 2 * step], [slot, slot + step, slot + 2 * step]]);
+        assert_eq!([0, 1].map(|slot| layout.on_rail(slot)), [3 * step, slot + 3 * step]);
+        assert_eq!(layout.bytes(), Some(2 * slot));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::engine::control::{Header, Signal};
 use crate::engine::member::Member;
 use crate::engine::order::{SlotOrder, Traffic, Wait};
 use crate::engine::places::Area;
+use crate::engine::record::bad_record;
 
 /// The only window.
 const WINDOW: u16 = 0;
@@ -82,6 +83,7 @@ impl Lines {
 pub(crate) fn members(shape: &KernelShape, inside: u64, has_groups: bool) -> Vec<Member> {
     let (rank, domains) = (shape.rank, Domains::new(shape));
     let of = |level, domains, team| Member { level, rank, domains, team };
+    // A domain of its own: places are its ranks alone.
     let alone = Domains::of(domains.index, domains.size, 1);
     let first = (domains.place(domains.mine, 0), 1);
     let mut all = vec![of(inside, if has_groups { domains } else { alone }, first)];
@@ -111,7 +113,8 @@ impl Line {
         !self.mapped.is_empty()
     }
 
-    /// How often the signal of so many bytes rises.
+    /// How often the signal of so many bytes rises at a peer. The record beside them says it: a peer may cut its own
+    /// into pieces of another length.
     pub(crate) fn pieces(&self, bytes: u64) -> u64 {
         if self.is_mapped() { 0 } else { bytes.div_ceil(self.order.channel.largest_put) }
     }
@@ -154,6 +157,12 @@ impl Line {
 
     /// Writes a record on its way, and raises its signal. All bytes that were stored before are there then.
     pub(crate) fn write(&self, way: &Passage, header: Header, text: &[u8]) -> Result<()> {
+        let bytes = self.fill(way, header, text);
+        self.announce(way, bytes)
+    }
+
+    /// Writes a record where its way starts. Returns its length.
+    pub(crate) fn fill(&self, way: &Passage, header: Header, text: &[u8]) -> u64 {
         let text = &text[..text.len().min(RECORD_TEXT as usize)];
         let at = self.start(way);
         // SAFETY: a record's room, in a part that only this rank writes now: the peer has given the slot back, and
@@ -163,7 +172,7 @@ impl Line {
             let behind = at.add(RECORD_HEADER as usize);
             std::ptr::copy_nonoverlapping(text.as_ptr(), behind, text.len());
         }
-        self.announce(way, RECORD_HEADER + text.len() as u64)
+        RECORD_HEADER + text.len() as u64
     }
 
     /// Raises the signal of a record, behind its bytes.
@@ -176,15 +185,10 @@ impl Line {
         self.order.raise(slot, Raise { operation: number, peer, signal, add: 1 })
     }
 
-    /// Waits until a signal of a place has risen `add` more times. Bytes of an operation that has begun are on their
-    /// way; the operation itself may be late.
-    pub(crate) fn wait(&self, way: &Passage, add: u64) -> Result<()> {
+    /// Waits until a signal of a place has risen `add` more times. `phase`: one of `TY_PHASE_*`.
+    pub(crate) fn wait(&self, way: &Passage, add: u64, phase: u64) -> Result<()> {
         let Passage { slot, number, signal, place, .. } = *way;
         let rank = self.order.member.forwarder(place);
-        let phase = match signal {
-            Signal::Rows => abi::TY_PHASE_ROWS,
-            _ => abi::TY_PHASE_MESSAGE,
-        };
         let wait = Wait { operation: number, add, phase, rank };
         if add == 0 || self.order.wait(signal, slot, place, wait)? {
             return Ok(());
@@ -192,6 +196,15 @@ impl Line {
         let text = format!("rank {rank} is lost");
         Err(Error::new(ErrorKind::PeerLost, "wait for bytes", text).with_rank(rank))
     }
+}
+
+/// The bytes beside a record, and the pieces that they come in, if there is room for them.
+pub(crate) fn bytes_of(header: &Header, rank: u32, room: u64) -> Result<(u64, u64)> {
+    let [_, _, bytes, _, pieces, ..] = header.0;
+    if bytes <= room && pieces <= bytes {
+        return Ok((bytes, pieces));
+    }
+    Err(bad_record(rank, format!("{bytes} bytes in {pieces} pieces; expected at most {room}")))
 }
 
 /// # Safety

@@ -6,6 +6,7 @@ pub(crate) mod line;
 pub(crate) mod pipe;
 
 use tokenyard_core::kernels::{KernelNeeds, KernelShape, Limits, NO_KERNEL_NEEDS};
+use tokenyard_core::transport::Window;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::engine::control::Ids;
@@ -96,6 +97,18 @@ impl Beside {
         };
         let links = [inside, &plan.scale_out].map(|link| link.capabilities.flags);
         let layout = Layout::new(shape, puts(shape, links))?;
+        // SAFETY: as below.
+        let windows = unsafe { std::slice::from_raw_parts(plan.windows, plan.window_count) };
+        let room = windows.first().map_or(0, |window: &Window| window.bytes);
+        if layout.bytes().is_none_or(|bytes| bytes > room) {
+            let text = format!(
+                "found a window of {room} bytes; expected {:?}: a transport says another thing of its stores than when \
+                 it was asked what it needs",
+                layout.bytes()
+            );
+            return Err(Error::new(ErrorKind::Plugin, "plan kernels", text)
+                .with_fix("report it to the author of the transport"));
+        }
         let members = layout.members(shape, level);
         // SAFETY: by this function's contract.
         unsafe {

@@ -8,10 +8,10 @@
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::line::{Lines, Passage, RECORD, text_of};
+use super::line::{Lines, Passage, RECORD, bytes_of, text_of};
 use crate::engine::control::{Header, Signal};
 use crate::engine::member::Member;
-use crate::engine::record::Record;
+use crate::engine::record::{Record, bad_record};
 
 /// Verdicts in word 1 of a record.
 const TAKEN: u64 = 0;
@@ -154,7 +154,8 @@ impl Pipe {
             }
             line.put(&way, bytes)?;
         }
-        let header = Header([number, verdict, bytes, 0, 0, self.rank.into(), 0, 0]);
+        let pieces = line.pieces(bytes);
+        let header = Header([number, verdict, bytes, 0, pieces, self.rank.into(), 0, 0]);
         line.write(&self.way(&other, Signal::Entry), header, text)?;
         self.lanes[rank as usize].sent += 1;
         Ok(())
@@ -184,7 +185,8 @@ impl Pipe {
             match verdict {
                 TAKEN => {}
                 REFUSED => return Err(refused(rank, number, record.text())),
-                _ => return Err(other_length(rank, number, sent, expected)),
+                OTHER_LENGTH => return Err(other_length(rank, number, sent, expected)),
+                _ => return Err(bad_record(rank, format!("verdict {verdict} on a message"))),
             }
         }
         Ok(())
@@ -201,9 +203,14 @@ impl Pipe {
         }
     }
 
+    /// The bytes of a message that was sent are on their way; the other rank may be late for its side of a message.
     fn wait(&self, other: &Other, signal: Signal, add: u64) -> Result<()> {
         let way = Passage { place: other.peer, ..self.way(other, signal) };
-        self.lines.all[other.line].wait(&way, add)
+        let phase = match signal {
+            Signal::Rows => abi::TY_PHASE_ROWS,
+            _ => abi::TY_PHASE_MESSAGE,
+        };
+        self.lines.all[other.line].wait(&way, add, phase)
     }
 
     /// Takes the next message of a rank. See [`KernelSet::recv`](tokenyard_core::kernels::KernelSet::recv).
@@ -214,12 +221,13 @@ impl Pipe {
         let (rank, number) = (message.peer, self.lanes[message.peer as usize].received);
         let other = self.other(rank, number)?;
         let record = self.record(&other, SlotPart::MessageIn, Signal::Entry)?;
-        let [_, verdict, bytes, ..] = record.header().0;
-        if bytes > self.layout.room {
-            return Err(too_long(rank, bytes, self.layout.room));
+        let header = record.header();
+        let (verdict, (bytes, pieces)) = (header.0[1], bytes_of(&header, rank, self.layout.room)?);
+        if verdict > REFUSED || verdict == REFUSED && bytes > 0 {
+            return Err(bad_record(rank, format!("verdict {verdict} and {bytes} bytes")));
         }
         let line = &self.lines.all[other.line];
-        self.wait(&other, Signal::Rows, line.pieces(bytes))?;
+        self.wait(&other, Signal::Rows, pieces)?;
         let refusal = match verdict {
             TAKEN => Vec::new(),
             _ => record.text().to_vec(),
@@ -274,14 +282,18 @@ fn no_way(own: u32, rank: u32) -> Error {
     let text = format!(
         "found rank {rank}; expected a rank of the domain of rank {own}, or of its rail: no link leads to others"
     );
-    Error::new(ErrorKind::Unsupported, "find way", text).with_rank(rank)
+    Error::new(ErrorKind::Unsupported, "find way", text)
+        .with_rank(rank)
+        .with_fix("send to a rank of the same domain or rail, and let that one send on")
 }
 
 #[cold]
 fn refused(rank: u32, number: u64, why: &[u8]) -> Error {
     let why = String::from_utf8_lossy(why);
     let text = format!("rank {rank} refused message {number}: {why}");
-    Error::new(ErrorKind::Refused, "pass message", text).with_rank(rank)
+    Error::new(ErrorKind::Refused, "pass message", text)
+        .with_rank(rank)
+        .with_fix("mend the call of that rank; what this rank was about to send was not sent")
 }
 
 #[cold]
@@ -297,12 +309,6 @@ fn other_length(rank: u32, number: u64, sent: u64, expected: u64) -> Error {
 #[cold]
 fn out_of_order(rank: u32, found: u64, expected: u64) -> Error {
     let text = format!("rank {rank} wrote a record of message {found}; expected {expected}");
-    Error::new(ErrorKind::Protocol, "read record", text).with_rank(rank)
-}
-
-#[cold]
-fn too_long(rank: u32, found: u64, room: u64) -> Error {
-    let text = format!("rank {rank} sent {found} bytes; expected at most {room}");
     Error::new(ErrorKind::Protocol, "read record", text).with_rank(rank)
 }
 

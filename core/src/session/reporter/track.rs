@@ -71,6 +71,12 @@ impl Track {
         self.enter(3);
     }
 
+    /// A call of one kind that not all ranks make begins. It is no operation that ranks compare.
+    pub(crate) fn pass(&self, number: u64, kind: usize, receives: bool) {
+        self.call.store(pack(number, kind), Ordering::Relaxed);
+        self.enter(if receives { 3 } else { 2 });
+    }
+
     /// A call returns.
     pub(crate) fn leave(&self) {
         if self.state.load(Ordering::Relaxed) != 4 {
@@ -131,6 +137,11 @@ mod tests {
         assert_eq!(now.recent.iter().map(|c| c.operation).collect::<Vec<_>>(), [6, 7]);
         track.receive(6);
         assert_eq!(track.read().call.map(|c| c.kind).as_deref(), Some("there"));
+        track.pass(3, 0, true);
+        let now = track.read();
+        assert_eq!((now.state, now.begun), (State::Receive, 8));
+        assert_eq!(now.call.map(|c| (c.operation, c.kind)), Some((3, "there".to_owned())));
+        assert_eq!(now.recent.len(), 2, "ranks do not compare it");
         track.close();
         track.leave();
         assert_eq!(track.read().state, State::Closed, "a closed communicator does not open again");
