@@ -639,7 +639,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the transport ABI on 64-bit targets.
  */
-#define TY_TRANSPORT_LAYOUT 11268153531467506378ull
+#define TY_TRANSPORT_LAYOUT 2018482854712914890
 
 /**
  * Layout hash of the topology ABI on 64-bit targets.
@@ -649,7 +649,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 7567286564774285429
+#define TY_KERNELS_LAYOUT 13513013942289408373ull
 
 /**
  * Major version of the topology ABI.
@@ -700,7 +700,7 @@ struct TyTransportTable;
 /**
  * Minor version of the transport ABI.
  */
-#define TY_TRANSPORT_MINOR 11
+#define TY_TRANSPORT_MINOR 12
 
 /**
  * Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
@@ -1829,6 +1829,32 @@ typedef struct TyExportHeader {
 } TyExportHeader;
 
 /**
+ * The first numbers of one user among those of a transport.
+ */
+typedef struct TyFirst {
+  /**
+   * `sizeof(TyFirst)`.
+   */
+  size_t size;
+  /**
+   * Window.
+   */
+  uint32_t window;
+  /**
+   * Queue.
+   */
+  uint32_t queue;
+  /**
+   * Signal.
+   */
+  uint32_t signal;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+} TyFirst;
+
+/**
  * A tensor of a gather: contiguous memory of the set's kind.
  */
 typedef struct TyPart {
@@ -2359,6 +2385,15 @@ typedef struct TyTransportTable {
    * [`TyGpuRing`]. `close` ends the service. `TY_UNSUPPORTED` leaves the ring to the host.
    */
   int32_t (*serve_ring)(void *instance, const struct TyServeRing *ring, struct TyError *error);
+  /**
+   * Optional, cold, after `connect` (since minor version 12). As `device_api`, for kernels that count windows, queues
+   * and signals from 0 and have a part of them: number 0 is the first of that part. So several users share one
+   * instance. Its pointers are valid until `close`. `TY_UNSUPPORTED`: such kernels need an instance of their own.
+   */
+  int32_t (*device_api_of)(void *instance,
+                           const struct TyFirst *first,
+                           struct TyDeviceApi *device_api,
+                           struct TyError *error);
 } TyTransportTable;
 
 /**

@@ -80,7 +80,7 @@ const fn open_layout(hash: u64, minor: u32) -> u64 {
 }
 
 /// The table, which ends in `serve_ring` since minor version 10, with the structures of that slot. Their counters have
-/// bytes since minor version 11.
+/// bytes since minor version 11. It ends in `device_api_of` since minor version 12.
 const fn ring_layout(hash: u64, minor: u32) -> u64 {
     if minor < 10 {
         return hash_structure!(hash, offset_of!(TyTransportTable, serve_ring); TyTransportTable {
@@ -88,10 +88,20 @@ const fn ring_layout(hash: u64, minor: u32) -> u64 {
             connect, peer_address, post, poll, read_signal, health, progress, link_name, device_api,
             device_source, commit });
     }
-    let hash = hash_layout! { hash;
-        TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
+    let hash = if minor < 12 {
+        hash_structure!(hash, offset_of!(TyTransportTable, device_api_of); TyTransportTable {
+            size, name, version, about, probe, open, close, memory_needs, alloc,
             register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
-            link_name, device_api, device_source, commit, serve_ring }
+            link_name, device_api, device_source, commit, serve_ring })
+    } else {
+        hash_layout! { hash;
+            TyTransportTable { size, name, version, about, probe, open, close, memory_needs, alloc,
+                register, endpoint, connect, peer_address, post, poll, read_signal, health, progress,
+                link_name, device_api, device_source, commit, serve_ring, device_api_of }
+            TyFirst { size, window, queue, signal, reserved }
+        }
+    };
+    let hash = hash_layout! { hash;
         TyServeRing { size, ring, counters, raised, windows, window_count, largest_put, peers, reserved }
     };
     let hash = if minor < 11 {
@@ -166,16 +176,16 @@ const fn kernels_layout() -> u64 {
 }
 
 /// Layout hash of the transport ABI on 64-bit targets.
-pub const TY_TRANSPORT_LAYOUT: u64 = 0x9c60_85ef_85af_22ca;
+pub const TY_TRANSPORT_LAYOUT: u64 = 0x1c03_1776_4461_33ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x6904_6709_96f5_1075;
+pub const TY_KERNELS_LAYOUT: u64 = 0xbb87_de95_e30f_a175;
 
-/// Layout hashes of the transport ABI of minor versions 8, 9 and 10, which this version only appends to. For hosts: the
-/// C header has constants alone.
-pub const fn earlier_transport_layouts() -> [u64; 3] {
-    [0xb97d_f693_70ec_42f2, 0x1f42_33b5_e271_0022, 0x51e1_d782_0a0f_b43a]
+/// Layout hashes of the transport ABI of minor versions 8 to 11, which this version only appends to. For hosts: the C
+/// header has constants alone.
+pub const fn earlier_transport_layouts() -> [u64; 4] {
+    [0xb97d_f693_70ec_42f2, 0x1f42_33b5_e271_0022, 0x51e1_d782_0a0f_b43a, 0x9c60_85ef_85af_22ca]
 }
 
 const _: () = assert!(
@@ -202,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn this_version_only_appends_to_the_transport_structures_of_minor_versions_8_9_and_10() {
-        assert_eq!(earlier_transport_layouts(), [8, 9, 10].map(transport_layout));
+    fn this_version_only_appends_to_the_transport_structures_of_minor_versions_8_to_11() {
+        assert_eq!(earlier_transport_layouts(), [8, 9, 10, 11].map(transport_layout));
     }
 }

@@ -10,7 +10,7 @@ use crate::host::TyHost;
 /// Major version of the transport ABI.
 pub const TY_TRANSPORT_MAJOR: u32 = 1;
 /// Minor version of the transport ABI.
-pub const TY_TRANSPORT_MINOR: u32 = 11;
+pub const TY_TRANSPORT_MINOR: u32 = 12;
 
 /// Puts of one queue to one peer arrive in order. Informative: protocols never need it (INV-2).
 pub const TY_CAP_ORDERED: u64 = 1;
@@ -352,6 +352,33 @@ pub struct TyTransportTable {
             error: *mut TyError,
         ) -> i32,
     >,
+    /// Optional, cold, after `connect` (since minor version 12). As `device_api`, for kernels that count windows, queues
+    /// and signals from 0 and have a part of them: number 0 is the first of that part. So several users share one
+    /// instance. Its pointers are valid until `close`. `TY_UNSUPPORTED`: such kernels need an instance of their own.
+    pub device_api_of: Option<
+        unsafe extern "C" fn(
+            instance: *mut c_void,
+            first: *const TyFirst,
+            device_api: *mut TyDeviceApi,
+            error: *mut TyError,
+        ) -> i32,
+    >,
+}
+
+/// The first numbers of one user among those of a transport.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TyFirst {
+    /// `sizeof(TyFirst)`.
+    pub size: usize,
+    /// Window.
+    pub window: u32,
+    /// Queue.
+    pub queue: u32,
+    /// Signal.
+    pub signal: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// A ring of kernels that a transport may serve. The memory behind the pointers of `ring`, and behind

@@ -252,6 +252,18 @@ pub trait Transport: Sized + Send + Sync + 'static {
         ))
     }
 
+    /// As [`device_api`](Self::device_api), for kernels that count windows, queues and signals from 0 and have a part of
+    /// them: number 0 is the first of that part.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where such kernels need an instance of their own.
+    fn device_api_of(&self, first: &abi::TyFirst) -> Result<abi::TyDeviceApi> {
+        let _ = first;
+        let text = format!("the device API of {} serves one user of a session", Self::NAME);
+        Err(Error::new(ErrorKind::Unsupported, "device_api_of", text)
+            .with_fix("open each user alone, such as by Communicator::open"))
+    }
+
     /// The result of [`device_api`](Self::device_api) without the value of the parameters (`params` is
     /// null, their size and alignment are set): kernels are compiled ahead of a job with it. Its pointers
     /// are static.

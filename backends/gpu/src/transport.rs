@@ -58,18 +58,21 @@ pub struct Peers<C: Components> {
     shares: bool,
     /// Dropped before `links`: its queues copy to peers' memory.
     queues: Vec<Mutex<Queue>>,
-    device_api: OnceLock<PeerTable>,
+    /// One for each user: the device API points to them.
+    tables: Mutex<Vec<PeerTable>>,
     links: Links<Local>,
     failure: OnceLock<(Command, String)>,
     _components: PhantomData<C>,
 }
 
-/// The memory that the device API points to; dropped with the transport.
+/// The memory that the device API of one user points to; dropped with the transport.
 #[derive(Debug)]
 struct PeerTable {
+    /// The user's first numbers.
+    first: abi::TyFirst,
     _windows: Buffer,
     _signals: Buffer,
-    params: Params,
+    params: Box<Params>,
 }
 
 /// `DeviceApi::Params` of `nvlink.cuh`.
@@ -125,7 +128,7 @@ impl<C: Components> Transport for Peers<C> {
             needs: *needs,
             shares: config.device.is_some(),
             queues: queues.collect::<Result<_>>()?,
-            device_api: OnceLock::new(),
+            tables: Mutex::default(),
             links: Links::new(Offer::new(team, needs.signals, memory)?, local)?,
             failure: OnceLock::new(),
             _components: PhantomData,
@@ -237,17 +240,23 @@ impl<C: Components> Transport for Peers<C> {
     }
 
     fn device_api(&self) -> Result<abi::TyDeviceApi> {
-        let device_api = match self.device_api.get() {
-            Some(device_api) => device_api,
+        let size = size_of::<abi::TyFirst>();
+        self.device_api_of(&abi::TyFirst { size, window: 0, queue: 0, signal: 0, reserved: 0 })
+    }
+
+    fn device_api_of(&self, first: &abi::TyFirst) -> Result<abi::TyDeviceApi> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = tables.iter().position(|table| table.first == *first);
+        let at = match found {
+            Some(at) => at,
             None => {
-                let made = self.make_device_api()?;
-                self.device_api.get_or_init(|| made)
+                tables.push(self.make_table(first)?);
+                tables.len() - 1
             }
         };
-        Ok(abi::TyDeviceApi {
-            params: (&raw const device_api.params).cast(),
-            ..Self::device_source()?
-        })
+        // In a box: its address stays when the list grows.
+        let params = &raw const *tables[at].params;
+        Ok(abi::TyDeviceApi { params: params.cast(), ..Self::device_source()? })
     }
 
     fn device_source() -> Result<abi::TyDeviceApi> {
@@ -330,30 +339,33 @@ impl<C: Components> Peers<C> {
         Ok(())
     }
 
-    fn make_device_api(&self) -> Result<PeerTable> {
+    /// The addresses of peers, from a user's first window and first signal on. Its queues need no numbers: stores have
+    /// none.
+    fn make_table(&self, first: &abi::TyFirst) -> Result<PeerTable> {
         let peers = self.links.offer.team.world_ranks.len() as u32;
         let mut windows = Vec::new();
-        for window in 0..self.links.memory.windows.len() as u32 {
+        for window in first.window..self.links.memory.windows.len() as u32 {
             for peer in 0..peers {
                 windows.push(self.peer_address(window, peer)? as u64);
             }
         }
+        let behind = u64::from(first.signal) * SPACING;
         let signals: Option<Vec<u64>> =
-            (0..peers).map(|peer| self.links.peer(peer).map(|p| p.signals)).collect();
+            (0..peers).map(|peer| self.links.peer(peer).map(|p| p.signals + behind)).collect();
         let signals = signals.ok_or_else(|| {
             Error::new(ErrorKind::Internal, "device_api", "a peer is not connected yet")
         })?;
         let windows = Buffer::of(&self.context, &windows)?;
         let signals = Buffer::of(&self.context, &signals)?;
-        let params = Params {
+        let params = Box::new(Params {
             windows: windows.address(),
             signals: signals.address(),
             peers,
             me: self.links.offer.team.me,
             spacing: SPACING as u32,
             reserved: 0,
-        };
-        Ok(PeerTable { _windows: windows, _signals: signals, params })
+        });
+        Ok(PeerTable { first: *first, _windows: windows, _signals: signals, params })
     }
 }
 

@@ -41,6 +41,7 @@ impl<T: Transport> TransportComponent<T> {
         device_source: Some(Self::device_source),
         commit: Some(Self::commit),
         serve_ring: Some(Self::serve_ring),
+        device_api_of: Some(Self::device_api_of),
     };
 
     unsafe extern "C" fn probe(
@@ -169,6 +170,10 @@ impl<T: Transport> TransportComponent<T> {
         health() |component| component.health();
         device_api(device_api: *mut abi::TyDeviceApi) [device_api] |component| {
             *device_api = component.device_api()?;
+            Ok(())
+        };
+        device_api_of(first: *const abi::TyFirst, device_api: *mut abi::TyDeviceApi) [first, device_api] |component| {
+            *device_api = component.device_api_of(&*first)?;
             Ok(())
         };
     }

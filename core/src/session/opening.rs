@@ -19,7 +19,7 @@ use super::stuck::Stuck;
 use super::transports::{Transports, WindowMemory};
 use super::user::User;
 use super::watchdog::{Bounds, Watchdog, WatchedLinks};
-use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels, check_alone};
+use super::watched_kernels::{PlanWith, ServeWith, WatchedKernels};
 use super::{Choices, Owned, Session};
 use crate::abi;
 use crate::bootstrap::{Ask, Members, World};
@@ -121,7 +121,6 @@ fn open_users(
     }
     let survey = Survey::gather(members, config, &registry, &meeting)?;
     let kinds = component.probe(&config.kernels.table)?;
-    check_alone(component.name(), kinds, openings.len())?;
 
     let bounds = Bounds { deadline: config.world.deadline, late: config.world.late };
     let stuck = Stuck::default();

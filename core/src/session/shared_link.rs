@@ -26,10 +26,10 @@ unsafe impl Send for SharedLink {}
 unsafe impl Sync for SharedLink {}
 
 impl SharedLink {
-    /// A view of `link` in which numbers begin at `base`. Kernels of a device compile the transport in, and would
-    /// not go through the view: it has no device API.
+    /// A view of `link` in which numbers begin at `base`. Kernels of a device compile the transport in, and do not go
+    /// through the view: it has a device API where the transport gives one for a part of its numbers.
     pub(crate) fn new(link: &Link, base: Base) -> Box<Self> {
-        let link = link.without(abi::TY_CAP_DEVICE_API).as_abi();
+        let link = link.as_abi();
         // SAFETY: a link points to a table that is never freed.
         let table = unsafe { *link.table };
         let table = abi::TyTransportTable {
@@ -40,9 +40,9 @@ impl SharedLink {
             progress: table.progress.map(|_| progress as _),
             peer_address: table.peer_address.map(|_| peer_address as _),
             link_name: table.link_name.map(|_| link_name as _),
-            device_api: None,
-            device_source: None,
+            device_api: table.device_api_of.map(|_| device_api as _),
             serve_ring: None,
+            device_api_of: None,
             ..table
         };
         Box::new(Self { table, link, base })
@@ -209,6 +209,21 @@ unsafe extern "C" fn peer_address(
     let Some(slot) = this.slots().peer_address else { return abi::TY_INTERNAL };
     // SAFETY: as in `post`.
     unsafe { slot(this.link.instance, window.wrapping_add(this.base.window), peer, address, error) }
+}
+
+unsafe extern "C" fn device_api(
+    instance: *mut c_void,
+    device_api: *mut abi::TyDeviceApi,
+    error: *mut abi::TyError,
+) -> i32 {
+    // SAFETY: as in `post`.
+    let this = unsafe { SharedLink::of(instance) };
+    let Some(slot) = this.slots().device_api_of else { return abi::TY_UNSUPPORTED };
+    let Base { window, queue, signal } = this.base;
+    let size = size_of::<abi::TyFirst>();
+    let first = abi::TyFirst { size, window, queue, signal, reserved: 0 };
+    // SAFETY: as in `post`.
+    unsafe { slot(this.link.instance, &raw const first, device_api, error) }
 }
 
 unsafe extern "C" fn link_name(

@@ -152,20 +152,11 @@ impl WindowMemory for WatchedKernels {
     }
 }
 
-/// Checks that kernels of a device have a session of their own: they number windows, queues and signals from 0, and
-/// compile the transport in. `kinds`: the memory that the kernel set works on.
-pub(crate) fn check_alone(kernels: &str, kinds: u32, users: usize) -> Result<()> {
-    if users > 1 && kinds & abi::TY_MEMORY_HOST == 0 {
-        return Err(not_alone(kernels));
-    }
-    Ok(())
-}
-
 #[cold]
 fn not_alone(kernels: &str) -> Error {
     let text = format!(
-        "found several users of one session; expected one: kernels of `{kernels}` post by themselves, and \
-         number windows, queues and signals from 0"
+        "found several users of one session; expected one: kernels of `{kernels}` post through a ring, and number \
+         windows, queues and signals from 0"
     );
     Error::new(ErrorKind::Unsupported, "open session", text)
         .with_fix("open each alone (Communicator::open), or use kernels of the host")
@@ -176,17 +167,3 @@ const NO_LINK: abi::TyLink = abi::TyLink {
     instance: std::ptr::null_mut(),
     capabilities: NO_CAPABILITIES,
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kernels_of_a_device_get_no_session_that_others_use() {
-        let error = check_alone("cuda", abi::TY_MEMORY_CUDA, 2).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("kernels of `cuda`"), "{error}");
-        assert!(check_alone("cuda", abi::TY_MEMORY_CUDA, 1).is_ok());
-        assert!(check_alone("cpu", abi::TY_MEMORY_HOST, 2).is_ok());
-    }
-}
