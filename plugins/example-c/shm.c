@@ -555,6 +555,7 @@ static const TyTransportTable table = {
     NULL, /* device_source: likewise */
     NULL, /* commit: a peer is reachable as soon as it is connected */
     NULL, /* serve_ring: the host serves the rings of GPU kernels */
+    NULL, /* device_api_of: as device_api, which is not there */
 };
 
 static const TyTransportTable *const tables[] = { &table };

@@ -143,7 +143,7 @@ static int32_t health(void *instance, TyError *error) {
 static const TyTransportTable table = {
     TABLE_SIZE, TEXT(NAME), TEXT("1"), TEXT("a plugin for tests"), probe, open_, close_,
     memory_needs, ALLOC, register_, endpoint, connect, NULL, post, POLL, read_signal, health,
-    NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL,
 };
 
 static const TyTransportTable *const tables[] = { TABLE };
