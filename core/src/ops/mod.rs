@@ -49,8 +49,8 @@ impl SessionOptions {
     /// Fabrics fix windows, queues and signals before ranks connect, so no user joins an open session.
     ///
     /// # Errors
-    /// As [`Communicator::open`]. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) without a user.
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where all together need more windows, queues or
+    /// As [`Communicator::open`]. [`ErrorKind::InvalidInput`] without a user.
+    /// [`ErrorKind::Unsupported`] where all together need more windows, queues or
     /// signals than a transport has, and for several users with kernels of a device, which number them from 0.
     pub fn open(&self, world: &Arc<World>, config: &Config) -> Result<SessionUsers> {
         let (ranks, options) = (world.ranks(), self.clone());
