@@ -49,10 +49,9 @@ impl SessionOptions {
     /// Fabrics fix windows, queues and signals before ranks connect, so no user joins an open session.
     ///
     /// # Errors
-    /// As [`Communicator::open`]. [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) without a user.
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where all together need more windows, queues or
-    /// signals than a transport has. So for several users with kernels of a device, over a transport whose device API
-    /// serves one of them, or through a ring; `nvlink` and `xgmi` serve several.
+    /// As [`Communicator::open`]. [`ErrorKind::InvalidInput`] without a user. [`ErrorKind::Unsupported`] where all
+    /// together need more windows, queues or signals than a transport has. So for several users with kernels of a
+    /// device, over a transport whose device API serves one of them, or through a ring; `nvlink` and `xgmi` serve several.
     pub fn open(&self, world: &Arc<World>, config: &Config) -> Result<SessionUsers> {
         let (ranks, options) = (world.ranks(), self.clone());
         let read = move || {
