@@ -2386,9 +2386,9 @@ typedef struct TyTransportTable {
    */
   int32_t (*serve_ring)(void *instance, const struct TyServeRing *ring, struct TyError *error);
   /**
-   * Optional, cold, after `connect` (since minor version 12). As `device_api`, for kernels that count windows, queues
-   * and signals from 0 and have a part of them: number 0 is the first of that part. So several users share one
-   * instance. Its pointers are valid until `close`. `TY_UNSUPPORTED`: such kernels need an instance of their own.
+   * Optional, cold, after `connect` (since minor version 12). As `device_api`, for kernels that count windows,
+   * queues and signals from 0 and have a part of them: number 0 is the first of that part. So several users share
+   * one instance. Its pointers are valid until `close`. `TY_UNSUPPORTED`: such kernels need an instance of their own.
    */
   int32_t (*device_api_of)(void *instance,
                            const struct TyFirst *first,
@@ -2697,7 +2697,8 @@ typedef struct TyPlan {
  * the shape says which. A set that does not know them refuses `open` with `TY_UNSUPPORTED`.
  *
  * - `TY_RUNS_MOE`: dispatches and combines, in the same order on all ranks. One is submitted (`TY_SUBMIT_DISPATCH`
- *   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been received.
+ *   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been
+ *   received.
  * - `TY_RUNS_GATHER`: `TY_SUBMIT_GATHER` and `TY_FINISH_GATHER`, by the same rules.
  * - `TY_RUNS_PIPE`: `TY_SUBMIT_SEND` and `TY_SUBMIT_RECV`, in any order: ranks make different calls. `flush` waits
  *   until all messages of this rank are taken, too, and reports as `TY_SUBMIT_SEND` does.

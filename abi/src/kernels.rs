@@ -19,7 +19,8 @@ pub const TY_KERNELS_MINOR: u32 = 13;
 /// the shape says which. A set that does not know them refuses `open` with `TY_UNSUPPORTED`.
 ///
 /// - `TY_RUNS_MOE`: dispatches and combines, in the same order on all ranks. One is submitted (`TY_SUBMIT_DISPATCH`
-///   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been received.
+///   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been
+///   received.
 /// - `TY_RUNS_GATHER`: `TY_SUBMIT_GATHER` and `TY_FINISH_GATHER`, by the same rules.
 /// - `TY_RUNS_PIPE`: `TY_SUBMIT_SEND` and `TY_SUBMIT_RECV`, in any order: ranks make different calls. `flush` waits
 ///   until all messages of this rank are taken, too, and reports as `TY_SUBMIT_SEND` does.

@@ -252,8 +252,8 @@ pub trait Transport: Sized + Send + Sync + 'static {
         ))
     }
 
-    /// As [`device_api`](Self::device_api), for kernels that count windows, queues and signals from 0 and have a part of
-    /// them: number 0 is the first of that part.
+    /// As [`device_api`](Self::device_api), for kernels that count windows, queues and signals from 0 and have a part
+    /// of them: number 0 is the first of that part.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where such kernels need an instance of their own.

@@ -81,7 +81,7 @@ pub struct Gather {
 #[derive(Debug)]
 #[must_use = "a call that is never received leaves the other ranks waiting"]
 pub struct PendingGather {
-    /// That of its gather.
+    /// The identity of its gather.
     identity: Arc<()>,
     operation: u64,
     /// Bytes of each shard.

@@ -51,7 +51,8 @@ impl SessionOptions {
     /// # Errors
     /// As [`Communicator::open`]. [`ErrorKind::InvalidInput`] without a user. [`ErrorKind::Unsupported`] where all
     /// together need more windows, queues or signals than a transport has. So for several users with kernels of a
-    /// device, over a transport whose device API serves one of them, or through a ring; `nvlink` and `xgmi` serve several.
+    /// device, over a transport whose device API serves one of them, or through a ring; `nvlink` and `xgmi` serve
+    /// several.
     pub fn open(&self, world: &Arc<World>, config: &Config) -> Result<SessionUsers> {
         let (ranks, options) = (world.ranks(), self.clone());
         let read = move || {
