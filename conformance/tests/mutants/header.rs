@@ -3,8 +3,8 @@
 //! Transports see the structures that are reached from `TyTransportExport`, by the types of fields and of slots. They
 //! see all constants but those of other components. A constant is of others if it has their name (`TY_KERNELS_`,
 //! `TY_TOPOLOGY_`), if its comment names one of their structures, or if a comment or an array of theirs names it.
-//! It is not of others if a structure that transports see names it as well, or an example in C uses it. A status is of
-//! all components.
+//! It is not of others if a structure that transports see names it as well, or an example in C uses it. The
+//! statuses in [`OF_ALL`] are of all components.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +20,9 @@ pub(crate) const EXAMPLES: [&str; 4] = [
 const ROOT: &str = "TyTransportExport";
 /// The beginnings of constants of the other kinds of components.
 const OTHER_KINDS: [&str; 2] = ["TY_KERNELS_", "TY_TOPOLOGY_"];
+
+/// Statuses that comments of other components name, and that transports return.
+const OF_ALL: [&str; 2] = ["TY_REFUSED", "TY_MISMATCH"];
 
 /// A constant, a structure, or a field.
 pub(crate) struct Item {
@@ -69,8 +72,9 @@ pub(crate) fn items() -> Vec<Item> {
         let of_kind = OTHER_KINDS.iter().any(|start| item.name.starts_with(start));
         let mut structures = words(&item.comment).filter(|word| bodies.contains_key(*word));
         let named = of_kind || structures.any(|word| !seen.contains(word));
-        let is_status = item.code.contains("(-") || item.code.contains(" -");
-        (named || is_named(&item.name, &theirs)) && !is_named(&item.name, &ours) && !is_status
+        (named || is_named(&item.name, &theirs))
+            && !is_named(&item.name, &ours)
+            && !OF_ALL.contains(&item.name.as_str())
     };
     let kept =
         |item: &Item| if item.kind == Kind::Constant { !is_of_others(item) } else { sees(item) };
