@@ -1,10 +1,11 @@
-//! A communicator or a pipe of core, whose calls wait for other ranks.
+//! A communicator, a pipe or a gather of core, whose calls wait for other ranks.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use tokenyard_core::bootstrap::World as CoreWorld;
 use tokenyard_core::communicator::Communicator;
+use tokenyard_core::ops::gather::Gather;
 use tokenyard_core::ops::pipe::Pipe;
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -42,6 +43,7 @@ macro_rules! opened {
 
 opened!(Communicator, "communicator");
 opened!(Pipe, "pipe");
+opened!(Gather, "gather");
 
 /// See the [module](self). One thread at a time is inside of a call.
 pub(crate) struct Guarded<T: Opened> {

@@ -230,7 +230,7 @@ def test_a_rank_that_no_link_leads_to_is_an_error_and_the_pipe_goes_on(ranks):
 def of_exceptions(world):
     other = 1 - world.rank
     pipe = opened(world)
-    # Nobody takes it: to close the pipe would wait until it is late.
+    # It is never taken: to close the pipe would wait until it is late.
     pipe.send(np.zeros(3, np.uint8), other)
     with pytest.raises(ZeroDivisionError), pipe:
         raise ZeroDivisionError
@@ -349,7 +349,7 @@ world = tokenyard.World.from_env(config)
 """
 
 
-@pytest.mark.parametrize("name", ["Pipe"])
+@pytest.mark.parametrize("name", ["Pipe", "Gather"])
 def test_what_would_mask_losses_is_not_opened_and_the_world_goes_on(programs, name):
     opens = f"""
     try:

@@ -236,7 +236,7 @@ impl<P: Send> Waiting<P> {
     }
 }
 
-fn received_before(operation: &'static str) -> Error {
+pub(crate) fn received_before(operation: &'static str) -> Error {
     let text = "the operation was received before; expected one that was not";
     Error::new(ErrorKind::InvalidInput, operation, text)
 }
