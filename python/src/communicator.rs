@@ -227,7 +227,7 @@ impl Communicator {
 
     /// Waits until everything that was received in the order of a stream has ended. Local.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.call(py, CoreCommunicator::flush)
+        self.shared.comm.call(py, CoreCommunicator::flush)
     }
 
     /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks,
@@ -238,22 +238,22 @@ impl Communicator {
 
     /// Ranks that this communicator goes on without, in order. Empty where a loss stops it.
     fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.shared.call(py, |comm| Ok(comm.lost_ranks()))
+        self.shared.comm.call(py, |comm| Ok(comm.lost_ranks()))
     }
 
     /// Ranks that low-latency operations of this rank leave out now, in order: lost, too late, or masked by hand.
     fn masked_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.shared.call(py, |comm| comm.masks().ranks())
+        self.shared.comm.call(py, |comm| comm.masks().ranks())
     }
 
     /// Leaves a rank out of this rank's operations. Local.
     fn mask_rank(&self, py: Python<'_>, rank: Argument<u32>) -> PyResult<()> {
-        self.shared.call(py, |comm| comm.masks().mask(rank.get("rank")?))
+        self.shared.comm.call(py, |comm| comm.masks().mask(rank.get("rank")?))
     }
 
     /// Takes a rank back. Collective.
     fn unmask_rank(&self, py: Python<'_>, rank: Argument<u32>) -> PyResult<()> {
-        self.shared.call(py, |comm| match rank.get("rank") {
+        self.shared.comm.call(py, |comm| match rank.get("rank") {
             Ok(rank) => comm.masks().unmask(rank),
             Err(why) => Err(comm.masks().refuse_unmask(why)),
         })
@@ -261,13 +261,13 @@ impl Communicator {
 
     /// Takes all ranks back that are not lost. Collective.
     fn clear_masks(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.call(py, |comm| comm.masks().clear())
+        self.shared.comm.call(py, |comm| comm.masks().clear())
     }
 
     /// Nanoseconds, by rank, that calls of this communicator have waited for each rank. They are the waits of the host:
     /// kernels of a GPU wait by themselves.
     fn waited_ns(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        let waited = self.shared.call(py, |comm| Ok(comm.waited()))?;
+        let waited = self.shared.comm.call(py, |comm| Ok(comm.waited()))?;
         Ok(waited.into_iter().map(|time| time.as_nanos() as u64).collect())
     }
 
@@ -337,11 +337,7 @@ impl Communicator {
     ///
     /// Raises InvalidInputError for an operation that was sent and not received, and what ended it before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let ended = py.detach(|| match self.shared.comm.take()? {
-            Some(comm) => comm.close(),
-            None => Ok(()),
-        });
-        ended.map_err(|error| raise(py, &error))
+        self.shared.comm.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -357,11 +353,7 @@ impl Communicator {
         traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = (kind, traceback);
-        if value.is_none() {
-            return self.close(py);
-        }
-        // The others may be elsewhere: to close is collective, to drop is not.
-        py.detach(|| self.shared.comm.take().map(drop)).map_err(|error| raise(py, &error))
+        self.shared.comm.leave(py, value)
     }
 
     fn __repr__(&self) -> String {

@@ -1,7 +1,7 @@
 //! The end of the interpreter.
 //!
-//! A thread that waits inside of a communicator or a pipe while the interpreter ends would never come back to Python.
-//! So at exit the waits of this process are ended: its ranks leave their worlds, which the others notice.
+//! A thread that waits inside of a communicator, a pipe or a gather while the interpreter ends would never come back to
+//! Python. So at exit the waits of this process are ended: its ranks leave their worlds, which the others notice.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 
 /// How a caller's library gathers.
-pub(crate) enum Gather {
+pub(crate) enum Gatherer {
     /// `f(bytes) -> list[bytes]`.
     Function(Py<PyAny>),
     /// A process group of torch, and the GPU that this thread has chosen.
@@ -40,7 +40,7 @@ impl fmt::Display for Failure {
     }
 }
 
-impl Gather {
+impl Gatherer {
     /// The bytes of all ranks. Not to be called with the GIL.
     pub(crate) fn call(
         &self,

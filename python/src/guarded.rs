@@ -1,10 +1,11 @@
-//! A communicator or a pipe of core, whose calls wait for other ranks.
+//! A communicator, a pipe or a gather of core, whose calls wait for other ranks.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use tokenyard_core::bootstrap::World as CoreWorld;
 use tokenyard_core::communicator::Communicator;
+use tokenyard_core::ops::gather::Gather;
 use tokenyard_core::ops::pipe::Pipe;
 use tokenyard_core::{Error, ErrorKind, Result};
 
@@ -19,25 +20,30 @@ pub(crate) trait Opened: Send + 'static {
     const USE: &'static str;
 
     fn is_closed(&self) -> bool;
+
+    fn close(self) -> Result<()>;
 }
 
-impl Opened for Communicator {
-    const NAME: &'static str = "communicator";
-    const USE: &'static str = "use communicator";
+macro_rules! opened {
+    ($kind:ty, $name:literal) => {
+        impl Opened for $kind {
+            const NAME: &'static str = $name;
+            const USE: &'static str = concat!("use ", $name);
 
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
+            fn is_closed(&self) -> bool {
+                self.is_closed()
+            }
+
+            fn close(self) -> Result<()> {
+                self.close()
+            }
+        }
+    };
 }
 
-impl Opened for Pipe {
-    const NAME: &'static str = "pipe";
-    const USE: &'static str = "use pipe";
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-}
+opened!(Communicator, "communicator");
+opened!(Pipe, "pipe");
+opened!(Gather, "gather");
 
 /// See the [module](self). One thread at a time is inside of a call.
 pub(crate) struct Guarded<T: Opened> {
@@ -97,8 +103,35 @@ impl<T: Opened> Guarded<T> {
         self.world.get().map(|world| world.rank())
     }
 
-    pub(crate) fn take(&self) -> Result<Option<T>> {
-        Ok(self.core.get()?.lock().unwrap_or_else(PoisonError::into_inner).take())
+    /// Closes it on all ranks together; again is no error.
+    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py, |core| core.map_or(Ok(()), T::close))
+    }
+
+    /// The end of a `with`: closed, or after an exception in its body dropped. The others may be elsewhere then: to
+    /// close is collective, to drop is not.
+    pub(crate) fn leave(&self, py: Python<'_>, raised: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        match raised {
+            None => self.close(py),
+            Some(_) => self.end(py, |core| {
+                drop(core);
+                Ok(())
+            }),
+        }
+    }
+
+    /// Under the lock, because the end may wait for other ranks: a second thread waits for it, and the exit of the
+    /// interpreter ends that wait.
+    fn end(
+        &self,
+        py: Python<'_>,
+        end: impl FnOnce(Option<T>) -> Result<()> + Send,
+    ) -> PyResult<()> {
+        let ended = py.detach(|| {
+            let mut core = self.core.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+            end(core.take())
+        });
+        ended.map_err(|error| raise(py, &error))
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -126,7 +159,9 @@ impl<T: Opened> Waits for Guarded<T> {
 impl<T: Opened> Drop for Guarded<T> {
     fn drop(&mut self) {
         // Never collective: ranks collect their garbage at different times.
-        if let Ok(Some(core)) = self.take() {
+        let Ok(core) = self.core.get() else { return };
+        let core = core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(core) = core {
             drop_detached(core);
         }
     }

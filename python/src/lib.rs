@@ -9,6 +9,7 @@
 //! - **Outputs** are claims. Nothing that frees one takes the GIL, unless a record belongs to it.
 //! - **A forked child** owns nothing of its parent: see `owned.rs`.
 
+mod all_gather;
 mod anchors;
 mod argument;
 mod array;
@@ -99,6 +100,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<world::World>()?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<pipe::Pipe>()?;
+    module.add_class::<all_gather::Gather>()?;
+    module.add_class::<all_gather::PendingGather>()?;
     module.add_class::<operations::PendingDispatch>()?;
     module.add_class::<operations::PendingReplay>()?;
     module.add_class::<operations::PendingCombine>()?;

@@ -27,7 +27,7 @@ use crate::world::World;
 ///
 /// **Tensors** may be of torch, numpy, JAX, CuPy, or anything with `__dlpack__`, of any shape, with elements that
 /// follow each other: bfloat16, float16, float32, float8_e4m3fn, uint8, int32, int64. They lie in host memory with the
-/// kernel set `cpu`. Nothing is queued on them.
+/// kernel set `cpu`. Synchronise work that is queued on a tensor before the call.
 ///
 /// **Errors**: a tensor that cannot be passed raises InvalidInputError here, and RefusedError on the other rank. A
 /// length that both sides do not share raises MismatchError on both. A sender gets these of a receiver at the `send` to
@@ -179,11 +179,7 @@ impl Pipe {
     /// Raises the errors of `flush`; then the other ranks learn that this one did not close its pipe. So call `flush`
     /// before where a receiver may refuse.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let ended = py.detach(|| match self.core.take()? {
-            Some(pipe) => pipe.close(),
-            None => Ok(()),
-        });
-        ended.map_err(|error| raise(py, &error))
+        self.core.close(py)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -199,11 +195,7 @@ impl Pipe {
         traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = (kind, traceback);
-        if value.is_none() {
-            return self.close(py);
-        }
-        // The others may be elsewhere: to close is collective, to drop is not.
-        py.detach(|| self.core.take().map(drop)).map_err(|error| raise(py, &error))
+        self.core.leave(py, value)
     }
 
     fn __repr__(&self) -> String {

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use pyo3::prelude::*;
-use tokenyard_core::Result;
 use tokenyard_core::bootstrap::World as CoreWorld;
 use tokenyard_core::communicator::{BringUpReport, CallForm, Communicator as CoreCommunicator};
 use tokenyard_core::moe::{Layout, Shape};
@@ -46,15 +44,6 @@ impl Shared {
 
     pub(crate) fn held(&self) -> &Arc<AtomicU64> {
         &self.held
-    }
-
-    /// Calls the communicator, without the GIL.
-    pub(crate) fn call<R: Send>(
-        &self,
-        py: Python<'_>,
-        call: impl FnOnce(&mut CoreCommunicator) -> Result<R> + Send,
-    ) -> PyResult<R> {
-        self.comm.call(py, call)
     }
 }
 

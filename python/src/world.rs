@@ -15,7 +15,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::argument::{Argument, Word};
 use crate::config::Config;
 use crate::errors::{invalid, raise};
-use crate::gather::{Failure, Gather, gpu_of_torch};
+use crate::gather::{Failure, Gatherer, gpu_of_torch};
 use crate::log;
 use crate::owned::Owned;
 
@@ -48,7 +48,7 @@ struct Joiner {
     rank: u32,
     ranks: u32,
     launched: Launched,
-    gather: Gather,
+    gather: Gatherer,
 }
 
 impl Joiner {
@@ -57,7 +57,7 @@ impl Joiner {
         rank: &Bound<'_, PyAny>,
         ranks: &Bound<'_, PyAny>,
         world_rank: Option<u32>,
-        gather: Gather,
+        gather: Gatherer,
     ) -> Result<Self> {
         let number = |value: &Bound<'_, PyAny>| value.extract::<u32>().ok();
         let local_rank = local_rank_of_environment(&environment);
@@ -110,7 +110,7 @@ impl World {
         let config = world_config(py, config)?;
         let failed: Arc<Mutex<Option<Failure>>> = Arc::default();
         let failed_inside = Arc::clone(&failed);
-        let is_torch = matches!(gather, Gather::Torch { .. });
+        let is_torch = matches!(gather, Gatherer::Torch { .. });
         let late = config.late;
         let exchange = move |mine: &[u8]| {
             gather.call(mine, ranks, late).map_err(|failure| {
@@ -178,7 +178,7 @@ impl World {
             let local_rank = local_rank.or_else(|| local_rank_of_environment(&environment));
             let launched = Launched { rank: None, local_rank };
             let (rank, ranks) = (rank.get("rank")?, ranks.get("ranks")?);
-            Ok(Joiner { rank, ranks, launched, gather: Gather::Function(exchange) })
+            Ok(Joiner { rank, ranks, launched, gather: Gatherer::Function(exchange) })
         };
         let joiner = read().map_err(|error| raise(py, &error))?;
         Self::join(py, joiner, &config)
@@ -213,7 +213,7 @@ impl World {
         let ranks = torch.call_method1("get_world_size", (&group,))?;
         let world_rank = torch.call_method0("get_rank")?.extract().ok();
         let gpu = gpu_of_torch(&group)?;
-        let gather = Gather::Torch { group: group.unbind(), gpu };
+        let gather = Gatherer::Torch { group: group.unbind(), gpu };
         let joiner = Joiner::of_library(&rank, &ranks, world_rank, gather);
         Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }
@@ -228,7 +228,7 @@ impl World {
         config: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let (rank, ranks) = (comm.call_method0("Get_rank")?, comm.call_method0("Get_size")?);
-        let gather = Gather::Mpi(comm.clone().unbind());
+        let gather = Gatherer::Mpi(comm.clone().unbind());
         let joiner = Joiner::of_library(&rank, &ranks, world_rank_of_mpi(py), gather);
         Self::join(py, joiner.map_err(|error| raise(py, &error))?, &config)
     }

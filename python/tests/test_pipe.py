@@ -5,7 +5,7 @@ import signal
 
 import numpy as np
 import pytest
-from pool import config
+from pool import CONFIG, config
 from test_exchange import same
 from test_refusals import Broken, Negated, read_only
 
@@ -209,6 +209,42 @@ def test_options_that_make_no_pipe_are_refused_on_all_ranks_and_the_world_goes_o
     ranks(2, of_options)
 
 
+def of_no_links(world):
+    """Rank r has links to the ranks of its domain and of its rail."""
+    text = CONFIG.format(arena_mib=4)
+    text += '[transport.scale_out]\nuse = "shm"\n[transport.scale_out.shm]\nload_store = false\n'
+    two = tokenyard.Config.parse(text + "[topology]\ndomains = 2\n", "domains.toml")
+    across, x = 3 - world.rank, np.zeros(3, np.uint8)
+    with tokenyard.Pipe(world, two, max_bytes=64) as pipe:
+        for call in (pipe.send, pipe.recv):
+            with pytest.raises(errors.UnsupportedError, match=f"rank {across}"):
+                call(x, across)
+        for other in (world.rank ^ 1, world.rank ^ 2):
+            goes_on(pipe, other)
+
+
+def test_a_rank_that_no_link_leads_to_is_an_error_and_the_pipe_goes_on(ranks):
+    ranks(4, of_no_links)
+
+
+def of_exceptions(world):
+    other = 1 - world.rank
+    pipe = opened(world)
+    # It is never taken: to close the pipe would wait until it is late.
+    pipe.send(np.zeros(3, np.uint8), other)
+    with pytest.raises(ZeroDivisionError), pipe:
+        raise ZeroDivisionError
+    assert pipe.closed
+    with pytest.raises(errors.InvalidInputError, match="the pipe was closed"):
+        pipe.flush()
+    with opened(world) as pipe:
+        goes_on(pipe, other)
+
+
+def test_an_exception_in_the_body_of_with_drops_a_pipe_and_does_not_close_it(ranks):
+    ranks(2, of_exceptions)
+
+
 # As `HEAD`, with a pipe alone.
 HEAD = """
 import os, signal, sys, threading, time
@@ -281,6 +317,89 @@ def test_exit_ends_the_wait_of_a_daemon_thread_and_tells_the_others(programs):
     (out, error, code), (lines, trouble, _) = programs(waits_in_a_thread, waits, head=HEAD)
     assert (out, code) == (["end"], 0), error
     assert lines == ["0", "True"], trouble
+
+
+def test_exit_ends_a_close_that_waits_in_a_daemon_thread(programs):
+    closes_in_a_thread = """
+    pipe.send(x, other)
+    threading.Thread(target=pipe.close, daemon=True).start()
+    time.sleep(0.5)
+    say("end")
+    """
+    takes_nothing = """
+    pipe.send(x, other)
+    try:
+        pipe.flush()
+    except tokenyard.errors.PeerLostError as error:
+        say(error.rank, "the interpreter of this rank ends" in str(error))
+    """
+    ended = programs(closes_in_a_thread, takes_nothing, head=HEAD)
+    (out, error, code), (lines, trouble, _) = ended
+    assert (out, code) == (["end"], 0), error
+    assert lines == ["0", "True"], trouble
+
+
+# A world that masks losses. Its users are opened by the programs.
+MASKS = """
+import numpy as np
+import tokenyard
+text = {config!r}.replace("[world]", '[world]\\non_failure = "mask"')
+config = tokenyard.Config.parse(text, "test.toml")
+world = tokenyard.World.from_env(config)
+"""
+
+
+@pytest.mark.parametrize("name", ["Pipe", "Gather"])
+def test_what_would_mask_losses_is_not_opened_and_the_world_goes_on(programs, name):
+    opens = f"""
+    try:
+        tokenyard.{name}(world, config, max_bytes=64)
+    except tokenyard.errors.UnsupportedError as error:
+        print("cannot go on without a lost rank" in str(error))
+    with tokenyard.Communicator(world, config, 4, 2, 64, 8) as comm:
+        print(comm.rank)
+    """
+    for rank, (out, error, code) in enumerate(programs(opens, opens, head=MASKS)):
+        assert (out, code) == (["True", str(rank)], 0), error
+
+
+def test_a_second_close_waits_for_the_first(programs):
+    closes_twice = """
+    pipe.send(x, other)
+    thread = threading.Thread(target=pipe.close)
+    thread.start()
+    time.sleep(0.2)
+    start = time.monotonic()
+    pipe.close()
+    say(time.monotonic() - start > 0.3, pipe.closed)
+    thread.join()
+    """
+    late = "time.sleep(1)\npipe.recv(x, other)\npipe.close()"
+    (out, error, code), _ = programs(closes_twice, late, head=HEAD)
+    assert (out, code) == (["True", "True"], 0), error
+
+
+def test_a_close_with_a_refused_message_raises_it_and_the_others_learn_of_that(programs):
+    sends = """
+    pipe.send(x, other)
+    try:
+        pipe.close()
+    except tokenyard.errors.RefusedError as error:
+        say(error.rank, "found list" in str(error), pipe.closed)
+    """
+    refuses = """
+    try:
+        pipe.recv([1], other)
+    except tokenyard.errors.InvalidInputError:
+        pass
+    try:
+        pipe.close()
+    except tokenyard.errors.PeerLostError as error:
+        say(error.rank, "found list" in str(error), pipe.closed)
+    """
+    (out, error, code), (lines, trouble, _) = programs(sends, refuses, head=HEAD)
+    assert (out, code) == (["1", "True", "True"], 0), error
+    assert lines == ["0", "True", "True"], trouble
 
 
 def test_a_forked_child_may_not_use_a_pipe(programs):

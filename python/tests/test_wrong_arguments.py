@@ -40,26 +40,31 @@ class Calls:
         # A combine takes weights of tokens for rows of experts.
         self._rows, self._of_rows = comm.dispatch(self._x, *self._routing, layout="expert_major")
         self.has_topk = False
-        self._pipe = None
+        self._opened = {}
 
-    def pipe(self):
-        """Opened at its first use, by both ranks."""
-        if self._pipe is None:
-            self._pipe = tokenyard.Pipe(self._world, config(), max_bytes=64)
-        return self._pipe
+    def beside(self, kind):
+        """A pipe or a gather, opened at its first use, by both ranks."""
+        if kind not in self._opened:
+            self._opened[kind] = kind(self._world, config(), max_bytes=64)
+        return self._opened[kind]
 
     def close(self):
-        if self._pipe is not None:
-            self._pipe.close()
+        for beside in self._opened.values():
+            beside.close()
 
     def _message(self, name, options):
         """Rank 1 makes the call, and rank 0 that of the other side of its message, where it has nothing to give."""
-        pipe, me, message = self.pipe(), self._world.rank, np.zeros(4, np.uint8)
+        pipe, me = self.beside(tokenyard.Pipe), self._world.rank
+        message = np.zeros(4, np.uint8)
         if (name == "send") == (me == 1 or bool(options)):
             pipe.send(**{"tensor": message, "to": 1 - me, **options})
             pipe.flush()
         else:
             pipe.recv(**{"tensor": message, "source": 1 - me, **options})
+
+    def _gather(self, name, options):
+        call = getattr(self.beside(tokenyard.Gather), name)
+        return self._finished(call, **{"shards": np.zeros(4, np.uint8), **options})
 
     def _finished(self, call, *arguments, **options):
         pending = call(*arguments, **options)
@@ -104,6 +109,16 @@ class Calls:
                 f"Pipe.{name}": lambda name=name, **o: self._message(name, o)
                 for name in ("send", "recv")
             },
+            "Gather": lambda **o: tokenyard.Gather(
+                self._world, config(), **{"max_bytes": 64, **o}
+            ).close(),
+            **{
+                f"Gather.{name}": lambda name=name, **o: self._gather(name, o)
+                for name in ("all_gather", "all_gather_send")
+            },
+            "PendingGather.recv": lambda **o: (
+                self.beside(tokenyard.Gather).all_gather_send(np.zeros(4, np.uint8)).recv(**o)
+            ),
             "Communicator.refuse": lambda **o: comm.refuse(
                 **{"operation": "dispatch", "why": "why", **o}
             ),
@@ -152,6 +167,7 @@ LOCAL = {
     "Communicator.mask_rank",
     "Pipe.send.to",
     "Pipe.recv.source",
+    "PendingGather.recv",
 }
 
 
@@ -191,7 +207,7 @@ def native_arguments():
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             found += [(node.name, *it) for it in judged(node)]
     # Python raises a TypeError for what is no word or object of other calls, which are of one rank.
-    calls = ("Communicator", "Pipe", "World.")
+    calls = ("Communicator", "Gather", "PendingGather", "Pipe", "World.")
     found = [it for it in found if it[2] == INTEGER or it[0].startswith(calls)]
     return [it for it in found if it[:2] != ("Communicator.combine_input", "handle")]
 

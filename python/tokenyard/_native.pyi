@@ -12,9 +12,11 @@ __all__ = [
     "Array",
     "Communicator",
     "Config",
+    "Gather",
     "Handle",
     "PendingCombine",
     "PendingDispatch",
+    "PendingGather",
     "PendingReplay",
     "Pipe",
     "Received",
@@ -46,6 +48,7 @@ class _HostArray(Protocol):
     def __array_interface__(self) -> dict[str, Any]: ...
 
 _Tensor: TypeAlias = Array | _DLPack | _CudaArray | _HostArray
+_Tensors: TypeAlias = _Tensor | list[_Tensor] | tuple[_Tensor, ...]
 _Layout: TypeAlias = Literal["flat", "expert_major", "packed", "rank_major"]
 _Cast: TypeAlias = Literal["fp8", "fp8_round", "fp8_ue8m0"]
 _Path: TypeAlias = str | PathLike[str]
@@ -355,6 +358,35 @@ class Pipe:
         value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None: ...
+
+@final
+class Gather:
+    def __new__(
+        cls, world: World, config: Config | _Path, *, max_bytes: int, in_flight: int = 2
+    ) -> Gather: ...
+    def all_gather(self, shards: _Tensors, outs: _Tensors | None = None) -> Any: ...
+    def all_gather_send(self, shards: _Tensors) -> PendingGather: ...
+    def report(self) -> dict[str, Any]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def max_bytes(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Gather: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None: ...
+
+@final
+class PendingGather:
+    def recv(self, outs: _Tensors | None = None) -> Any: ...
 
 @final
 class PendingDispatch:

@@ -75,15 +75,15 @@ class FullError(Error, MemoryError):
 
 
 class DeadlineError(Error, TimeoutError):
-    """A wait ran out of time. The communicator is closed."""
+    """A wait ran out of time. The communicator, pipe or gather is closed."""
 
 
 class PeerLostError(Error, ConnectionError):
-    """A rank was killed, was silent for too long, or left. The communicator is closed."""
+    """A rank was killed, was silent for too long, or left. The communicator, pipe or gather is closed."""
 
 
 class TransportError(Error, ConnectionError):
-    """A transport failed. The communicator is closed."""
+    """A transport failed. The communicator, pipe or gather is closed."""
 
 
 class ProtocolError(Error, ConnectionError):

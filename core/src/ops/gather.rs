@@ -15,7 +15,7 @@ use crate::communicator::memory::{Argument, check_memory};
 use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
 use crate::config::Config;
 use crate::kernels::KernelShape;
-use crate::session::opening::{OpenedUser, UserSpec, open_one};
+use crate::session::opening::{OpenedUser, UserSpec, open_one, refuse_open};
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
@@ -317,6 +317,21 @@ impl Gather {
             }
         }
         Ok(())
+    }
+
+    /// Takes part in the call that the other ranks make now, with a refusal, where this rank has no tensors for
+    /// [`all_gather`](Self::all_gather) or its first half. For callers that read tensors before core can. Returns
+    /// `why`, or the error that ended the call before.
+    pub fn refuse_all_gather(&mut self, why: Error) -> Error {
+        match self.send(&[], Err(why)) {
+            Err(error) => error,
+            Ok(_) => Error::new(ErrorKind::Internal, "refuse gather", "the call was sent"),
+        }
+    }
+
+    /// As [`Communicator::refuse_open`](crate::communicator::Communicator::refuse_open).
+    pub fn refuse_open(world: &World, why: Error) -> Error {
+        refuse_open(world, why)
     }
 }
 

@@ -198,7 +198,7 @@ pub(crate) fn combine(
 ) -> PyResult<(Py<PyAny>, Option<Py<PyAny>>)> {
     let ReadyCombine { stream, handle, call, counted, kept: _kept, outputs } =
         arguments.read(shared).map_err(|why| arguments.refuse(py, shared, why))?;
-    shared.call(py, |comm| in_order!(comm, stream, counted, combine(handle.get()?, call)))?;
+    shared.comm.call(py, |comm| in_order!(comm, stream, counted, combine(handle.get()?, call)))?;
     Ok(outputs.clone_ref(py))
 }
 
@@ -210,6 +210,7 @@ pub(crate) fn combine_send(
     let ReadyCombine { stream, handle, call, counted, kept, outputs } =
         arguments.read(shared).map_err(|why| arguments.refuse(py, shared, why))?;
     let pending = shared
+        .comm
         .call(py, |comm| in_order!(comm, stream, counted, combine_send(handle.get()?, call)))?;
     Ok(PendingCombine { waiting: Waiting::new(shared, stream, pending.keeping(kept)), outputs })
 }
@@ -226,7 +227,7 @@ pub(crate) fn combine_input(
         raise(py, &invalid(format!("dtype: found {name}; expected one of {}", dtype::names())))
     })?;
     let handle = handle.core();
-    let input = shared.call(py, |comm| comm.combine_input(handle.get()?, dtype))?;
+    let input = shared.comm.call(py, |comm| comm.combine_input(handle.get()?, dtype))?;
     Array::of_input(input).ok_or_else(|| raise(py, &invalid("dtype: found an unknown one")))
 }
 

@@ -219,7 +219,7 @@ impl<P: Send> Waiting<P> {
         let Some(pending) = self.take() else {
             return Err(raise(py, &received_before("receive operation")));
         };
-        self.shared.call(py, |comm| call(comm, pending))
+        self.shared.comm.call(py, |comm| call(comm, pending))
     }
 
     /// Asks something of it before it is received.
@@ -228,7 +228,7 @@ impl<P: Send> Waiting<P> {
         py: Python<'_>,
         ask: impl FnOnce(&mut Communicator, &P) -> Result<R> + Send,
     ) -> PyResult<R> {
-        self.shared.call(py, |comm| {
+        self.shared.comm.call(py, |comm| {
             let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
             let pending = pending.as_ref().ok_or_else(|| received_before("see output"))?;
             ask(comm, pending)
@@ -236,7 +236,7 @@ impl<P: Send> Waiting<P> {
     }
 }
 
-fn received_before(operation: &'static str) -> Error {
+pub(crate) fn received_before(operation: &'static str) -> Error {
     let text = "the operation was received before; expected one that was not";
     Error::new(ErrorKind::InvalidInput, operation, text)
 }
@@ -403,7 +403,8 @@ pub(crate) fn refuse(
     call: RefusedCall,
     why: Error,
 ) -> PyErr {
-    let refused = shared.call::<()>(py, |comm| Err(in_order!(comm, stream, refuse(call, why))));
+    let refused =
+        shared.comm.call::<()>(py, |comm| Err(in_order!(comm, stream, refuse(call, why))));
     refused.err().unwrap_or_else(|| raise(py, &invalid("the call was refused")))
 }
 
@@ -415,7 +416,7 @@ pub(crate) fn dispatch(
     let ReadyDispatch { stream, call, counted, kept: _kept } =
         arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
     let (received, handle) =
-        shared.call(py, |comm| in_order!(comm, stream, counted, dispatch(&call)))?;
+        shared.comm.call(py, |comm| in_order!(comm, stream, counted, dispatch(&call)))?;
     Ok((Received::new(received, shared, stream.raw), Handle::new(handle)))
 }
 
@@ -426,7 +427,8 @@ pub(crate) fn dispatch_send(
 ) -> PyResult<PendingDispatch> {
     let ReadyDispatch { stream, call, counted, kept } =
         arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
-    let pending = shared.call(py, |comm| in_order!(comm, stream, counted, dispatch_send(&call)))?;
+    let pending =
+        shared.comm.call(py, |comm| in_order!(comm, stream, counted, dispatch_send(&call)))?;
     Ok(PendingDispatch(Waiting::new(shared, stream, pending.keeping(kept))))
 }
 
@@ -482,7 +484,8 @@ pub(crate) fn replay(
 ) -> PyResult<Received> {
     let ReadyReplay { stream, handle, call, kept: _kept } =
         arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
-    let received = shared.call(py, |comm| in_order!(comm, stream, replay(handle.get()?, &call)))?;
+    let received =
+        shared.comm.call(py, |comm| in_order!(comm, stream, replay(handle.get()?, &call)))?;
     Ok(Received::new(received, shared, stream.raw))
 }
 
@@ -494,6 +497,6 @@ pub(crate) fn replay_send(
     let ReadyReplay { stream, handle, call, kept } =
         arguments.read().map_err(|why| arguments.refuse(py, shared, why))?;
     let pending =
-        shared.call(py, |comm| in_order!(comm, stream, replay_send(handle.get()?, &call)))?;
+        shared.comm.call(py, |comm| in_order!(comm, stream, replay_send(handle.get()?, &call)))?;
     Ok(PendingReplay(Waiting::new(shared, stream, pending.keeping(kept))))
 }

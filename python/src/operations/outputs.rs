@@ -43,7 +43,7 @@ pub(crate) fn release_after(
     let streams: Result<Vec<_>> = streams.iter().map(|raw| raw.get("streams")).collect();
     let streams = streams.map_err(|error| raise(py, &error))?;
     let streams: Vec<_> = streams.into_iter().filter_map(|raw| stream(Some(raw))).collect();
-    shared.call(py, |comm| comm.release_after(&streams))
+    shared.comm.call(py, |comm| comm.release_after(&streams))
 }
 
 /// Tensors for counts of a routing: its ids, then the counts of ranks and of experts, and the map of ranks.
@@ -79,7 +79,7 @@ pub(crate) fn expert_counts(
     received: &Received,
 ) -> PyResult<Vec<u32>> {
     let received = received.core().map_err(|error| raise(py, &error))?;
-    shared.call(py, |comm| comm.expert_counts(&received))
+    shared.comm.call(py, |comm| comm.expert_counts(&received))
 }
 
 pub(crate) fn copy_out(
@@ -97,7 +97,7 @@ pub(crate) fn copy_out(
         Ok((stream, received, outputs))
     };
     let (stream, received, mut outputs) = read().map_err(|error| raise(py, &error))?;
-    shared.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
+    shared.comm.call(py, |comm| in_order!(comm, stream, copy_out(&received, &mut outputs)))
 }
 
 /// An output that is given to a caller: its arrays as tensors, and what its handle needs, in memory of the library.
@@ -155,7 +155,7 @@ pub(crate) fn give<'py>(shared: &Shared, giving: Giving<'_, 'py>) -> PyResult<Gi
     };
     let (mut outputs, core, parts) = read().map_err(|error| raise(py, &error))?;
     let stream = giving.stream.map_or(CallStream::NONE, CallStream::of);
-    let counts = shared.call(py, |comm| {
+    let counts = shared.comm.call(py, |comm| {
         in_order!(comm, stream, copy_out(&core, &mut outputs))?;
         giving.has_counts.then(|| comm.expert_counts(&core)).transpose()
     })?;

@@ -8,6 +8,10 @@ use crate::dlpack;
 use crate::errors::invalid;
 
 impl Tensor {
+    pub(crate) fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
     /// All elements, which follow each other in any shape: `[1, n]`.
     fn message(&self) -> Result<CallerMemory> {
         let count = self.shape.iter().try_fold(1_i64, |count, n| count.checked_mul(*n));
