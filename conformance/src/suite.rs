@@ -19,7 +19,7 @@ use crate::ops::{self, OperationCase};
 pub enum Level {
     /// The transport alone: its contract, command by command.
     L0,
-    /// The exchange against the oracle, and each message of a pipe.
+    /// Exchanges against the oracle, and what other operations pass, byte by byte.
     L1,
     /// Concurrency and chaining.
     L2,
@@ -118,9 +118,9 @@ pub fn invariants(test: &str, level: Level) -> &'static str {
 pub fn tests(capabilities: &Capabilities, domains: u32) -> Vec<Test> {
     let mut tests = crate::transport::tests(capabilities);
     tests.extend(crate::moe::cases::tests(domains));
-    tests.extend(ops::pipe::values().map(|case| of_operation(Level::L1, domains, case)));
+    tests.extend(ops::values().map(|case| of_operation(Level::L1, domains, case)));
     tests.extend(crate::moe::concurrency::tests(domains));
-    tests.extend(ops::pipe::order().map(|case| of_operation(Level::L2, domains, case)));
+    tests.extend(ops::order().map(|case| of_operation(Level::L2, domains, case)));
     tests
 }
 

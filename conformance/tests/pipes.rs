@@ -1,39 +1,24 @@
 //! Messages between pairs of ranks, over each kind of transport.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
+mod users;
+
 use std::sync::Arc;
 
 use tokenyard_conformance::moe::exchange::options;
 use tokenyard_conformance::moe::oracle::Case;
 use tokenyard_conformance::moe::round::Round;
+use tokenyard_conformance::ops::pipe::linked;
 use tokenyard_conformance::ranks::in_threads;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{TensorMut, TensorRef};
-use tokenyard_core::config::Config;
 use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 use tokenyard_core::{Error, ErrorKind};
 use tokenyard_libfabric::Libfabric;
-
-const STORES: &str = "[transport.scale_up]\nuse = \"shm\"\n";
-const PUTS: &str =
-    "[transport.scale_up]\nuse = \"shm\"\n[transport.scale_up.shm]\nload_store = false\n";
-const REORDERED: &str = "[transport.scale_up]\nuse = \"faulty\"\n\
-                         [transport.scale_up.faulty]\ninner = \"shm\"\nseed = 3\n";
-const DRIVEN: &str = "[transport.scale_up]\nuse = \"libfabric\"\n\
-                      [transport.scale_up.libfabric]\nprovider = \"tcp\"\n";
-const TWO_LEVELS: &str = "[transport.scale_up]\nuse = \"shm\"\n[transport.scale_out]\nuse = \"shm\"\n\
-                          [transport.scale_out.shm]\nload_store = false\n[topology]\ndomains = 2\n";
+use users::{DRIVEN, PUTS, STORES, Spread, TWO_LEVELS, WORLDS, config, masked, parsed};
 
 tokenyard_testkit::built_in_transport!(Libfabric);
-
-fn config(transports: &str) -> Config {
-    tokenyard_cpu::link();
-    tokenyard_topology::link();
-    tokenyard_faulty::link();
-    let text = format!("[world]\ndeadline_ms = 10000\n[kernels]\nuse = \"cpu\"\n{transports}");
-    Config::parse(&text, "pipes").unwrap()
-}
 
 /// The bytes of a message: each differs from those of every other message.
 fn bytes(from: u32, to: u32, number: usize, length: usize) -> Vec<u8> {
@@ -51,20 +36,11 @@ fn recv(pipe: &mut Pipe, length: usize, from: u32) -> tokenyard_core::Result<Vec
     Ok(data)
 }
 
-/// The ranks that this one has a link to: those of its domain and of its rail.
-fn linked(rank: u32, ranks: u32, domains: u32) -> impl Iterator<Item = u32> {
-    let size = ranks / domains;
-    let has_link = move |other: u32| other / size == rank / size || other % size == rank % size;
-    (0..ranks).filter(move |other| *other != rank && has_link(*other))
-}
-
 #[test]
 fn messages_of_all_lengths_arrive_in_order_between_all_pairs_that_a_link_joins() {
     let lengths = [1000, 0, 1, 64, 4096, 3, 999, 512];
-    for (transports, ranks, domains) in
-        [(STORES, 3, 1), (PUTS, 3, 1), (REORDERED, 2, 1), (DRIVEN, 2, 1), (TWO_LEVELS, 4, 2)]
-    {
-        let config = config(transports);
+    for spread in WORLDS {
+        let (Spread { ranks, domains, .. }, config) = (spread, spread.config());
         in_threads(ranks, &config, |world: &Arc<World>| {
             let options = PipeOptions { max_bytes: 4096, in_flight: 2 };
             let mut pipe = Pipe::open(world, &config, options).unwrap();
@@ -77,7 +53,7 @@ fn messages_of_all_lengths_arrive_in_order_between_all_pairs_that_a_link_joins()
                 let Some(before) = number.checked_sub(1) else { continue };
                 for from in linked(rank, ranks, domains) {
                     let found = recv(&mut pipe, lengths[before], from).unwrap();
-                    assert_eq!(found, bytes(from, rank, before, lengths[before]), "{transports}");
+                    assert_eq!(found, bytes(from, rank, before, lengths[before]), "{spread:?}");
                 }
             }
             let last = lengths.len() - 1;
@@ -225,7 +201,7 @@ fn a_rank_that_has_no_options_refuses_to_open_and_the_world_goes_on() {
 
 #[test]
 fn a_rank_that_no_link_leads_to_is_refused_by_name_on_this_rank_alone() {
-    let config = config(TWO_LEVELS);
+    let config = TWO_LEVELS.config();
     in_threads(4, &config, |world: &Arc<World>| {
         let mut pipe = Pipe::open(world, &config, PipeOptions::new(64)).unwrap();
         let far = 3 - pipe.rank();
@@ -239,8 +215,9 @@ fn a_rank_that_no_link_leads_to_is_refused_by_name_on_this_rank_alone() {
 
 #[test]
 fn a_pipe_and_a_communicator_share_a_session_and_neither_disturbs_the_other() {
-    for (transports, ranks, domains) in [(STORES, 2, 1), (DRIVEN, 2, 1), (TWO_LEVELS, 4, 2)] {
-        let config = config(transports);
+    let one = |inside| Spread { inside, ranks: 2, domains: 1 };
+    for spread in [one(STORES), one(DRIVEN), TWO_LEVELS] {
+        let (Spread { ranks, domains, .. }, config) = (spread, spread.config());
         in_threads(ranks, &config, |world: &Arc<World>| {
             let experts = 2 * ranks as usize;
             let shape = (ranks as usize, domains as usize);
@@ -316,10 +293,20 @@ fn options_that_make_no_pipe_are_refused_on_all_ranks_and_the_world_goes_on() {
 }
 
 #[test]
+fn a_pipe_that_masks_losses_is_not_supported() {
+    let config = masked();
+    in_threads(2, &config, |world: &Arc<World>| {
+        let error = Pipe::open(world, &config, PipeOptions::new(64)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("on_failure = \"mask\""), "{error}");
+        assert!(error.to_string().contains("a pipe"), "{error}");
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_message_that_never_comes_ends_the_wait_and_names_the_rank() {
-    let text = "[world]\ndeadline_ms = 200\nlate_ms = 600\n[kernels]\nuse = \"cpu\"\n";
-    drop(config(STORES));
-    let config = Config::parse(&format!("{text}{STORES}"), "pipes").unwrap();
+    let config = parsed("deadline_ms = 200\nlate_ms = 600", STORES);
     let meet = std::sync::Barrier::new(2);
     in_threads(2, &config, |world: &Arc<World>| {
         let mut pipe = Pipe::open(world, &config, PipeOptions::new(64)).unwrap();

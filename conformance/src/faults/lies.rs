@@ -6,7 +6,7 @@ use tokenyard_core::config::Config;
 
 use super::Phase;
 use crate::moe::oracle::{Case, Input, Layout, RowType};
-use crate::ops::pipe::faults::{LENGTH, OTHER_LENGTH};
+use crate::ops::faults::{LENGTH, OTHER_LENGTH};
 
 /// The value or call of the victim that differs from the others'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub enum Lie {
     Operation,
     /// A message of another length than its receivers expect.
     Length,
+    /// A shard of another length than those of the others.
+    Shards,
 }
 
 pub(super) const LIES: [(&str, Lie); 13] = [
@@ -63,6 +65,7 @@ impl Lie {
         match self {
             Self::Secret | Self::Deadline | Self::PluginPath => Phase::Bootstrap,
             Self::Length => Phase::Message,
+            Self::Shards => Phase::GatherSend,
             Self::RowType | Self::Layout | Self::Operation => Phase::DispatchSend,
             _ => Phase::Connect,
         }
@@ -102,6 +105,7 @@ impl Lie {
                 &format!("{OTHER_LENGTH} bytes were sent"),
                 &format!("{LENGTH} were expected"),
             ],
+            Self::Shards => &["rank 1", &format!("{OTHER_LENGTH}"), &format!("{LENGTH} bytes")],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
     }

@@ -21,7 +21,9 @@ pub use lies::Lie;
 pub use links::{CutLink, on_links};
 pub use script::Word;
 
-use crate::ops::pipe;
+use crate::ops::faults as of_operation;
+use crate::ops::gather::GatherEnd;
+use crate::ops::pipe::PipeEnd;
 use crate::pace::Pace;
 
 /// The deadline of faults on one machine.
@@ -50,6 +52,10 @@ pub enum Phase {
     Message,
     /// Before it receives a message through a pipe: others wait for the credit.
     Credit,
+    /// Before it sends its shards of a gather.
+    GatherSend,
+    /// After it sent its shards of a gather, before it receives those of the others.
+    GatherReceive,
 }
 
 impl Phase {
@@ -76,6 +82,8 @@ impl Phase {
             Self::CombineReceive => "combine_receive",
             Self::Message => "message",
             Self::Credit => "credit",
+            Self::GatherSend => "gather_send",
+            Self::GatherReceive => "gather_receive",
         }
     }
 }
@@ -215,7 +223,7 @@ pub fn list(domains: u32) -> Vec<Fault> {
         }
     }
     list.push(all_killed(1));
-    list.extend(pipe::faults::list(1));
+    list.extend(beside_moe(1));
     for (name, lie) in LIES {
         list.push(Fault {
             name: format!("l3/misled/{name}"),
@@ -261,7 +269,13 @@ fn among_domains(domains: u32) -> Vec<Fault> {
         domains,
         pace: Pace::USUAL,
     });
-    lost.chain([all_killed(domains)]).chain(misled).chain(pipe::faults::list(domains)).collect()
+    lost.chain([all_killed(domains)]).chain(misled).chain(beside_moe(domains)).collect()
+}
+
+/// The faults of operations beside MoE.
+fn beside_moe(domains: u32) -> impl Iterator<Item = Fault> {
+    let of_pipes = of_operation::list::<PipeEnd>(domains);
+    of_pipes.into_iter().chain(of_operation::list::<GatherEnd>(domains))
 }
 
 /// All ranks have all of their memory and connections in use when they end.

@@ -15,7 +15,9 @@ use super::{Fault, Kind, Lie, Phase};
 use crate::moe::exchange;
 use crate::moe::oracle::{Case, Tokens};
 use crate::moe::round::{Live, Round};
-use crate::ops::pipe::{self, PipeEnd};
+use crate::ops::faults::{self as of_operation, FaultyEnd};
+use crate::ops::gather::GatherEnd;
+use crate::ops::pipe::PipeEnd;
 
 /// The time in which ranks may start, where no rank is missing: a busy machine starts slowly.
 const LATE: Duration = Duration::from_secs(10);
@@ -94,8 +96,12 @@ impl Player<'_> {
         self.at(Phase::Bootstrap)?;
         let world = world.insert(self.join(&config, identity)?);
         self.at(Phase::Connect)?;
-        if matches!(self.fault.phase, Phase::Message | Phase::Credit) {
-            return self.messages(world, &config);
+        match self.fault.phase {
+            Phase::Message | Phase::Credit => return self.operation::<PipeEnd>(world, &config),
+            Phase::GatherSend | Phase::GatherReceive => {
+                return self.operation::<GatherEnd>(world, &config);
+            }
+            _ => {}
         }
         let case = self.case(world);
         let mut options = exchange::options(&case);
@@ -110,28 +116,29 @@ impl Player<'_> {
         }
     }
 
-    fn messages(&self, world: &Arc<World>, config: &Config) -> Result<()> {
-        let mut end = match pipe::faults::open(world, config)? {
+    /// The script of an operation beside MoE.
+    fn operation<E: FaultyEnd>(&self, world: &Arc<World>, config: &Config) -> Result<()> {
+        let mut end = match of_operation::open::<E>(world, config)? {
             Ok(end) => end,
             Err(why) => return (self.tell)(Word::Lacks(&why)),
         };
         match self.rounds(&mut end) {
             Err(error) if !error.is::<Left>() => {
                 (self.tell)(Word::Ended(&error))?;
-                pipe::faults::settle(end)
+                of_operation::settle(end)
             }
             left => left,
         }
     }
 
-    fn rounds(&self, end: &mut PipeEnd) -> Result<()> {
-        pipe::faults::round(end, &|_| Ok(()), None)?;
+    fn rounds<E: FaultyEnd>(&self, end: &mut E) -> Result<()> {
+        of_operation::round(end, &|_| Ok(()), false)?;
         let (start, patience) = (Instant::now(), self.fault.pace.stretch(PATIENCE));
         while start.elapsed() < patience {
-            pipe::faults::round(end, &|phase| self.at(phase), self.lie())?;
+            of_operation::round(end, &|phase| self.at(phase), self.lie().is_some())?;
         }
         bail!(
-            "messages went on for {patience:?}; expected an error about rank {}",
+            "the operation went on for {patience:?}; expected an error about rank {}",
             self.fault.victim
         )
     }

@@ -113,11 +113,10 @@ fn play(program: &Program, config: &Path, fault: &Fault) -> Result<Played> {
     play.watch(start)?;
     let limit = play.load.stretch(fault.deadline() + fault.grace());
     // Where some ranks alone lack the operation, they show as ranks without an error.
-    let mut failures = match play.lacks.len() < fault.ranks as usize {
-        true => faults::judge(fault, &play.seen(), limit),
-        false => Vec::new(),
+    let (mut failures, lacks) = match play.lack() {
+        Some(why) => (Vec::new(), Some(why)),
+        None => (faults::judge(fault, &play.seen(), limit), None),
     };
-    let lacks = play.lacks.pop();
     let (processes, left) = play.clean_up();
     failures.extend(processes);
     Ok(Played { failures, left, lacks })
@@ -134,7 +133,7 @@ struct Play<'a> {
     /// Per rank: error, the rank it is about, and when.
     ended: BTreeMap<u32, (String, Option<u32>, Instant)>,
     /// Of each rank that lacks the operation of the fault, the reason.
-    lacks: Vec<String>,
+    lacks: BTreeMap<u32, String>,
     meeting: BTreeSet<PathBuf>,
     names: Watch,
 }
@@ -151,7 +150,7 @@ impl<'a> Play<'a> {
             link: None,
             began: None,
             ended,
-            lacks: Vec::new(),
+            lacks: BTreeMap::new(),
             meeting,
             names,
         }
@@ -184,7 +183,9 @@ impl<'a> Play<'a> {
                     Some(Answer::Meeting { path }) => {
                         self.meeting.insert(path);
                     }
-                    Some(Answer::Lacks { why }) => self.lacks.push(why),
+                    Some(Answer::Lacks { why }) => {
+                        self.lacks.insert(rank, why);
+                    }
                     Some(Answer::Stuck { slot }) => self.world.note_stuck(rank, slot),
                     Some(Answer::Test { .. }) | None => {}
                 },
@@ -222,6 +223,12 @@ impl<'a> Play<'a> {
             _ => return Ok(()),
         }
         self.world.running.resume(victim)
+    }
+
+    /// Why all ranks lack the operation, if they do.
+    fn lack(&mut self) -> Option<String> {
+        let all = (0..self.fault.ranks).all(|rank| self.lacks.contains_key(&rank));
+        self.lacks.pop_first().map(|(_, why)| why).filter(|_| all)
     }
 
     fn is_over(&self) -> bool {

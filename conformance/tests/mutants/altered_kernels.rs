@@ -12,6 +12,7 @@ use tokenyard_cpu::CpuKernels;
 
 use crate::faulty_shm::NoSettings;
 use crate::kernel_mutants::*;
+use crate::operation_mutants::*;
 use crate::rank_major_mutants::*;
 
 /// The alteration: of arguments on their way in, or of results on their way out.
@@ -28,11 +29,23 @@ pub(crate) trait Alteration: Default + Send + 'static {
     fn combine(&mut self, _: &mut CombineCall<'_>) {}
 
     fn combined(&mut self) {}
+
+    /// Of an instance of this shape.
+    fn planned(&mut self, _: &KernelShape, _: &abi::TyPlan) {}
+
+    fn message(&mut self, _: &mut abi::TyMessage) {}
+
+    fn message_received(&mut self, _: &KernelShape, _: &abi::TyMessage) {}
+
+    fn shards(&mut self, _: &mut abi::TyGather) {}
+
+    fn gathered(&mut self, _: &KernelShape, _: &abi::TyGather) {}
 }
 
 /// A kernel set with the alteration `A`.
 pub(crate) struct Altered<A> {
     cpu: CpuKernels,
+    shape: KernelShape,
     alteration: A,
 }
 
@@ -50,7 +63,8 @@ impl<A: Alteration> KernelSet for Altered<A> {
     }
 
     fn open(_: NoSettings, shape: &KernelShape) -> Result<Self> {
-        Ok(Self { cpu: CpuKernels::open(cpu_config(), shape)?, alteration: A::default() })
+        let cpu = CpuKernels::open(cpu_config(), shape)?;
+        Ok(Self { cpu, shape: *shape, alteration: A::default() })
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
@@ -64,8 +78,37 @@ impl<A: Alteration> KernelSet for Altered<A> {
     }
 
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        self.alteration.planned(&self.shape, plan);
         // SAFETY: by this function's contract.
         unsafe { self.cpu.plan(plan) }
+    }
+
+    unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
+        let mut message = *message;
+        self.alteration.message(&mut message);
+        // SAFETY: by this function's contract; alterations only leave texts out.
+        unsafe { self.cpu.send(&message) }
+    }
+
+    unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.cpu.recv(message)? };
+        self.alteration.message_received(&self.shape, message);
+        Ok(())
+    }
+
+    unsafe fn gather_send(&mut self, gather: &abi::TyGather) -> Result<()> {
+        let mut gather = *gather;
+        self.alteration.shards(&mut gather);
+        // SAFETY: by this function's contract; alterations only leave texts out.
+        unsafe { self.cpu.gather_send(&gather) }
+    }
+
+    unsafe fn gather_recv(&mut self, gather: &abi::TyGather) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.cpu.gather_recv(gather)? };
+        self.alteration.gathered(&self.shape, gather);
+        Ok(())
     }
 
     unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
@@ -137,6 +180,9 @@ const TABLES: &[*const abi::TyKernelsTable] = &[
     table::<RowsInOrder>(),
     table::<WithoutRankMajor>(),
     table::<NeedsRegions>(),
+    table::<CopyAfterCredit>(),
+    table::<SilentRefusal>(),
+    table::<RotatedShards>(),
 ];
 
 static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {

@@ -14,6 +14,7 @@ mod faulty_shm;
 mod header;
 mod kernel_mutants;
 mod l0;
+mod operation_mutants;
 mod payload_mutants;
 mod pipe_mutants;
 mod rank_major_mutants;

@@ -1,27 +1,19 @@
 //! The end of a rank of a pipe.
 
-use std::sync::Arc;
-
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{TensorMut, TensorRef};
-use tokenyard_core::config::Config;
 use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
+use tokenyard_core::ops::{SessionOptions, SessionUsers};
 
 use super::rules::{self, MessageWay};
-
-/// Fills the memory for a message before it comes, so that bytes that do not come show.
-const FILLER: u8 = 0xa5;
+use crate::ops::drawn::FILLER;
+use crate::ops::end::{OperationEnd, WorldPlace};
 
 /// A pipe that numbers the messages of each pair, and checks them.
 pub(crate) struct PipeEnd {
     pipe: Pipe,
-    pub(super) world: Arc<World>,
-    pub(super) config: Config,
-    pub(super) rank: u32,
-    pub(super) ranks: u32,
-    pub(super) domains: u32,
+    pub(super) place: WorldPlace,
     /// The ranks that a link joins with this one.
     pub(super) peers: Vec<u32>,
     lengths: &'static [usize],
@@ -30,60 +22,113 @@ pub(crate) struct PipeEnd {
     received: Vec<u64>,
 }
 
-impl PipeEnd {
-    /// Opens a pipe. Messages have these lengths in turn. Returns the reason in its place where the components of the
-    /// config have no pipes. Collective.
-    ///
-    /// # Errors
-    /// As [`Pipe::open`].
-    pub(crate) fn open(
-        world: &Arc<World>,
-        config: &Config,
-        options: PipeOptions,
+impl OperationEnd for PipeEnd {
+    const WORD: &'static str = "pipe";
+    type Options = PipeOptions;
+    type Length = usize;
+
+    fn ask(session: &mut SessionOptions, options: PipeOptions) {
+        session.pipes.push(options);
+    }
+
+    fn take(
+        users: &mut SessionUsers,
+        place: WorldPlace,
         lengths: &'static [usize],
-    ) -> Result<std::result::Result<Self, String>> {
-        let pipe = match Pipe::open(world, config, options) {
-            Ok(pipe) => pipe,
-            Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Err(error.detail())),
-            Err(error) => return Err(error.into()),
-        };
-        let (rank, ranks) = (world.rank(), world.ranks());
-        // Without scale-up one transport reaches all ranks, so it is as one domain.
-        let domains = config.domains.filter(|_| config.scale_up.is_some()).unwrap_or(1);
-        let peers = rules::linked(rank, ranks, domains);
-        let (sent, received) = (vec![0; ranks as usize], vec![0; ranks as usize]);
-        let (world, config) = (Arc::clone(world), config.clone());
-        Ok(Ok(Self { pipe, world, config, rank, ranks, domains, peers, lengths, sent, received }))
+    ) -> Option<Self> {
+        let pipe = users.pipes.pop()?;
+        let peers = rules::linked(place.rank, place.ranks, place.domains);
+        let none = vec![0; place.ranks as usize];
+        Some(Self { pipe, place, peers, lengths, sent: none.clone(), received: none })
     }
 
-    /// The options of the pipe.
-    pub(super) fn options(&self) -> PipeOptions {
-        self.pipe.options()
+    fn place(&self) -> &WorldPlace {
+        &self.place
     }
 
+    fn in_flight(&self) -> u32 {
+        self.pipe.options().in_flight
+    }
+
+    fn send_next(&mut self) -> Result<()> {
+        (0..self.peers.len()).try_for_each(|at| self.send(self.peers[at]))
+    }
+
+    /// Where a length differs, the first such error comes once the messages of all peers are taken.
+    fn recv_next(&mut self) -> Result<()> {
+        let mut taken = Ok(());
+        for at in 0..self.peers.len() {
+            match self.recv(self.peers[at]) {
+                Err(error) if is_mismatch(&error) => taken = taken.and(Err(error)),
+                received => received?,
+            }
+        }
+        taken
+    }
+
+    fn is_closed(&self) -> bool {
+        self.pipe.is_closed()
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        while let Err(error) = self.flush() {
+            if error.kind() != ErrorKind::Mismatch {
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn close(self) -> Result<()> {
+        self.pipe.close().context("close the pipe")
+    }
+}
+
+fn is_mismatch(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<tokenyard_core::Error>();
+    error.is_some_and(|error| error.kind() == ErrorKind::Mismatch)
+}
+
+impl PipeEnd {
     /// The length of a message.
     fn length(&self, way: MessageWay, number: u64) -> usize {
         let turn = number + u64::from(way.from) + 3 * u64::from(way.to);
         self.lengths[turn as usize % self.lengths.len()]
     }
 
+    /// Sends a message of this length to each peer.
+    pub(in crate::ops) fn send_length(&mut self, length: usize) -> Result<()> {
+        let message = vec![0; length];
+        (0..self.peers.len()).try_for_each(|at| Ok(self.send_bytes(&message, self.peers[at])?))
+    }
+
     /// Sends the next message to a rank.
     pub(super) fn send(&mut self, to: u32) -> Result<()> {
-        let way = MessageWay { from: self.rank, to };
+        let number = self.sent[to as usize];
+        self.try_send(to).with_context(|| format!("send message {number} to rank {to}"))
+    }
+
+    /// As [`send`](Self::send), with the pipe's own error.
+    pub(super) fn try_send(&mut self, to: u32) -> tokenyard_core::Result<()> {
+        let way = MessageWay { from: self.place.rank, to };
         let number = self.sent[to as usize];
         let message = rules::bytes(way, number, self.length(way, number));
-        self.send_bytes(&message, to).with_context(|| format!("send message {number} to rank {to}"))
+        self.send_bytes(&message, to)
     }
 
     /// Sends these bytes as the next message to a rank.
     pub(super) fn send_bytes(&mut self, bytes: &[u8], to: u32) -> tokenyard_core::Result<()> {
-        self.sent[to as usize] += 1;
-        self.pipe.send(TensorRef::from_slice(bytes, 1, bytes.len())?, to)
+        let sent = self.pipe.send(TensorRef::from_slice(bytes, 1, bytes.len())?, to);
+        // A tensor that is refused here is a message, too. An error of an earlier message takes its place.
+        let error = sent.as_ref().err().map(tokenyard_core::Error::kind);
+        let went = matches!(error, None | Some(ErrorKind::InvalidInput));
+        self.sent[to as usize] += u64::from(went);
+        sent
     }
 
     /// Receives the next message of a rank, and checks it.
     pub(super) fn recv(&mut self, from: u32) -> Result<()> {
-        let way = MessageWay { from, to: self.rank };
+        let way = MessageWay { from, to: self.place.rank };
         let number = self.received[from as usize];
         let found = self.recv_bytes(self.length(way, number), from);
         let found = found.with_context(|| format!("receive message {number} of rank {from}"))?;
@@ -102,36 +147,8 @@ impl PipeEnd {
         Ok(found)
     }
 
-    /// Sends `count` messages to each peer and receives as many of each, while `in_flight` are on their way.
-    pub(super) fn stream(&mut self, count: u64) -> Result<()> {
-        let ahead = u64::from(self.options().in_flight) - 1;
-        for turn in 0..count + ahead {
-            for at in 0..self.peers.len() {
-                if turn < count {
-                    self.send(self.peers[at])?;
-                }
-            }
-            for at in 0..self.peers.len() {
-                if turn >= ahead {
-                    self.recv(self.peers[at])?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Waits until all messages of this rank are taken.
     pub(super) fn flush(&mut self) -> tokenyard_core::Result<()> {
         self.pipe.flush()
-    }
-
-    /// Whether an error has closed the pipe.
-    pub(super) fn is_closed(&self) -> bool {
-        self.pipe.is_closed()
-    }
-
-    /// Closes the pipe on all ranks together.
-    pub(super) fn close(self) -> Result<()> {
-        self.pipe.close().context("close the pipe")
     }
 }

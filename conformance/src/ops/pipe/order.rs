@@ -2,28 +2,25 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::communicator::Communicator;
 use tokenyard_core::ops::pipe::PipeOptions;
 
-use super::case::PipeCase;
 use super::end::PipeEnd;
-use super::rules::{self, below};
-use crate::moe::exchange;
-use crate::moe::oracle::Case;
-use crate::moe::round::Round;
+use super::rules;
+use crate::ops::bodies::with_pauses;
+use crate::ops::case::{CaseBody, EndCase};
+use crate::ops::drawn::shuffled;
+use crate::ops::end::OperationEnd;
+use crate::ops::expect;
 
 const MOST: usize = 600;
-
-/// The longest random pause of a rank.
-const PAUSE_US: u64 = 3000;
 
 /// The time by which a send comes later than its receive.
 const LATE: Duration = Duration::from_millis(30);
 
-pub(super) fn cases() -> Vec<PipeCase> {
-    let case = |name, about, ranks, in_flight, body| PipeCase {
+pub(super) fn cases() -> Vec<EndCase<PipeEnd>> {
+    let case = |name, about, ranks, in_flight, body| EndCase {
         name,
         about,
         ranks,
@@ -31,6 +28,7 @@ pub(super) fn cases() -> Vec<PipeCase> {
         lengths: &[MOST, 0, 64, 1, 333, 8],
         body,
     };
+    let alone = CaseBody::Alone;
     let burst = "all messages in flight may be sent before one of them is received";
     let pauses = "a rank may be late with each send and each receive";
     let interleaved = "order holds between two ranks, whatever others send meanwhile";
@@ -39,54 +37,30 @@ pub(super) fn cases() -> Vec<PipeCase> {
     let refused = "a refused message is an error on both sides, and the next ones arrive";
     let beside = "messages and exchanges do not disturb each other";
     vec![
-        case("burst", burst, 2, 8, bursts),
-        case("pauses", pauses, 3, 4, with_pauses),
-        case("interleaved", interleaved, 3, 4, interleave),
-        case("early_receive", early, 2, 2, receive_early),
-        case("stages", stages, 3, 2, pass_on),
-        case("refused", refused, 2, 8, refuse),
-        case("beside_exchanges", beside, 2, 4, beside_exchanges),
+        case("burst", burst, 2, 8, alone(bursts)),
+        case("pauses", pauses, 3, 4, alone(with_pauses)),
+        case("interleaved", interleaved, 3, 4, alone(interleave)),
+        case("early_receive", early, 2, 2, alone(receive_early)),
+        case("stages", stages, 3, 2, alone(pass_on)),
+        case("refused", refused, 2, 8, alone(refuse)),
+        case("beside_exchanges", beside, 2, 4, CaseBody::BesideExchanges),
     ]
 }
 
 fn bursts(end: &mut PipeEnd) -> Result<()> {
     for _ in 0..3 {
-        for _ in 0..end.options().in_flight {
-            for at in 0..end.peers.len() {
-                end.send(end.peers[at])?;
-            }
-        }
-        end.world.barrier("the burst is sent")?;
-        for _ in 0..end.options().in_flight {
-            for at in 0..end.peers.len() {
-                end.recv(end.peers[at])?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn with_pauses(end: &mut PipeEnd) -> Result<()> {
-    for turn in 0..30 {
-        for (half, sends) in [(0, true), (1, false)] {
-            let number = (u64::from(end.rank) << 16) | (turn << 1) | half;
-            if below(number, 2) == 0 {
-                std::thread::sleep(Duration::from_micros(below(!number, PAUSE_US)));
-            }
-            for at in 0..end.peers.len() {
-                let peer = end.peers[at];
-                if sends { end.send(peer)? } else { end.recv(peer)? }
-            }
-        }
+        (0..end.in_flight()).try_for_each(|_| end.send_next())?;
+        end.place.world.barrier("the burst is sent")?;
+        (0..end.in_flight()).try_for_each(|_| end.recv_next())?;
     }
     Ok(())
 }
 
 /// Each rank has an order of its own in which it sends, and another in which it receives.
 fn interleave(end: &mut PipeEnd) -> Result<()> {
-    let each = end.options().in_flight as usize;
+    let each = end.in_flight() as usize;
     for turn in 0..8 {
-        let number = u64::from(end.rank) << 16 | turn;
+        let number = u64::from(end.place.rank) << 16 | turn;
         for to in shuffled(&end.peers.repeat(each), number) {
             end.send(to)?;
         }
@@ -97,19 +71,10 @@ fn interleave(end: &mut PipeEnd) -> Result<()> {
     Ok(())
 }
 
-fn shuffled(ranks: &[u32], number: u64) -> Vec<u32> {
-    let mut shuffled = ranks.to_vec();
-    for at in (1..shuffled.len()).rev() {
-        let draw = number.wrapping_mul(64).wrapping_add(at as u64);
-        shuffled.swap(at, below(draw, at as u64 + 1) as usize);
-    }
-    shuffled
-}
-
 /// Lower ranks send to higher ones, then the other way round.
 fn receive_early(end: &mut PipeEnd) -> Result<()> {
     for turn in 0..4 {
-        let sends_first = |peer: u32| (peer < end.rank) == (turn % 2 == 0);
+        let sends_first = |peer: u32| (peer < end.place.rank) == (turn % 2 == 0);
         let (firsts, others): (Vec<u32>, Vec<u32>) =
             end.peers.iter().partition(|peer| sends_first(**peer));
         for from in firsts {
@@ -125,8 +90,8 @@ fn receive_early(end: &mut PipeEnd) -> Result<()> {
 
 /// Each stage adds one to each byte of what it passes on.
 fn pass_on(end: &mut PipeEnd) -> Result<()> {
-    let chain = rules::chain(end.ranks, end.domains);
-    let stage = chain.iter().position(|rank| *rank == end.rank).context("find the stage")?;
+    let chain = rules::chain(end.place.ranks, end.place.domains);
+    let stage = chain.iter().position(|rank| *rank == end.place.rank).context("find the stage")?;
     for batch in 0..12_u8 {
         let arrived = match stage.checked_sub(1) {
             Some(before) => end.recv_bytes(MOST, chain[before])?,
@@ -146,7 +111,8 @@ fn pass_on(end: &mut PipeEnd) -> Result<()> {
     Ok(())
 }
 
-/// Refusals of a sender, of a receiver, and a length that the two do not share, among good messages.
+/// Refusals of a sender, of a receiver, and a length that the two do not share, among good messages. A sender learns of
+/// them at the sends that need the slots again.
 fn refuse(end: &mut PipeEnd) -> Result<()> {
     use ErrorKind::{InvalidInput, Mismatch, Refused};
     let too_long = vec![0; MOST + 1];
@@ -167,44 +133,26 @@ fn refuse(end: &mut PipeEnd) -> Result<()> {
         expect(InvalidInput, None, end.recv_bytes(too_long.len(), from))?;
         end.recv(from)?;
     }
-    for peer in peers {
-        expect(Mismatch, Some(peer), end.flush())?;
-        expect(Refused, Some(peer), end.flush())?;
+    for to in peers.iter().copied() {
+        // Eight are in flight, so message 11 needs the slot of message 3.
+        (6..11).try_for_each(|_| end.send(to))?;
+        for kind in [Mismatch, Refused] {
+            expect(kind, Some(to), end.try_send(to))?;
+            end.send(to)?;
+        }
+    }
+    for from in peers.iter().copied() {
+        (6..13).try_for_each(|_| end.recv(from))?;
+    }
+    // Those that no send has reported, flush does.
+    for to in peers.iter().copied() {
+        end.send_bytes(&[3; 100], to)?;
+    }
+    for from in peers.iter().copied() {
+        expect(Mismatch, Some(from), end.recv_bytes(99, from))?;
+    }
+    for to in peers {
+        expect(Mismatch, Some(to), end.flush())?;
     }
     Ok(end.flush()?)
-}
-
-/// Checks that a call failed in this way, about this rank, and that the pipe goes on.
-fn expect<T>(kind: ErrorKind, rank: Option<u32>, result: tokenyard_core::Result<T>) -> Result<()> {
-    let Err(error) = result else { bail!("found success; expected an error of kind {kind:?}") };
-    ensure!(
-        error.kind() == kind && error.rank() == rank,
-        "found `{error}` of kind {:?}, about rank {:?}; expected kind {kind:?}, about rank {rank:?}",
-        error.kind(),
-        error.rank(),
-    );
-    Ok(())
-}
-
-fn beside_exchanges(end: &mut PipeEnd) -> Result<()> {
-    let ranks = end.ranks as usize;
-    let (domains, experts) = (end.domains as usize, 2 * ranks);
-    let base = Case { ranks, domains, experts, topk: 2, hidden: 64, ..Case::default() };
-    let mut comm = Communicator::open(&end.world, &end.config, exchange::options(&base))?;
-    for seed in 0..4 {
-        let round = Round::new(&Case { seed, ..base.clone() }, comm.rank());
-        for at in 0..end.peers.len() {
-            end.send(end.peers[at])?;
-        }
-        let live = round.dispatch(&mut comm)?;
-        for at in 0..end.peers.len() {
-            end.send(end.peers[at])?;
-            end.recv(end.peers[at])?;
-        }
-        round.finish(&mut comm, &live)?;
-        for at in 0..end.peers.len() {
-            end.recv(end.peers[at])?;
-        }
-    }
-    Ok(comm.close()?)
 }

@@ -1,6 +1,8 @@
 //! The rules of a pipe, stated once more without code of the product.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+
+use crate::ops::drawn;
 
 /// The way from one rank to another.
 #[derive(Clone, Copy, Debug)]
@@ -9,26 +11,16 @@ pub(super) struct MessageWay {
     pub(super) to: u32,
 }
 
-/// Bits that follow from a number, and look random.
-fn mixed(number: u64) -> u64 {
-    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
-}
-
-/// A number below `most` that follows from `number`.
-pub(super) fn below(number: u64, most: u64) -> u64 {
-    (mixed(number) >> 33) % most
-}
-
-/// The byte at a place of a message. It differs from those of other messages, of other ways, and at other places.
-fn byte(way: MessageWay, number: u64, at: usize) -> u8 {
-    let message = (u64::from(way.from) << 8 | u64::from(way.to)) << 16 | number;
-    (mixed(message << 32 | at as u64) >> 56) as u8
+impl MessageWay {
+    /// The number of the bytes of a message.
+    fn bytes(self, number: u64) -> u64 {
+        (u64::from(self.from) << 8 | u64::from(self.to)) << 16 | number
+    }
 }
 
 /// The bytes of a message.
 pub(super) fn bytes(way: MessageWay, number: u64, length: usize) -> Vec<u8> {
-    (0..length).map(|at| byte(way, number, at)).collect()
+    drawn::bytes(way.bytes(number), length)
 }
 
 /// Compares what arrived with the bytes of the message.
@@ -36,22 +28,14 @@ pub(super) fn bytes(way: MessageWay, number: u64, length: usize) -> Vec<u8> {
 /// # Errors
 /// The first byte that differs.
 pub(super) fn check(way: MessageWay, number: u64, found: &[u8]) -> Result<()> {
-    for (at, found_byte) in found.iter().enumerate() {
-        let expected = byte(way, number, at);
-        ensure!(
-            *found_byte == expected,
-            "message {number} of {} bytes from rank {} to rank {}: byte {at}: found {found_byte:#04x}; expected \
-             {expected:#04x}",
-            found.len(),
-            way.from,
-            way.to,
-        );
-    }
-    Ok(())
+    let MessageWay { from, to } = way;
+    drawn::check(way.bytes(number), found, || {
+        format!("message {number} of {} bytes from rank {from} to rank {to}", found.len())
+    })
 }
 
 /// The ranks that a link joins with this one: those of its domain, and those of its place in other domains.
-pub(super) fn linked(rank: u32, ranks: u32, domains: u32) -> Vec<u32> {
+pub fn linked(rank: u32, ranks: u32, domains: u32) -> Vec<u32> {
     let size = ranks / domains;
     let joins = |other: &u32| {
         *other != rank && (*other / size == rank / size || *other % size == rank % size)

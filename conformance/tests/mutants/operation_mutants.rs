@@ -1,0 +1,127 @@
+//! Broken kernel sets below a pipe or a gather, and a broken transport below a gather, with the case that catches each.
+
+use std::time::Duration;
+
+use tokenyard_core::abi;
+use tokenyard_core::kernels::KernelShape;
+
+use crate::altered_kernels::Alteration;
+use crate::faulty_shm::Fault as _;
+use crate::kernel_mutants::Unaltered;
+use crate::l0::Intact;
+use crate::payload_mutants::CutPut;
+use crate::pipe_mutants::run_case;
+use crate::{assert_caught, config_within};
+
+fn run(kernels: &str, transport: &str, case: &str) -> Vec<String> {
+    let is_whole = kernels == Unaltered::NAME && transport == Intact::NAME;
+    run_case(&config_within(if is_whole { 60_000 } else { 1500 }, kernels, transport), case)
+}
+
+fn caught<A: Alteration>(case: &str, why: &str) {
+    assert_caught(A::NAME, case, why, |broken| {
+        run(if broken { A::NAME } else { Unaltered::NAME }, Intact::NAME, case)
+    });
+}
+
+const NO_TEXT: abi::TyStr = abi::TyStr { data: std::ptr::null(), bytes: 0 };
+
+/// Raises the credit of a message before it copies the bytes out: it copies them once more, later. For one peer.
+#[derive(Default)]
+pub(crate) struct CopyAfterCredit {
+    /// The address of the window.
+    window: usize,
+    received: u64,
+}
+
+impl Alteration for CopyAfterCredit {
+    const NAME: &'static str = "copy_after_credit";
+
+    fn planned(&mut self, _: &KernelShape, plan: &abi::TyPlan) {
+        // SAFETY: the plan of a pipe has one window.
+        self.window = unsafe { (*plan.windows).pointer as usize };
+    }
+
+    fn message_received(&mut self, shape: &KernelShape, message: &abi::TyMessage) {
+        let (number, in_flight) = (self.received, u64::from(shape.in_flight));
+        self.received += 1;
+        // One rank is late, so the other one has sent the next message meanwhile.
+        if shape.rank == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // As `docs/pipes.md` says: two credits, then messages with their records, and the slot of each rank.
+        let slot = u64::from(message.peer) * in_flight + number % in_flight;
+        let pitch = 512 + 2 * (256 + shape.message_bytes.next_multiple_of(64));
+        let record = (self.window as u64 + slot * pitch + 512) as *const u8;
+        // SAFETY: within the window. The peer may write there at the same time, which is the fault.
+        unsafe {
+            // Where no message has this number, the slot is elsewhere, and the mutant is none.
+            let found = record.cast::<u64>().read_volatile();
+            if message.bytes > 0 && (found == number || found == number + in_flight) {
+                let bytes = message.bytes as usize;
+                std::ptr::copy_nonoverlapping(record.add(256), message.data.cast(), bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_credit_before_the_copy_is_caught() {
+    caught::<CopyAfterCredit>("l1/pipe/in_flight_1", "bytes from rank 0 to rank 1: byte ");
+}
+
+/// Does not pass a refusal on: a message or shards without bytes go instead.
+#[derive(Default)]
+pub(crate) struct SilentRefusal;
+impl Alteration for SilentRefusal {
+    const NAME: &'static str = "silent_refusal";
+
+    fn message(&mut self, message: &mut abi::TyMessage) {
+        message.refusal = NO_TEXT;
+    }
+
+    fn shards(&mut self, gather: &mut abi::TyGather) {
+        gather.refusal = NO_TEXT;
+    }
+}
+
+#[test]
+fn a_refusal_that_is_not_passed_on_is_caught() {
+    for case in ["l2/pipe/refused", "l2/gather/refused"] {
+        caught::<SilentRefusal>(case, "of kind Mismatch, about rank Some(");
+    }
+}
+
+/// Writes the shards of all ranks one rank further.
+#[derive(Default)]
+pub(crate) struct RotatedShards;
+impl Alteration for RotatedShards {
+    const NAME: &'static str = "rotated_shards";
+
+    fn gathered(&mut self, shape: &KernelShape, gather: &abi::TyGather) {
+        for at in 0..gather.count {
+            // SAFETY: the outputs of a call, which are written.
+            let out = unsafe {
+                let part = *gather.parts.add(at);
+                match part.bytes {
+                    0 => continue,
+                    bytes => std::slice::from_raw_parts_mut(part.data.cast::<u8>(), bytes as usize),
+                }
+            };
+            out.rotate_right(out.len() / shape.ranks as usize);
+        }
+    }
+}
+
+#[test]
+fn shards_in_another_order_of_ranks_are_caught() {
+    caught::<RotatedShards>("l1/gather/lengths", "call 0: shard 0 of 1000 bytes of rank 0: byte ");
+}
+
+#[test]
+fn a_cut_put_of_shards_is_caught() {
+    let (case, why) = ("l1/gather/large", "shard 0 of 1048581 bytes of rank 1: byte 5:");
+    assert_caught(CutPut::NAME, case, why, |broken| {
+        run(Unaltered::NAME, if broken { CutPut::NAME } else { Intact::NAME }, case)
+    });
+}
