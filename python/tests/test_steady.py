@@ -203,13 +203,21 @@ def least(seconds):
     return sum(min(seconds[kind::3]) for kind in range(3))
 
 
-def test_180_more_buffers_take_no_more_memory_files_threads_and_time(ranks):
-    for rank, (early, late, seconds) in enumerate(ranks(2, buffers)):
+@pytest.mark.usefixtures("reports")
+def test_180_more_buffers_take_no_more_memory_files_threads_and_time(monkeypatch):
+    # As above. Threads end later on a busy machine, and then more of them store something.
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+    pool = Pool(2)
+    try:
+        found = pool.run(2, buffers)
+    finally:
+        pool.close()
+    for rank, (early, late, seconds) in enumerate(found):
         text = f"rank {rank}: {early}, then {late}"
         first, last = least(seconds[:60]), least(seconds[-60:])
         assert last < 2 * first, f"rank {rank}: {first:.4f} s of the CPU, then {last:.4f} s"
-        # Some 12 KiB come once, and what threads store of what they have freed.
-        assert late[0] - early[0] < 16 * MOST, text
+        # Some 10 KiB come once; of a leak, each buffer would leave its part.
+        assert late[0] - early[0] < 8 * MOST, text
         assert late[1] - early[1] < 16 << 20, text
         # Mappings of malloc's own come and go. One that stayed of each buffer would be 180.
         assert late[4] - early[4] < 32, text
