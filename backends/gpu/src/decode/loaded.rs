@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use tokenyard_core::Result;
 use tokenyard_core::call::CombineCall;
-use tokenyard_core::moe::{Compression, Layout, logfmt};
+use tokenyard_core::moe::{Compression, Layout, Shape, logfmt};
 
+use crate::decode::sizes::DecodeSizes;
+use crate::decode::variants::Variants;
 use crate::driver::{DeviceFacts, Function, Module};
 use crate::engine::args::THREADS;
-use crate::moe::args::{CombineArgs, DispatchArgs};
+use crate::moe::args::{DecodeCombineArgs, DispatchArgs};
 use crate::moe::loaded::summable;
 use crate::moe::sizes::DECLARED;
 
@@ -27,6 +29,8 @@ pub(crate) struct DecodeKernels {
     once: [Function; 2],
     /// Combines of bf16 whose sums travel in LogFMT-10.
     logfmt: Function,
+    /// Combines of rank-major rows of bf16 and of fp16; none where masks may leave ranks out.
+    by_rank: Option<[Function; 2]>,
     /// The kernel of a rank that does not take part.
     pub(crate) refuse: Function,
 }
@@ -52,6 +56,27 @@ impl ByLength {
     fn of(&self, pieces: u32) -> &Function {
         if pieces <= self.most { &self.short } else { &self.long }
     }
+}
+
+/// Most pieces of a row for which a combine of rank-major rows has a kernel of its own: two of each thread.
+const NARROW_PIECES: u32 = 2 * THREADS;
+/// Threads of a block of it, in steps that each device has waves for. With fewer, a thread would have more of a short
+/// row than it needs.
+const NARROW_STEP: u32 = 64;
+const FEWEST_NARROW: u32 = 256;
+
+/// Threads of a block of that kernel. They are as many as the row needs, so that two blocks fit a multiprocessor.
+fn narrow_threads(pieces: u32, variants: Variants) -> u32 {
+    let needed = pieces.div_ceil(2).next_multiple_of(NARROW_STEP).max(FEWEST_NARROW);
+    if variants.wide { THREADS } else { needed.min(THREADS) }
+}
+
+/// A kernel, and what a block of it has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chosen<'a> {
+    pub(crate) function: &'a Function,
+    pub(crate) threads: u32,
+    pub(crate) shared: u32,
 }
 
 /// A kernel whose blocks wait for each other. If kernels may start early, this one does, and all its blocks
@@ -104,6 +129,13 @@ impl DecodeKernels {
                 find("ty_dispatch_decode_rank_major_cast", 1)?,
             ]),
         };
+        let narrow = |name: &str| decode_kernel(module, name, facts);
+        let by_rank = match masks {
+            true => None,
+            false => {
+                Some([narrow("ty_combine_rank_major_bf16")?, narrow("ty_combine_rank_major_f16")?])
+            }
+        };
         Ok(Self {
             dispatch: find("ty_dispatch_decode", 2)?,
             cast: find("ty_dispatch_decode_cast", 1)?,
@@ -118,6 +150,7 @@ impl DecodeKernels {
                 decode_kernel(module, "ty_combine_decode_f16_once", facts)?,
             ],
             logfmt: decode_kernel(module, "ty_combine_decode_bf16_logfmt", facts)?,
+            by_rank,
             refuse,
         })
     }
@@ -142,15 +175,55 @@ impl DecodeKernels {
     }
 
     /// The kernel of a combine.
-    pub(crate) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> &Function {
-        let pieces = (combine.row_bytes / 16) as u32;
-        if kind.coded {
-            return &self.logfmt;
+    pub(crate) fn combine(
+        &self,
+        call: &DecodeCombineArgs,
+        kind: SumKind,
+        shape: &Shape,
+    ) -> Chosen<'_> {
+        let pieces = (call.combine.row_bytes / 16) as u32;
+        let variants = Variants::get();
+        let is_narrow = variants.combine && takes_narrow(call, kind);
+        if let Some(kernels) = self.by_rank.as_ref().filter(|_| is_narrow) {
+            let threads = narrow_threads(pieces, variants);
+            let shared = DecodeSizes::shared_of_narrow(shape, threads);
+            return Chosen { function: &kernels[kind.of_type], threads, shared };
         }
         // Sums of fp32 are rounded once in any case.
-        match self.once.get(kind.of_type).filter(|_| kind.once) {
+        let once = self.once.get(kind.of_type).filter(|_| kind.once);
+        let function = match once {
+            _ if kind.coded => &self.logfmt,
             Some(kernel) => kernel,
             None => self.combine[kind.of_type].of(pieces),
-        }
+        };
+        Chosen { function, threads: THREADS, shared: DecodeSizes::shared_of_combine(shape) }
+    }
+}
+
+/// Whether the kernel for rank-major rows of 16-bit numbers takes a combine: no weights go with them.
+fn takes_narrow(call: &DecodeCombineArgs, kind: SumKind) -> bool {
+    let DecodeCombineArgs { combine, merge, .. } = call;
+    let has_weights =
+        [merge.weights, merge.dispatch_weights, combine.out_weights, call.topk_weights]
+            .iter()
+            .any(|&at| at != 0);
+    let pieces = combine.row_bytes / 16;
+    combine.source_places != 0
+        && kind.of_type < 2
+        && !kind.coded
+        && !kind.once
+        && !has_weights
+        && pieces <= NARROW_PIECES.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_of_rank_major_combines_has_the_threads_that_a_row_needs() {
+        let threads = |hidden: u32| narrow_threads(hidden / 8, Variants::default());
+        assert_eq!([7168, 8192, 4096, 2048, 2880].map(threads), [448, 512, 256, 256, 256]);
+        assert_eq!(narrow_threads(896, Variants { wide: true, ..Variants::default() }), 512);
     }
 }
