@@ -59,6 +59,9 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 #define TY_KERNEL_ALONE(threads) \
   extern "C" __global__ void __attribute__(( \
       amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, (threads) / (4 * ty::kWave))))
+#define TY_KERNEL_PAIRED(threads) \
+  extern "C" __global__ void __attribute__(( \
+      amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(1, 2 * (threads) / (4 * ty::kWave))))
 #define TY_CONSTANT __constant__ __attribute__((used))
 #define TY_ARGUMENT const
 template <class T>

@@ -16,6 +16,8 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 #define TY_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 // A kernel of which one block, with at most this many threads, has a multiprocessor for itself.
 #define TY_KERNEL_ALONE(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+// A kernel of which one block shares a multiprocessor with a block of another such kernel.
+#define TY_KERNEL_PAIRED(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
 // A constant that the host finds by its name.
 #define TY_CONSTANT __constant__
 // Arguments of a kernel: read in place, not copied.

@@ -55,6 +55,13 @@ struct Part {
     u32 blocks = gridDim.x - s.senders, place = blockIdx.x - s.senders + (split ? 0 : blocks / 2);
     receiving = {place < blocks ? place : place - blocks, blocks};
   }
+  // One block posts heads, reports the outcome and has no rows, where there are more blocks than rows of a source. For
+  // kernels whose blocks all send and receive.
+  __device__ void serve_apart(u32 rows) {
+    u32 last = gridDim.x - 1, place = blockIdx.x + last / 2;
+    if (gridDim.x <= rows) return;
+    receiving.first = blockIdx.x == last ? last : place < last ? place : place - last;
+  }
   // The last block of those that send rows.
   __device__ bool ends_sends() const { return sends && sending.first == sending.step - 1; }
   // The block that reports the outcome: the last of its kind, which has the least to do.

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use tokenyard_core::Result;
 use tokenyard_core::call::CombineCall;
-use tokenyard_core::moe::{Compression, Layout, logfmt};
+use tokenyard_core::moe::{Compression, Layout, Shape, logfmt};
 
+use crate::decode::sizes::DecodeSizes;
+use crate::decode::variants::Variants;
 use crate::driver::{DeviceFacts, Function, Module};
 use crate::engine::args::THREADS;
-use crate::moe::args::{CombineArgs, DispatchArgs};
+use crate::moe::args::{DecodeCombineArgs, DispatchArgs};
 use crate::moe::loaded::summable;
 use crate::moe::sizes::DECLARED;
 
@@ -20,15 +22,74 @@ pub(crate) struct DecodeKernels {
     /// Dispatches of rows that are cast.
     cast: ByLength,
     /// Both to rank-major rows; none where masks may leave ranks out.
-    rank_major: Option<[ByLength; 2]>,
+    rank_major: Option<RankMajorKernels>,
     /// The kernel for each type, as in [`Kernels`](crate::moe::loaded::Kernels).
     combine: [ByLength; 3],
     /// Combines of bf16 and of fp16 whose sums are rounded once.
     once: [Function; 2],
     /// Combines of bf16 whose sums travel in LogFMT-10.
     logfmt: Function,
+    /// Combines of rank-major rows of bf16 and of fp16; none where masks may leave ranks out.
+    by_rank: Option<[Function; 2]>,
     /// The kernel of a rank that does not take part.
     pub(crate) refuse: Function,
+}
+
+/// Dispatches to rank-major rows, as they are given and cast.
+#[derive(Debug)]
+struct RankMajorKernels {
+    /// Sets of ranks are made of sets of experts.
+    by_experts: [ByLength; 2],
+    /// They are made by ballots: for rows that fit the short kernels above.
+    by_ballots: [Function; 2],
+    /// The same with blocks of 256 threads, which have two and four pieces of a row as it is given, and two of one that
+    /// is cast.
+    few: [Function; 3],
+}
+
+/// Threads of a block of the last kernels.
+const FEW_THREADS: u32 = 256;
+
+impl RankMajorKernels {
+    fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
+        let of_length = |name: &str, each| ByLength::load(module, name, each, facts);
+        let find = |name: &str| paired_kernel(module, name, facts);
+        Ok(Self {
+            by_experts: [
+                of_length("ty_dispatch_decode_rank_major", 2)?,
+                of_length("ty_dispatch_decode_rank_major_cast", 1)?,
+            ],
+            by_ballots: [find("ty_dispatch_rank_major")?, find("ty_dispatch_rank_major_cast")?],
+            few: [
+                find("ty_dispatch_rank_major_few_2")?,
+                find("ty_dispatch_rank_major_few_4")?,
+                find("ty_dispatch_rank_major_few_cast_2")?,
+            ],
+        })
+    }
+
+    /// The kernel for rows of this many pieces, and its threads.
+    fn of(&self, pieces: u32, casts: bool, variants: Variants) -> (&Function, u32) {
+        let cast = usize::from(casts);
+        let Variants { ballots, few, .. } = variants;
+        match Self::few_of(pieces, casts).filter(|_| ballots && few) {
+            Some(which) => (&self.few[which], FEW_THREADS),
+            None if ballots && pieces <= self.by_experts[cast].most => {
+                (&self.by_ballots[cast], THREADS)
+            }
+            None => (self.by_experts[cast].of(pieces), THREADS),
+        }
+    }
+
+    /// The number of the kernel of few threads that takes them.
+    fn few_of(pieces: u32, casts: bool) -> Option<usize> {
+        match (pieces.div_ceil(FEW_THREADS), casts) {
+            (0..=2, false) => Some(0),
+            (3..=4, false) => Some(1),
+            (0..=2, true) => Some(2),
+            _ => None,
+        }
+    }
 }
 
 /// A kernel for rows of which each thread has few pieces of 16 bytes, and one for longer rows. Each has the code for
@@ -54,6 +115,27 @@ impl ByLength {
     }
 }
 
+/// Most pieces of a row for which a combine of rank-major rows has a kernel of its own: two of each thread.
+const NARROW_PIECES: u32 = 2 * THREADS;
+/// Threads of a block of it, in steps that each device has waves for. With fewer, a thread would have more of a short
+/// row than it needs.
+const NARROW_STEP: u32 = 64;
+const FEWEST_NARROW: u32 = 256;
+
+/// Threads of a block of that kernel. They are as many as the row needs, so that two blocks fit a multiprocessor.
+fn narrow_threads(pieces: u32, variants: Variants) -> u32 {
+    let needed = pieces.div_ceil(2).next_multiple_of(NARROW_STEP).max(FEWEST_NARROW);
+    if variants.wide { THREADS } else { needed.min(THREADS) }
+}
+
+/// A kernel, and what a block of it has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chosen<'a> {
+    pub(crate) function: &'a Function,
+    pub(crate) threads: u32,
+    pub(crate) shared: u32,
+}
+
 /// A kernel whose blocks wait for each other. If kernels may start early, this one does, and all its blocks
 /// are resident soon. A multiprocessor has memory for one block, there are no more blocks than
 /// multiprocessors, and the kernels that hold these wait for none of the blocks. Elsewhere the driver ensures
@@ -61,6 +143,15 @@ impl ByLength {
 fn decode_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
     let kernel = if facts.starts_early { module.early(name) } else { module.cooperative(name) }?;
     kernel.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
+    Ok(kernel)
+}
+
+/// The same for a kernel that runs beside the kernel ahead of it.
+fn paired_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
+    let kernel = decode_kernel(module, name, facts)?;
+    if Variants::get().carveout {
+        kernel.prefer_shared()?;
+    }
     Ok(kernel)
 }
 
@@ -99,10 +190,14 @@ impl DecodeKernels {
         refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
         let rank_major = match masks {
             true => None,
-            false => Some([
-                find("ty_dispatch_decode_rank_major", 2)?,
-                find("ty_dispatch_decode_rank_major_cast", 1)?,
-            ]),
+            false => Some(RankMajorKernels::load(module, facts)?),
+        };
+        let narrow = |name: &str| paired_kernel(module, name, facts);
+        let by_rank = match masks {
+            true => None,
+            false => {
+                Some([narrow("ty_combine_rank_major_bf16")?, narrow("ty_combine_rank_major_f16")?])
+            }
         };
         Ok(Self {
             dispatch: find("ty_dispatch_decode", 2)?,
@@ -118,6 +213,7 @@ impl DecodeKernels {
                 decode_kernel(module, "ty_combine_decode_f16_once", facts)?,
             ],
             logfmt: decode_kernel(module, "ty_combine_decode_bf16_logfmt", facts)?,
+            by_rank,
             refuse,
         })
     }
@@ -131,26 +227,77 @@ impl DecodeKernels {
         }
     }
 
-    /// The kernel of a dispatch.
-    pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> &Function {
-        let [plain, cast] = match &self.rank_major {
-            Some(both) if dispatch.rank_major != 0 => both.each_ref(),
-            _ => [&self.dispatch, &self.cast],
-        };
-        let kernels = if dispatch.cast != 0 { cast } else { plain };
-        kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
+    /// The kernel of a dispatch, and the threads of a block.
+    pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> (&Function, u32) {
+        let pieces = (dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4);
+        let casts = dispatch.cast != 0;
+        match &self.rank_major {
+            Some(kernels) if dispatch.rank_major != 0 => kernels.of(pieces, casts, Variants::get()),
+            _ if casts => (self.cast.of(pieces), THREADS),
+            _ => (self.dispatch.of(pieces), THREADS),
+        }
     }
 
     /// The kernel of a combine.
-    pub(crate) fn combine(&self, combine: &CombineArgs, kind: SumKind) -> &Function {
-        let pieces = (combine.row_bytes / 16) as u32;
-        if kind.coded {
-            return &self.logfmt;
+    pub(crate) fn combine(
+        &self,
+        call: &DecodeCombineArgs,
+        kind: SumKind,
+        shape: &Shape,
+    ) -> Chosen<'_> {
+        let pieces = (call.combine.row_bytes / 16) as u32;
+        let variants = Variants::get();
+        let is_narrow = variants.combine && takes_narrow(call, kind);
+        if let Some(kernels) = self.by_rank.as_ref().filter(|_| is_narrow) {
+            let threads = narrow_threads(pieces, variants);
+            let shared = DecodeSizes::shared_of_narrow(shape, threads);
+            return Chosen { function: &kernels[kind.of_type], threads, shared };
         }
         // Sums of fp32 are rounded once in any case.
-        match self.once.get(kind.of_type).filter(|_| kind.once) {
+        let once = self.once.get(kind.of_type).filter(|_| kind.once);
+        let function = match once {
+            _ if kind.coded => &self.logfmt,
             Some(kernel) => kernel,
             None => self.combine[kind.of_type].of(pieces),
-        }
+        };
+        Chosen { function, threads: THREADS, shared: DecodeSizes::shared_of_combine(shape) }
+    }
+}
+
+/// Whether the kernel for rank-major rows of 16-bit numbers takes a combine: no weights go with them.
+fn takes_narrow(call: &DecodeCombineArgs, kind: SumKind) -> bool {
+    let DecodeCombineArgs { combine, merge, .. } = call;
+    let has_weights =
+        [merge.weights, merge.dispatch_weights, combine.out_weights, call.topk_weights]
+            .iter()
+            .any(|&at| at != 0);
+    let pieces = combine.row_bytes / 16;
+    combine.source_places != 0
+        && kind.of_type < 2
+        && !kind.coded
+        && !kind.once
+        && !has_weights
+        && pieces <= NARROW_PIECES.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_few_threads_take_rows_of_four_pieces_each_and_cast_rows_of_two() {
+        let few = |pieces, casts| RankMajorKernels::few_of(pieces, casts);
+        assert_eq!(
+            [462, 896, 1024, 1025].map(|pieces| few(pieces, false)),
+            [Some(0), Some(1), Some(1), None]
+        );
+        assert_eq!([462, 512, 513].map(|pieces| few(pieces, true)), [Some(2), Some(2), None]);
+    }
+
+    #[test]
+    fn a_block_of_rank_major_combines_has_the_threads_that_a_row_needs() {
+        let threads = |hidden: u32| narrow_threads(hidden / 8, Variants::default());
+        assert_eq!([7168, 8192, 4096, 2048, 2880].map(threads), [448, 512, 256, 256, 256]);
+        assert_eq!(narrow_threads(896, Variants { wide: true, ..Variants::default() }), 512);
     }
 }

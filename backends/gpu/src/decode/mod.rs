@@ -4,3 +4,4 @@ pub(crate) mod loaded;
 pub(crate) mod masked;
 pub(crate) mod sizes;
 pub(crate) mod steps;
+pub(crate) mod variants;

@@ -174,9 +174,16 @@ impl DecodeSizes {
         LONGEST_ROW as u32 + 8 * (shape.ranks + 1) + 4 * shape.ranks * (HEAD + 1)
     }
 
+    /// The same for a combine of rank-major rows of 16-bit numbers: an own row and sums of it (`SumRoom`), of as many
+    /// threads.
+    pub(crate) fn shared_of_narrow(shape: &Shape, threads: u32) -> u32 {
+        Self::shared_of_combine(shape) - LONGEST_ROW as u32 + 2 * (16 + 4 * 8) * threads
+    }
+
     /// Whether a block of a device that gives it `most_shared` bytes has memory for that.
     pub(crate) fn check(&self, shape: &Shape, most_shared: u32) -> Result<()> {
-        let needed = self.shared(shape).max(Self::shared_of_combine(shape)).saturating_add(KEPT);
+        let combine = Self::shared_of_combine(shape).max(Self::shared_of_narrow(shape, THREADS));
+        let needed = self.shared(shape).max(combine).saturating_add(KEPT);
         if needed <= most_shared {
             return Ok(());
         }

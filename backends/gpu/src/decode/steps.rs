@@ -9,7 +9,7 @@ use tokenyard_core::call::{CombineCall, DispatchCall};
 use tokenyard_core::moe::Layout;
 
 use crate::decode::loaded::SumKind;
-use crate::decode::sizes::{DecodeCall, DecodeSizes, not_packed, senders};
+use crate::decode::sizes::{DecodeCall, not_packed, senders};
 use crate::driver::Launch;
 use crate::engine::Engine;
 use crate::engine::args::{Common, ENTER, Masking, THREADS};
@@ -86,9 +86,9 @@ impl DecodeSteps<'_> {
             return Err(not_packed());
         };
         let (slot, phases) = (self.engine.slot(operation), Self::phases(&wanted.mode));
-        let kernel = kernels.dispatch(dispatch);
+        let (kernel, threads) = kernels.dispatch(dispatch);
         let shared = sizes.shared(&self.moe.exchange.shape);
-        let launch = self.size(shared, wanted.max_tokens());
+        let launch = Launch { threads, ..self.size(shared, wanted.max_tokens()) };
         let apart = phases == SENDS;
         // Of rank-major rows each block has the same share.
         let alike = apart || layout.has_a_row_per_token();
@@ -171,9 +171,6 @@ impl DecodeSteps<'_> {
             )
         };
         let (slot, phases) = (self.engine.slot(call.operation), Self::phases(mode));
-        let function = kernels.combine(&combine, kind);
-        let shared = DecodeSizes::shared_of_combine(&self.moe.exchange.shape);
-        let launch = self.size(shared, state.max_tokens);
         let of = DecodeCall { waited_ns: call.waited_ns as u64, ..self.call() };
         let decode = sizes.arguments(&self.moe.exchange.shape, phases, 0, &of);
         let arguments = DecodeCombineArgs {
@@ -185,9 +182,12 @@ impl DecodeSteps<'_> {
             topk_idx: call.topk_idx.data as u64,
             missing: if of.masking.masks == 0 { 0 } else { call.missing.data as u64 },
         };
+        let kernel = kernels.combine(&arguments, kind, &self.moe.exchange.shape);
+        let launch =
+            Launch { threads: kernel.threads, ..self.size(kernel.shared, state.max_tokens) };
         // SAFETY: the kernel's type; the tensors are valid by this function's contract, the rest is held by
         // the handle.
-        unsafe { self.engine.launch(function, launch, &arguments, slot)? };
+        unsafe { self.engine.launch(kernel.function, launch, &arguments, slot)? };
         let decode = sizes.arguments(&self.moe.exchange.shape, RECEIVES, 0, &of);
         self.moe.routing.halves[slot] = match phases {
             SENDS => DecodeHalf::Combine(DecodeCombineArgs { decode, ..arguments }, kind, launch),
@@ -213,12 +213,12 @@ impl DecodeSteps<'_> {
             match half {
                 DecodeHalf::None => Ok(()),
                 DecodeHalf::Dispatch(arguments, launch) => {
-                    let kernel = kernels.dispatch(&arguments.dispatch);
+                    let (kernel, _) = kernels.dispatch(&arguments.dispatch);
                     self.engine.launch(kernel, launch, &arguments, slot)
                 }
                 DecodeHalf::Combine(arguments, kind, launch) => {
-                    let kernel = kernels.combine(&arguments.combine, kind);
-                    self.engine.launch(kernel, launch, &arguments, slot)
+                    let kernel = kernels.combine(&arguments, kind, &self.moe.exchange.shape);
+                    self.engine.launch(kernel.function, launch, &arguments, slot)
                 }
             }
         }

@@ -4,7 +4,7 @@ use super::*;
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [Mutant; 26] = [
+const MUTANTS: [Mutant; 34] = [
     (
         "a row is taken before it has come",
         "there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
@@ -135,11 +135,51 @@ const MUTANTS: [Mutant; 26] = [
         "args.is_rank_major() ? a.r.counts[d] : places;",
         "args.is_rank_major() && model::mutant != 26 ? a.r.counts[d] : places;",
     ),
+    (
+        "a rank-major row of a combine is taken before it has come",
+        "there = there && (piece_at(j) >= at.pieces || has_come(piece[j]));",
+        "there = there && (model::mutant == 27 || piece_at(j) >= at.pieces || has_come(piece[j]));",
+    ),
+    (
+        "the key of a rank-major row of a combine is read before it has come",
+        "      there = key >> 32 == epoch;",
+        "      there = model::mutant == 28 || key >> 32 == epoch;",
+    ),
+    (
+        "rank-major rows of a rank that refuses a combine are waited for",
+        "  return objects(c, head);\n}\n\n// A row that arrives.",
+        "  return model::mutant != 29 && objects(c, head);\n}\n\n// A row that arrives.",
+    ),
+    (
+        "rank-major rows of a combine that were taken stay in the inbox",
+        "      store_16_relaxed(at.row + piece_at(j), make_uint4(0, 0, 0, 0));\n      piece[j] = with_key(piece[j], kOneKey",
+        "      if (model::mutant != 30) store_16_relaxed(at.row + piece_at(j), make_uint4(0, 0, 0, 0));\n      piece[j] = with_key(piece[j], kOneKey",
+    ),
+    (
+        "a rank's own row of a token is that of the token before",
+        "    if (part.keeps_own() && token != part.receiving.first) room",
+        "    if (part.keeps_own() && token != part.receiving.first && model::mutant != 31) room",
+    ),
+    (
+        "rows of experts are counted before the counts are cleared",
+        "  if (kBallots) sync_block();",
+        "  if (kBallots && model::mutant != 32) sync_block();",
+    ),
+    (
+        "a replay takes selections behind the tokens of its handle",
+        "    if (reads && a.replay) most",
+        "    if (reads && a.replay && model::mutant != 33) most",
+    ),
+    (
+        "ballots take a routing that is wrong",
+        "    if (bad) atomic_min(",
+        "    if (bad && model::mutant != 34) atomic_min(",
+    ),
 ];
 
 /// A part of what one rank sends comes late while a mutant is switched on: behind what announces it. Mutants that do
 /// not wait for it are then noticed by more than chance.
-const LATE: [Mutant; 7] = [
+const LATE: [Mutant; 8] = [
     (
         "counts come behind heads",
         "  if (part.sending.first < part.reporting) report_counts(args, up, t, {part.sending.first, part.reporting});\n#pragma",
@@ -159,6 +199,11 @@ const LATE: [Mutant; 7] = [
         "pieces of rank-major rows come behind their record",
         "    if (!(at & kRowless)) store_decode_row(",
         "    if (model::mutant == 19 && threadIdx.x == 1) model::hold_back(c.rank);\n    if (!(at & kRowless)) store_decode_row(",
+    ),
+    (
+        "pieces of rank-major rows of a combine come behind their record",
+        "    store_decode_row(decode_row(c, args.decode, up, source, place), piece, pieces, key);\n",
+        "    if (model::mutant == 27 && threadIdx.x == 1) model::hold_back(c.rank);\n    store_decode_row(decode_row(c, args.decode, up, source, place), piece, pieces, key);\n    if (model::mutant == 28 && threadIdx.x == blockDim.x - 1) model::hold_back(c.rank);\n",
     ),
     (
         "what goes with a rank-major row comes behind the row",
@@ -216,7 +261,7 @@ const MASKING_MUTANTS: [Mutant; 7] = [
     ),
 ];
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 11] = [
     "transport.cuh",
     "masking.cuh",
     "decode_rows.cuh",
@@ -224,8 +269,10 @@ const SOURCES: [&str; 9] = [
     "decode.cuh",
     "decode_send.cuh",
     "decode_dispatch.cuh",
+    "decode_ballots.cuh",
     "decode_rank_major.cuh",
     "decode_combine.cuh",
+    "decode_rank_major_combine.cuh",
 ];
 
 /// Low-latency kernels with every mutant.

@@ -19,6 +19,7 @@ constexpr Lanes kAllLanes = ~Lanes(0);
 // Inline: only those that a model launches are compiled.
 #define TY_KERNEL(threads) inline void
 #define TY_KERNEL_ALONE(threads) inline void
+#define TY_KERNEL_PAIRED(threads) inline void
 #define TY_ARGUMENT const
 template <class T>
 const T& in_place(const T& first) { return first; }

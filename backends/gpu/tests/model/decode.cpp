@@ -112,6 +112,27 @@ DecodeDispatchArgs decode_dispatch(Rank& r, bool replay, Way way) {
 // The kernel for longer rows, as the host chooses it.
 bool is_long_for(u32 pieces, u32 each) { return pieces > each * kWarps * kWave; }
 
+// A kernel that makes sets of ranks by ballots, and the threads of its blocks. Ranks differ, and take the one for all
+// rows in turn.
+struct ByBallots {
+  u32 threads = kWarps * kWave;
+  void (*run)(DecodeDispatchArgs, Up::Params) = nullptr;
+
+  ByBallots(const Rank& r, const DispatchArgs& a) {
+#if !TY_MASKS
+    u32 pieces = sent_pieces(a), way = (r.operations + r.me) % 3;
+    if (!a.rank_major || way == 0) return;
+    if (way == 2 && pieces <= 1024 && !(a.casts() && pieces > 512)) {
+      threads = 256;
+      run = a.casts() ? ty_dispatch_rank_major_few_cast_2
+                      : pieces <= 512 ? ty_dispatch_rank_major_few_2 : ty_dispatch_rank_major_few_4;
+    } else if (pieces <= (a.casts() ? 512 : 1024)) {
+      run = a.casts() ? ty_dispatch_rank_major_cast : ty_dispatch_rank_major;
+    }
+#endif
+  }
+};
+
 void run_decode(const DecodeDispatchArgs& a, const Up::Params& params, bool is_long) {
 #if !TY_MASKS
   if (a.dispatch.rank_major && a.dispatch.casts())
@@ -135,9 +156,10 @@ void launch_decode(Rank& r, const DecodeDispatchArgs& a, u32 phases, const Late&
   DecodeDispatchArgs part = a;
   part.decode.phases = phases;
   bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.casts() ? 1 : 2);
-  model::launch(blocks_of(part.decode), kWarps * kWave, [=, &r] {
+  ByBallots ballots(r, a.dispatch);
+  model::launch(blocks_of(part.decode), ballots.threads, [=, &r] {
     if (blockIdx.x == late.block && threadIdx.x == 0) late.hold();
-    run_decode(part, r.params(), is_long);
+    ballots.run ? ballots.run(part, r.params()) : run_decode(part, r.params(), is_long);
   });
 }
 
@@ -177,6 +199,8 @@ std::vector<DecodeDispatchArgs> dispatch_all(const Ranks& ranks, std::mt19937& r
     args.push_back(decode_dispatch(*r, replay, way));
     if (no_host_sync) args.back().dispatch.c.no_host_sync = 1, args.back().dispatch.c.outcome = r->late;
     if (no_host_sync && !replay) *r->tokens_word = r->tokens, args.back().dispatch.tokens = r->tokens_word;
+    // The host of a replay may know no more than the most that T may be.
+    if (no_host_sync && replay) args.back().dispatch.c.input_rows = by_rank ? by_rank : r->s.max_tokens;
   }
   if (way == Way::kHalves) {
     // One after the other: a sender waits for no rank.

@@ -14,11 +14,32 @@ Slots places_of(const Ranks& ranks) {
   return places;
 }
 
+// The kernel of a combine of rank-major rows: the one for all rows, the one for rows of 16 bits, or ranks differ.
+enum class Kernel { kForAll, kNarrow, kEither };
+
 // How a combine of rank-major rows is called.
 struct CallByRank {
   Way way = Way::kAtOnce;
   bool narrow = false, returns = false, sums = false, biased = false, no_host_sync = false;
+  Kernel kernel = Kernel::kForAll;
 };
+
+// Threads of a block of the kernel for rows of 16 bits: enough for the row, and not the same on all ranks.
+u32 threads_of(const Rank& r) {
+  u32 least = (r.s.row_bytes / 32 + 63) / 64 * 64;
+  return std::max(least, (r.operations + r.me) % 2 ? 128 : kWarps * kWave);
+}
+
+void launch_by_rank(Rank& r, const DecodeCombineArgs& a, const CallByRank& call, u32 phases) {
+  bool either = call.kernel == Kernel::kEither && (r.operations / 2 + r.me) % 2 == 0;
+  if (call.kernel == Kernel::kForAll || either || threads_of(r) > kWarps * kWave)
+    return launch_combine(r, a, {call.way, call.narrow}, phases);
+#if !TY_MASKS
+  DecodeCombineArgs part = a;
+  part.decode.phases = phases;
+  model::launch(blocks_of(part.decode), threads_of(r), [=, &r] { ty_combine_rank_major_bf16(part, r.params()); });
+#endif
+}
 
 DecodeCombineArgs combine_args(Rank& r, Given& mine, const CallByRank& call) {
   DecodeCombineArgs a{};
@@ -85,12 +106,11 @@ void combine_by_rank(const Ranks& ranks, std::mt19937& random, const CallByRank&
     for (float& w : mine.back) w = (float)(random() % 9999);
     args.push_back(combine_args(*r, mine, call));
   }
-  Call how{call.way, call.narrow};
   if (call.way == Way::kHalves) {
-    for (u32 i = 0; i < ranks.size(); i++) launch_combine(*ranks[i], args[i], how, kSends);
-    on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, args[i], how, kReceives); });
+    for (u32 i = 0; i < ranks.size(); i++) launch_by_rank(*ranks[i], args[i], call, kSends);
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_by_rank(r, args[i], call, kReceives); });
   } else {
-    on_all(ranks, random, [&](Rank& r, u32 i) { launch_combine(r, args[i], how, kSends | kReceives); });
+    on_all(ranks, random, [&](Rank& r, u32 i) { launch_by_rank(r, args[i], call, kSends | kReceives); });
   }
   for (Rank* r : ranks) {
     no_ended_wait(*r);
@@ -101,7 +121,7 @@ void combine_by_rank(const Ranks& ranks, std::mt19937& random, const CallByRank&
 }
 
 // One rank refuses a combine, of which the others have sent rows.
-void refused_combine_by_rank(const Ranks& ranks, std::mt19937& random) {
+void refused_combine_by_rank(const Ranks& ranks, std::mt19937& random, const CallByRank& call) {
   for (Rank* r : ranks) bring(*r, by_rank, random);
   check_packed(ranks, dispatch_all(ranks, random, false, Way::kAtOnce));
   std::vector<Given> given(ranks.size());
@@ -109,10 +129,10 @@ void refused_combine_by_rank(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) {
     given[r->me].y.resize((u64)r->s.ranks * by_rank * r->s.row_bytes, 1);
     given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
-    args.push_back(combine_args(*r, given[r->me], {}));
+    args.push_back(combine_args(*r, given[r->me], call));
   }
   on_all(ranks, random, [&](Rank& r, u32 i) {
-    if (i != 1) return launch_combine(r, args[i], {}, kSends | kReceives);
+    if (i != 1) return launch_by_rank(r, args[i], call, kSends | kReceives);
     DecodeRefusalArgs a{args[i].combine.c, args[i].decode};
     a.c.verdict = kRefuseText;
     model::launch(1, kWarps * kWave, [=, &r] { ty_refuse_decode(a, r.params()); });
@@ -120,6 +140,45 @@ void refused_combine_by_rank(const Ranks& ranks, std::mt19937& random) {
   for (Rank* r : ranks) {
     same("refused combine", r->outcome->code, kRefused);
     check_clean(*r, "behind a combine that was refused");
+  }
+}
+
+// A rank does not send its rows of a combine: the waits of the others are ended.
+void ended_combine_by_rank(const Ranks& ranks, std::mt19937& random, const CallByRank& call) {
+  // Each token has a row at each rank.
+  for (Rank* r : ranks) {
+    bring(*r, by_rank, random);
+    for (u32 i = 0; i < r->tokens * r->s.topk; i++) r->topk[i] = i % r->s.topk % r->s.ranks * r->s.local() + i % r->s.topk / r->s.ranks;
+  }
+  check_packed(ranks, dispatch_all(ranks, random, false, Way::kAtOnce));
+  std::vector<Given> given(ranks.size());
+  std::vector<DecodeCombineArgs> args;
+  for (Rank* r : ranks) {
+    given[r->me].y.resize((u64)r->s.ranks * by_rank * r->s.row_bytes, 1);
+    given[r->me].out.resize((u64)r->s.max_tokens * r->s.row_bytes);
+    args.push_back(combine_args(*r, given[r->me], call));
+  }
+  std::thread host([&] {
+    auto& waiting = model::at(&ranks[0]->report->waiting);
+    while (waiting.load() == 0) model::rest(1000);
+    for (Rank* r : ranks) model::at(r->abort).store(1);
+  });
+  on_all(ranks, random, [&](Rank& r, u32 i) {
+    if (i != 1) launch_by_rank(r, args[i], call, kSends | kReceives);
+  });
+  host.join();
+  for (Rank* r : ranks) {
+    if (r->me != 1) {
+      same("a wait of a combine is ended", r->report->ended, 2u);
+      same("for a row or a head", r->report->phase == kPhaseCombineRows || r->report->phase == kPhaseEntry, true);
+      same("of rank", r->report->peer, 1u);
+      same("nothing more is entered", r->state->stopped, 1u);
+    }
+    // Rows may come behind a wait that was ended.
+    DecodeArgs s = decode_of(*r, Way::kAtOnce);
+    memset(r->control + s.rows, 0, (u64)kSlots * r->s.ranks * r->s.most() * s.row_pitch);
+    ranks[1]->state->turn = ranks[0]->state->turn;
+    *r->report = {}, *r->abort = 0, r->state->stopped = 0;
   }
 }
 
@@ -138,6 +197,8 @@ void rounds_by_rank(const Ranks& ranks, std::mt19937& random, const std::vector<
     args = dispatch_all(ranks, random, true, way, no_host_sync);
     check_packed(ranks, args);
     combine_by_rank(ranks, random, {way, !odd, !odd, odd, odd, no_host_sync});
+    for (Kernel kernel : {Kernel::kNarrow, Kernel::kEither})
+      combine_by_rank(ranks, random, {way, true, false, false, (kernel == Kernel::kNarrow) == odd, no_host_sync, kernel});
   }
 }
 
@@ -159,8 +220,11 @@ void run_by_rank(const Ranks& ranks, std::mt19937& random, const std::vector<u32
     two_at_once(ranks, random);
     refusals(ranks, random);
     another_m(ranks, random);
-    refused_combine_by_rank(ranks, random);
+    refused_combine_by_rank(ranks, random, {});
+    CallByRank narrow{.narrow = true, .kernel = Kernel::kNarrow};
+    refused_combine_by_rank(ranks, random, narrow);
     ended_waits(ranks, random);
+    ended_combine_by_rank(ranks, random, narrow);
   }
   by_rank = 0;
 #endif
