@@ -354,7 +354,8 @@ pub struct TyTransportTable {
     >,
     /// Optional, cold, after `connect` (since minor version 12). As `device_api`, for kernels that count windows,
     /// queues and signals from 0 and have a part of them: number 0 is the first of that part. So several users share
-    /// one instance. Its pointers are valid until `close`. `TY_UNSUPPORTED`: such kernels need an instance of their own.
+    /// one instance. Its pointers are valid until `close`. `TY_UNSUPPORTED`: such kernels need an instance of their
+    /// own.
     pub device_api_of: Option<
         unsafe extern "C" fn(
             instance: *mut c_void,
