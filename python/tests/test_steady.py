@@ -148,17 +148,20 @@ def plugin_of(folder):
     return str(library)
 
 
-@pytest.mark.parametrize("has_plugin", [False, True], ids=["built in", "with a plugin"])
-def test_forty_more_openings_take_no_more_memory_and_open_files(monkeypatch, tmp_path, has_plugin):
-    plugin = plugin_of(tmp_path) if has_plugin else None
-    # Each thread stores some of what it has freed, and glibc counts that as in use.
+@pytest.fixture
+def bare_ranks(monkeypatch):
+    """As `ranks`, two whose threads store nothing of what they free. glibc counts that as in use, and on a busy
+    machine, where threads end later, it is more."""
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     pool = Pool(2)
-    try:
-        found = pool.run(2, openings, plugin)
-    finally:
-        pool.close()
-    for rank, (early, late) in enumerate(found):
+    yield pool.run
+    pool.close()
+
+
+@pytest.mark.parametrize("has_plugin", [False, True], ids=["built in", "with a plugin"])
+def test_forty_more_openings_take_no_more_memory_and_open_files(bare_ranks, tmp_path, has_plugin):
+    plugin = plugin_of(tmp_path) if has_plugin else None
+    for rank, (early, late) in enumerate(bare_ranks(2, openings, plugin)):
         assert late[0] - early[0] < 4 * MOST, f"rank {rank}: {early[0]} bytes, then {late[0]}"
         assert late[1] == early[1], f"rank {rank}: {early[1]} open files, then {late[1]}"
 
@@ -204,15 +207,8 @@ def least(seconds):
 
 
 @pytest.mark.usefixtures("reports")
-def test_180_more_buffers_take_no_more_memory_files_threads_and_time(monkeypatch):
-    # As above. Threads end later on a busy machine, and then more of them store something.
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
-    pool = Pool(2)
-    try:
-        found = pool.run(2, buffers)
-    finally:
-        pool.close()
-    for rank, (early, late, seconds) in enumerate(found):
+def test_180_more_buffers_take_no_more_memory_files_threads_and_time(bare_ranks):
+    for rank, (early, late, seconds) in enumerate(bare_ranks(2, buffers)):
         text = f"rank {rank}: {early}, then {late}"
         first, last = least(seconds[:60]), least(seconds[-60:])
         assert last < 2 * first, f"rank {rank}: {first:.4f} s of the CPU, then {last:.4f} s"
