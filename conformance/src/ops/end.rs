@@ -96,7 +96,7 @@ pub(crate) fn open<E: OperationEnd>(
 
 /// Whether an error says that the kernel set lacks the operation, or a session of several users, or that the operation
 /// cannot go on without a rank. Each other thing that is not supported, such as too few signals, is a fault.
-fn is_lack(error: &Error) -> bool {
+pub(crate) fn is_lack(error: &Error) -> bool {
     let text = error.message();
     let lacks_operation = text.contains("kernel set `") && text.contains("` has no ");
     let others = ["on_failure = \"mask\"", "found several users of one session"];

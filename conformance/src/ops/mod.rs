@@ -5,7 +5,7 @@
 mod bodies;
 mod case;
 mod drawn;
-mod end;
+pub(crate) mod end;
 pub(crate) mod faults;
 pub mod gather;
 pub mod pipe;

@@ -182,12 +182,23 @@ fn same_bits(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     Ok(comms.into())
 }
 
-fn two_communicators(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
-    let small_case = small(rank, layout);
+/// A small case in a layout, and another that differs in all that a communicator fixes.
+pub(super) fn two_cases(rank: &Rank<'_>, layout: Layout) -> [Case; 2] {
+    let first = small(rank, layout);
     let other =
-        Case { hidden: 136, topk: 2, max_tokens: 7, layout: Layout::Flat, ..small_case.clone() };
-    let mut one = open(rank, &small_case)?;
-    let mut two = open(rank, &other)?;
+        Case { hidden: 136, topk: 2, max_tokens: 7, layout: Layout::Flat, ..first.clone() };
+    [first, other]
+}
+
+fn two_communicators(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
+    let [small_case, other] = two_cases(rank, layout);
+    let (one, two) = (open(rank, &small_case)?, open(rank, &other)?);
+    interleaved([(one, small_case), (two, other)])
+}
+
+/// Exchanges of two communicators, in turns and within each other.
+pub(super) fn interleaved(comms: [(Communicator, Case); 2]) -> Result<Vec<Communicator>> {
+    let [(mut one, small_case), (mut two, other)] = comms;
     for n in 0..6 {
         let first = Round::new(&nth(&small_case, n), one.rank());
         let second = Round::new(&nth(&other, n + 1), two.rank());
@@ -209,10 +220,14 @@ fn two_communicators(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator
 
 fn two_threads(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
     let base = small(rank, layout);
-    let comms = [open(rank, &base)?, open(rank, &base)?];
+    beside(vec![open(rank, &base)?, open(rank, &base)?], &base)
+}
+
+/// Exchanges of communicators of one case, each on a thread of its own.
+pub(super) fn beside(comms: Vec<Communicator>, base: &Case) -> Result<Vec<Communicator>> {
     let work = |mut comm: Communicator, first: u64| -> Result<Communicator> {
         for n in first..first + 10 {
-            Round::new(&nth(&base, n), comm.rank()).run(&mut comm).with_context(|| at(n))?;
+            Round::new(&nth(base, n), comm.rank()).run(&mut comm).with_context(|| at(n))?;
         }
         Ok(comm)
     };

@@ -1,9 +1,9 @@
 //! L2: operations that follow each other, overlap, or are refused.
 //!
-//! `chains`: rounds, several handles, several communicators · `halves`: send and receive apart · `replay`:
-//! replays and backward passes · `limits`: a full resource is an error and does no further harm ·
-//! `bad_input`: a mistake of one rank is refused on all ranks · `streams`: calls in the order of a stream ·
-//! `graphs`: calls without synchronisation, captured and not · `soak`: all of these for a long time.
+//! `chains`: rounds, several handles, several communicators · `shared`: several in one session · `halves`: send
+//! and receive apart · `replay`: replays and backward passes · `limits`: a full resource is an error and does no
+//! further harm · `bad_input`: a mistake of one rank is refused on all ranks · `streams`: calls in the order of a
+//! stream · `graphs`: calls without synchronisation, captured and not · `soak`: all of these for a long time.
 
 mod bad_input;
 mod chains;
@@ -11,6 +11,7 @@ mod graphs;
 mod halves;
 mod limits;
 mod replay;
+mod shared;
 mod soak;
 mod streams;
 
@@ -34,6 +35,7 @@ const LAYOUTS: [(&str, Layout); 4] = [
 /// The tests of this level, for a world of `domains` domains.
 pub fn tests(domains: u32) -> Vec<Test> {
     let mut tests = chains::tests();
+    tests.extend(shared::tests());
     tests.extend(halves::tests());
     tests.extend(replay::tests());
     tests.extend(limits::tests());
