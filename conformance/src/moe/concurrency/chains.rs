@@ -185,8 +185,7 @@ fn same_bits(rank: &Rank<'_>, layout: Layout) -> Result<Vec<Communicator>> {
 /// A small case in a layout, and another that differs in all that a communicator fixes.
 pub(super) fn two_cases(rank: &Rank<'_>, layout: Layout) -> [Case; 2] {
     let first = small(rank, layout);
-    let other =
-        Case { hidden: 136, topk: 2, max_tokens: 7, layout: Layout::Flat, ..first.clone() };
+    let other = Case { hidden: 136, topk: 2, max_tokens: 7, layout: Layout::Flat, ..first.clone() };
     [first, other]
 }
 
