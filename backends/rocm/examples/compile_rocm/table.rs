@@ -3,8 +3,7 @@
 //!
 //! Private memory of `ty_dispatch` is that of the pieces of rows that it moves and spreads over peers; of fused
 //! combines, that of values of the warp that plans. Low-latency kernels (`decode`) have none, except with masks
-//! (`xgmi masked`) and where sums are encoded: there a wait is a function of its own. Dispatches by ballots
-//! have a function that reads routings that are wrong.
+//! (`xgmi masked`) and where sums are encoded: there a wait is a function of its own.
 
 /// The chip, the program, the kernel, registers of a thread, and bytes of its private memory.
 pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
@@ -23,13 +22,6 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx942", "xgmi direct", "ty_dispatch_decode_rank_major_long", 121, 0),
     ("gfx942", "xgmi direct", "ty_dispatch_decode_rank_major_cast", 100, 0),
     ("gfx942", "xgmi direct", "ty_dispatch_decode_rank_major_cast_long", 143, 0),
-    ("gfx942", "xgmi direct", "ty_dispatch_rank_major", 116, 320),
-    ("gfx942", "xgmi direct", "ty_dispatch_rank_major_cast", 100, 320),
-    ("gfx942", "xgmi direct", "ty_dispatch_rank_major_few_2", 116, 320),
-    ("gfx942", "xgmi direct", "ty_dispatch_rank_major_few_4", 123, 352),
-    ("gfx942", "xgmi direct", "ty_dispatch_rank_major_few_cast_2", 125, 352),
-    ("gfx942", "xgmi direct", "ty_combine_rank_major_bf16", 126, 0),
-    ("gfx942", "xgmi direct", "ty_combine_rank_major_f16", 126, 0),
     ("gfx942", "xgmi direct", "ty_combine_decode_bf16", 113, 0),
     ("gfx942", "xgmi direct", "ty_combine_decode_bf16_long", 162, 0),
     ("gfx942", "xgmi direct", "ty_combine_decode_f16", 113, 0),
@@ -141,13 +133,6 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx950", "xgmi direct", "ty_dispatch_decode_rank_major_long", 121, 0),
     ("gfx950", "xgmi direct", "ty_dispatch_decode_rank_major_cast", 100, 0),
     ("gfx950", "xgmi direct", "ty_dispatch_decode_rank_major_cast_long", 143, 0),
-    ("gfx950", "xgmi direct", "ty_dispatch_rank_major", 116, 320),
-    ("gfx950", "xgmi direct", "ty_dispatch_rank_major_cast", 100, 320),
-    ("gfx950", "xgmi direct", "ty_dispatch_rank_major_few_2", 116, 320),
-    ("gfx950", "xgmi direct", "ty_dispatch_rank_major_few_4", 123, 352),
-    ("gfx950", "xgmi direct", "ty_dispatch_rank_major_few_cast_2", 125, 352),
-    ("gfx950", "xgmi direct", "ty_combine_rank_major_bf16", 126, 0),
-    ("gfx950", "xgmi direct", "ty_combine_rank_major_f16", 126, 0),
     ("gfx950", "xgmi direct", "ty_combine_decode_bf16", 113, 0),
     ("gfx950", "xgmi direct", "ty_combine_decode_bf16_long", 162, 0),
     ("gfx950", "xgmi direct", "ty_combine_decode_f16", 113, 0),
