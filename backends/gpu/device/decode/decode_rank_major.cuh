@@ -5,11 +5,6 @@
 // tokens of the call to each rank. Where a token has no row there, the record says so, and names a place behind the
 // rows of the source, which the receiver closes: there are as many such tokens as such places.
 //
-// The kernel's end waits for heads and counts all the same. Counts are part of the output, so what reads it follows them.
-// Heads decide whether the operation counts, and that must be known before a later kernel of the stream runs; nor could a
-// later operation receive them, as two open operations use all slots (INV-2, INV-8). So they leave first, and one block
-// receives them.
-//
 // A rank that refuses sends nothing. A wait that lasts looks at the head of its source. So rows of all other ranks are
 // taken out of the inbox, whatever becomes of the operation.
 #pragma once

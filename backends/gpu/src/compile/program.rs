@@ -14,7 +14,7 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../../device/exchange.cu") };
-const HEADERS: [(&str, &str); 41] = [
+const HEADERS: [(&str, &str); 40] = [
     ("arch.cuh", include_str!("../../device/common/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/common/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/common/arch_amd.cuh")),
@@ -52,7 +52,6 @@ const HEADERS: [(&str, &str); 41] = [
     ("decode_coded.cuh", include_str!("../../device/decode/decode_coded.cuh")),
     ("decode_send.cuh", include_str!("../../device/decode/decode_send.cuh")),
     ("decode_dispatch.cuh", include_str!("../../device/decode/decode_dispatch.cuh")),
-    ("decode_ballots.cuh", include_str!("../../device/decode/decode_ballots.cuh")),
     ("decode_rank_major.cuh", include_str!("../../device/decode/decode_rank_major.cuh")),
     ("decode_combine.cuh", include_str!("../../device/decode/decode_combine.cuh")),
     (

@@ -199,8 +199,6 @@ std::vector<DecodeDispatchArgs> dispatch_all(const Ranks& ranks, std::mt19937& r
     args.push_back(decode_dispatch(*r, replay, way));
     if (no_host_sync) args.back().dispatch.c.no_host_sync = 1, args.back().dispatch.c.outcome = r->late;
     if (no_host_sync && !replay) *r->tokens_word = r->tokens, args.back().dispatch.tokens = r->tokens_word;
-    // The host of a replay may know no more than the most that T may be.
-    if (no_host_sync && replay) args.back().dispatch.c.input_rows = by_rank ? by_rank : r->s.max_tokens;
   }
   if (way == Way::kHalves) {
     // One after the other: a sender waits for no rank.
