@@ -110,22 +110,12 @@ TY_DECODE_DISPATCH(ty_dispatch_decode_cast_long, ty::kMostPieces, true)
 #if !TY_MASKS
 #define TY_DECODE_RANK_MAJOR(name, pieces, is_cast) \
   TY_KERNEL_ALONE(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::DecodeDispatchArgs a, TY_ARGUMENT Up::Params p) { \
-    ty::dispatch_rank_major<pieces, is_cast, false>(ty::in_place(a), Up(p), shared); \
+    ty::dispatch_rank_major<pieces, is_cast>(ty::in_place(a), Up(p), shared); \
   }
 TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major, 2, false)
 TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major_long, ty::kMostPieces, false)
 TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major_cast, 1, true)
 TY_DECODE_RANK_MAJOR(ty_dispatch_decode_rank_major_cast_long, ty::kMostPieces, true)
-// The same with sets of ranks by ballots: of 512 threads, and of 256, of which two blocks fit a multiprocessor.
-#define TY_RANK_MAJOR_BY_BALLOTS(kind, threads, name, pieces, is_cast) \
-  kind(threads) name(TY_ARGUMENT ty::DecodeDispatchArgs a, TY_ARGUMENT Up::Params p) { \
-    ty::dispatch_rank_major<pieces, is_cast, true>(ty::in_place(a), Up(p), shared); \
-  }
-TY_RANK_MAJOR_BY_BALLOTS(TY_KERNEL_ALONE, ty::kWarps * ty::kWave, ty_dispatch_rank_major, 2, false)
-TY_RANK_MAJOR_BY_BALLOTS(TY_KERNEL_ALONE, ty::kWarps * ty::kWave, ty_dispatch_rank_major_cast, 1, true)
-TY_RANK_MAJOR_BY_BALLOTS(TY_KERNEL_PAIRED, 256, ty_dispatch_rank_major_few_2, 2, false)
-TY_RANK_MAJOR_BY_BALLOTS(TY_KERNEL_PAIRED, 256, ty_dispatch_rank_major_few_4, 4, false)
-TY_RANK_MAJOR_BY_BALLOTS(TY_KERNEL_PAIRED, 256, ty_dispatch_rank_major_few_cast_2, 2, true)
 #define TY_COMBINE_RANK_MAJOR(name, Type) \
   TY_KERNEL_PAIRED(ty::kWarps * ty::kWave) name(TY_ARGUMENT ty::DecodeCombineArgs a, TY_ARGUMENT Up::Params p) { \
     ty::combine_rank_major<ty::Type, 2>(ty::in_place(a), Up(p), shared); \

@@ -457,17 +457,6 @@ impl Driver for CudaDriver {
         })
     }
 
-    unsafe fn function_prefer_shared(&self, function: RawFunction) -> Result<()> {
-        /// Percent of the most that there is.
-        const ALL: i32 = 100;
-        let which =
-            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        // SAFETY: see above.
-        check("divide a multiprocessor's memory", unsafe {
-            sys::cuFuncSetAttribute(function.raw.cast(), which, ALL)
-        })
-    }
-
     unsafe fn function_launch(
         &self,
         function: RawFunction,

@@ -8,7 +8,6 @@
 // A rank that refuses sends nothing. A wait that lasts looks at the head of its source. So rows of all other ranks are
 // taken out of the inbox, whatever becomes of the operation.
 #pragma once
-#include "decode_ballots.cuh"
 #include "decode_dispatch.cuh"
 
 namespace ty {
@@ -180,10 +179,26 @@ __device__ TY_INLINED void post_rank_major_heads(const DispatchArgs& a, const Up
 
 // Sends what begins with the row that is loaded. The whole block.
 template <u32 N, bool kCast, class Up>
-__device__ TY_INLINED void send_tokens(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
-                                       const Part& part, SentRow<N, kCast>& row) {
+__device__ TY_INLINED void send_all_rank_major(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
+                                               const FirstPicks& first, const Part& part, const Heads& heads,
+                                               SentRow<N, kCast>& row) {
   const DispatchArgs& a = args.dispatch;
   u32 tokens = a.c.tokens();
+  u64 problem = read_routing(args, t, first, tokens);
+  bool enters = problem == ~0ull;
+  if (enters) {
+    t.join();
+  } else if (heads.posts()) {
+    if (threadIdx.x == 0) a.c.state->problem = problem;
+    sync_block();
+  }
+  if (heads.posts()) post_rank_major_heads(a, up, t, heads, enters);
+  if (!enters) {
+    sync_block();
+    if (heads.posts() && threadIdx.x == 0) a.c.state->problem = ~0ull;
+    return;
+  }
+  if (part.sending.first < part.reporting) report_counts(args, up, t, {part.sending.first, part.reporting});
   RankMajorOutput out(a, up.own_arena(a.region));
 #pragma unroll 1
   for (u32 token = part.sending.first; token < a.call_tokens;) {
@@ -192,46 +207,6 @@ __device__ TY_INLINED void send_tokens(const DecodeDispatchArgs& args, const Up&
     token += part.sending.step;
     if (token < tokens) row.load(a, token);
   }
-}
-
-// Posts heads of a rank that does not enter. The whole block.
-template <class Up>
-__device__ TY_INLINED void refuse_routing(const DispatchArgs& a, const Up& up, const SentTables& t, const Heads& heads,
-                                          u64 problem) {
-  if (heads.posts() && threadIdx.x == 0) a.c.state->problem = problem;
-  sync_block();
-  if (heads.posts()) post_rank_major_heads(a, up, t, heads, false);
-  sync_block();
-  if (heads.posts() && threadIdx.x == 0) a.c.state->problem = ~0ull;
-}
-
-template <u32 N, bool kCast, class Up>
-__device__ TY_INLINED void send_all_rank_major(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
-                                               const FirstPicks& first, const Part& part, const Heads& heads,
-                                               SentRow<N, kCast>& row) {
-  const DispatchArgs& a = args.dispatch;
-  u64 problem = read_routing(args, t, first, a.c.tokens());
-  if (problem != ~0ull) return refuse_routing(a, up, t, heads, problem);
-  t.join();
-  if (heads.posts()) post_rank_major_heads(a, up, t, heads, true);
-  if (part.sending.first < part.reporting) report_counts(args, up, t, {part.sending.first, part.reporting});
-  send_tokens(args, up, t, part, row);
-}
-
-// The same where sets of ranks are made by ballots: `t.problem` says whether they are. One block reports all counts.
-template <u32 N, bool kCast, class Up>
-__device__ TY_INLINED void send_all_by_ballots(const DecodeDispatchArgs& args, const Up& up, const SentTables& t,
-                                               u32 found, const Part& part, const Heads& heads,
-                                               SentRow<N, kCast>& row) {
-  const DispatchArgs& a = args.dispatch;
-  bool counted = *t.problem == ~0ull;
-  u64 problem = counted ? ~0ull : read_by_experts(args, t, a.c.tokens(), found);
-  if (problem != ~0ull) return refuse_routing(a, up, t, heads, problem);
-  if (heads.posts()) {
-    post_rank_major_heads(a, up, t, heads, true);
-    report_all(args, up, t, counted);
-  }
-  send_tokens(args, up, t, part, row);
 }
 
 // --- The receiving part
@@ -433,13 +408,11 @@ __device__ TY_INLINED void receive_rank_major(const DecodeDispatchArgs& args, co
   empty_inbox_if_ended(c, args.decode, up, guard);
 }
 
-// `kBallots`: sets of ranks are made by ballots, and one block posts and reports, and has no rows.
-template <u32 N, bool kCast, bool kBallots, class Up>
+template <u32 N, bool kCast, class Up>
 __device__ TY_INLINED void dispatch_rank_major(const DecodeDispatchArgs& args, const Up& far, u8* shared) {
   const DispatchArgs& a = args.dispatch;
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   Part part(args.decode);
-  if (kBallots) part.serve_apart(a.call_tokens);
   Trace& trace = *a.c.trace;
   Heads heads(a.c, args.decode, part);
   NearWindows<Up> up(a.c, far, shared);
@@ -448,31 +421,21 @@ __device__ TY_INLINED void dispatch_rank_major(const DecodeDispatchArgs& args, c
   if (part.sends) sent.clear(a);
   if (threadIdx.x == 0) *coming.pending = a.c.ranks * kHead;
   warm(args);
-  // Counts and the problem begin behind it.
-  if (kBallots) sync_block();
   wait_for_kernel_ahead();
   let_kernel_behind_start();
   if (part.posts && threadIdx.x == 0) trace.begun = now_ns();
   // The block that reports the outcome receives heads.
   if (threadIdx.x == 0) begun_ns() = args.decode.waited_ns && part.tells() ? now_ns() : 0;
-  FirstPicks first(a, part.sends && !kBallots);
+  FirstPicks first(a, part.sends);
   SentRow<N, kCast> row;
-  u32 found = a.tokens && !a.replay ? load_device(a.tokens) : a.c.input_rows, most = min(found, a.c.input_rows);
-  DecodeTurn turn(a.c, args.decode, a.r.note, !a.replay, a.replay ? 0 : most, [&] {
-    BallotPicks picks;
-    bool reads = kBallots && part.sends && takes_ballots(a.c);
-    if (reads) picks.load(a, threadIdx.x, a.c.input_rows);
-    // T of the handle, which the turn learns at the same time.
-    if (reads && a.replay) most = (u32)(load_relaxed(&a.r.note->made) >> 32);
+  u32 found = a.tokens && !a.replay ? load_device(a.tokens) : a.c.input_rows;
+  DecodeTurn turn(a.c, args.decode, a.r.note, !a.replay, a.replay ? 0 : min(found, a.c.input_rows), [&] {
     if (part.sends && part.sending.first < a.c.input_rows) row.load(a, part.sending.first);
     if (part.sends && threadIdx.x == 0 && found > a.c.input_rows) *sent.problem = (u64)found << 16 | kTooMany;
-    if (reads) read_by_ballots(a, sent, picks, most, part.posts);
-    if (kBallots && part.sends && !takes_ballots(a.c) && threadIdx.x == 0) *sent.problem = 0;
   });
   if (!DecodeTurn::runs(a.c)) return;
   heads.open(a.c);
-  if (part.sends && kBallots) send_all_by_ballots(args, up, sent, found, part, heads, row);
-  if (part.sends && !kBallots) send_all_rank_major(args, up, sent, first, part, heads, row);
+  if (part.sends) send_all_rank_major(args, up, sent, first, part, heads, row);
   if (part.posts && threadIdx.x == 0) trace.counted = now_ns();
   if (part.ends_sends() && threadIdx.x == 0) trace.moved = now_ns();
   if (part.receives) receive_rank_major<N>(args, up, coming, part, guard);

@@ -138,19 +138,16 @@ __device__ inline u32 sent_pieces(const DispatchArgs& a) { return row_pieces(a) 
 template <u32 N, bool kCast>
 struct SentRow {
   // A piece that is cast is made of up to four.
-  static constexpr bool kEarly = N <= 2;
+  static constexpr bool kEarly = N == 1;
   uint4 piece[N];
-  uint4 raw[kCast && kEarly ? N : 1][kCast && kEarly ? 4 : 1];
+  uint4 raw[kCast && kEarly ? 4 : 1];
   float weight;  // of this lane's selection: in the last warp
 
   __device__ TY_INLINED void load(const DispatchArgs& a, u32 token) {
     bool weighs = a.weights && lane_id() < a.c.topk && wave_id() == block_waves() - 1;
     weight = weighs ? a.weights[(u64)token * a.c.topk + lane_id()] : 0.0f;
     if constexpr (kCast) {
-      if constexpr (kEarly) {
-#pragma unroll
-        for (u32 j = 0; j < N; j++) load_raw(a, token, j, raw[j]);
-      }
+      if constexpr (kEarly) load_raw(a, token, 0, raw);
     } else {
       const uint4* from = reinterpret_cast<const uint4*>(a.x + (u64)token * a.row_bytes);
 #pragma unroll
@@ -165,7 +162,7 @@ struct SentRow {
 #pragma unroll
       for (u32 j = 0; j < N; j++) {
         if constexpr (kEarly) {
-          cast_piece(a, j, raw[j], t);
+          cast_piece(a, j, raw, t);
         } else {
           uint4 given[4];
           load_raw(a, token, j, given);

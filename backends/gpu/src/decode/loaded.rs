@@ -22,7 +22,7 @@ pub(crate) struct DecodeKernels {
     /// Dispatches of rows that are cast.
     cast: ByLength,
     /// Both to rank-major rows; none where masks may leave ranks out.
-    rank_major: Option<RankMajorKernels>,
+    rank_major: Option<[ByLength; 2]>,
     /// The kernel for each type, as in [`Kernels`](crate::moe::loaded::Kernels).
     combine: [ByLength; 3],
     /// Combines of bf16 and of fp16 whose sums are rounded once.
@@ -33,63 +33,6 @@ pub(crate) struct DecodeKernels {
     by_rank: Option<[Function; 2]>,
     /// The kernel of a rank that does not take part.
     pub(crate) refuse: Function,
-}
-
-/// Dispatches to rank-major rows, as they are given and cast.
-#[derive(Debug)]
-struct RankMajorKernels {
-    /// Sets of ranks are made of sets of experts.
-    by_experts: [ByLength; 2],
-    /// They are made by ballots: for rows that fit the short kernels above.
-    by_ballots: [Function; 2],
-    /// The same with blocks of 256 threads, which have two and four pieces of a row as it is given, and two of one that
-    /// is cast.
-    few: [Function; 3],
-}
-
-/// Threads of a block of the last kernels.
-const FEW_THREADS: u32 = 256;
-
-impl RankMajorKernels {
-    fn load(module: &Arc<Module>, facts: &DeviceFacts) -> Result<Self> {
-        let of_length = |name: &str, each| ByLength::load(module, name, each, facts);
-        let find = |name: &str| paired_kernel(module, name, facts);
-        Ok(Self {
-            by_experts: [
-                of_length("ty_dispatch_decode_rank_major", 2)?,
-                of_length("ty_dispatch_decode_rank_major_cast", 1)?,
-            ],
-            by_ballots: [find("ty_dispatch_rank_major")?, find("ty_dispatch_rank_major_cast")?],
-            few: [
-                find("ty_dispatch_rank_major_few_2")?,
-                find("ty_dispatch_rank_major_few_4")?,
-                find("ty_dispatch_rank_major_few_cast_2")?,
-            ],
-        })
-    }
-
-    /// The kernel for rows of this many pieces, and its threads.
-    fn of(&self, pieces: u32, casts: bool, variants: Variants) -> (&Function, u32) {
-        let cast = usize::from(casts);
-        let Variants { ballots, few, .. } = variants;
-        match Self::few_of(pieces, casts).filter(|_| ballots && few) {
-            Some(which) => (&self.few[which], FEW_THREADS),
-            None if ballots && pieces <= self.by_experts[cast].most => {
-                (&self.by_ballots[cast], THREADS)
-            }
-            None => (self.by_experts[cast].of(pieces), THREADS),
-        }
-    }
-
-    /// The number of the kernel of few threads that takes them.
-    fn few_of(pieces: u32, casts: bool) -> Option<usize> {
-        match (pieces.div_ceil(FEW_THREADS), casts) {
-            (0..=2, false) => Some(0),
-            (3..=4, false) => Some(1),
-            (0..=2, true) => Some(2),
-            _ => None,
-        }
-    }
 }
 
 /// A kernel for rows of which each thread has few pieces of 16 bytes, and one for longer rows. Each has the code for
@@ -146,15 +89,6 @@ fn decode_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Resul
     Ok(kernel)
 }
 
-/// The same for a kernel that runs beside the kernel ahead of it.
-fn paired_kernel(module: &Arc<Module>, name: &str, facts: &DeviceFacts) -> Result<Function> {
-    let kernel = decode_kernel(module, name, facts)?;
-    if Variants::get().carveout {
-        kernel.prefer_shared()?;
-    }
-    Ok(kernel)
-}
-
 /// The kind of a low-latency sum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SumKind {
@@ -190,9 +124,12 @@ impl DecodeKernels {
         refuse.allow_shared(facts.most_shared.saturating_sub(DECLARED))?;
         let rank_major = match masks {
             true => None,
-            false => Some(RankMajorKernels::load(module, facts)?),
+            false => Some([
+                find("ty_dispatch_decode_rank_major", 2)?,
+                find("ty_dispatch_decode_rank_major_cast", 1)?,
+            ]),
         };
-        let narrow = |name: &str| paired_kernel(module, name, facts);
+        let narrow = |name: &str| decode_kernel(module, name, facts);
         let by_rank = match masks {
             true => None,
             false => {
@@ -227,15 +164,14 @@ impl DecodeKernels {
         }
     }
 
-    /// The kernel of a dispatch, and the threads of a block.
-    pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> (&Function, u32) {
-        let pieces = (dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4);
-        let casts = dispatch.cast != 0;
-        match &self.rank_major {
-            Some(kernels) if dispatch.rank_major != 0 => kernels.of(pieces, casts, Variants::get()),
-            _ if casts => (self.cast.of(pieces), THREADS),
-            _ => (self.dispatch.of(pieces), THREADS),
-        }
+    /// The kernel of a dispatch.
+    pub(crate) fn dispatch(&self, dispatch: &DispatchArgs) -> &Function {
+        let [plain, cast] = match &self.rank_major {
+            Some(both) if dispatch.rank_major != 0 => both.each_ref(),
+            _ => [&self.dispatch, &self.cast],
+        };
+        let kernels = if dispatch.cast != 0 { cast } else { plain };
+        kernels.of((dispatch.row_bytes / 16) as u32 + dispatch.scale_words.div_ceil(4))
     }
 
     /// The kernel of a combine.
@@ -283,16 +219,6 @@ fn takes_narrow(call: &DecodeCombineArgs, kind: SumKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn blocks_of_few_threads_take_rows_of_four_pieces_each_and_cast_rows_of_two() {
-        let few = |pieces, casts| RankMajorKernels::few_of(pieces, casts);
-        assert_eq!(
-            [462, 896, 1024, 1025].map(|pieces| few(pieces, false)),
-            [Some(0), Some(1), Some(1), None]
-        );
-        assert_eq!([462, 512, 513].map(|pieces| few(pieces, true)), [Some(2), Some(2), None]);
-    }
 
     #[test]
     fn a_block_of_rank_major_combines_has_the_threads_that_a_row_needs() {

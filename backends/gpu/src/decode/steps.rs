@@ -86,9 +86,9 @@ impl DecodeSteps<'_> {
             return Err(not_packed());
         };
         let (slot, phases) = (self.engine.slot(operation), Self::phases(&wanted.mode));
-        let (kernel, threads) = kernels.dispatch(dispatch);
+        let kernel = kernels.dispatch(dispatch);
         let shared = sizes.shared(&self.moe.exchange.shape);
-        let launch = Launch { threads, ..self.size(shared, wanted.max_tokens()) };
+        let launch = self.size(shared, wanted.max_tokens());
         let apart = phases == SENDS;
         // Of rank-major rows each block has the same share.
         let alike = apart || layout.has_a_row_per_token();
@@ -213,7 +213,7 @@ impl DecodeSteps<'_> {
             match half {
                 DecodeHalf::None => Ok(()),
                 DecodeHalf::Dispatch(arguments, launch) => {
-                    let (kernel, _) = kernels.dispatch(&arguments.dispatch);
+                    let kernel = kernels.dispatch(&arguments.dispatch);
                     self.engine.launch(kernel, launch, &arguments, slot)
                 }
                 DecodeHalf::Combine(arguments, kind, launch) => {

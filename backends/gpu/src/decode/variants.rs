@@ -2,25 +2,18 @@
 
 use std::sync::OnceLock;
 
-/// The environment variable that names those in use, apart by commas, as the fields of [`Variants`]. Without it the
-/// default counts; `none` names no variant.
+/// The environment variable that names those in use, apart by commas: `combine`, `wide`. None: the default; `none`:
+/// no variant.
 const VARIABLE: &str = "TOKENYARD_TEST_RANK_MAJOR";
-const DEFAULT: &str = "combine,ballots,few,carveout";
+const DEFAULT: &str = "combine";
 
-/// The variants in use in a process.
+/// What is in use in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Variants {
     /// Combines of rows of 16-bit numbers have a kernel of their own.
     pub(crate) combine: bool,
     /// Its blocks have 512 threads, also where a row needs fewer.
     pub(crate) wide: bool,
-    /// Dispatches make sets of ranks by ballots, and one block posts heads and counts, and reports the outcome.
-    pub(crate) ballots: bool,
-    /// With `ballots`: a block has 256 threads, with more of a row each, so that two blocks fit a multiprocessor.
-    pub(crate) few: bool,
-    /// Both kernels ask for the same division of a multiprocessor's memory: where they differ, a block of the one does
-    /// not start beside one of the other.
-    pub(crate) carveout: bool,
 }
 
 impl Variants {
@@ -34,13 +27,7 @@ impl Variants {
 
     fn of(named: &str) -> Self {
         let has = |name: &str| named.split(',').any(|one| one.trim() == name);
-        Self {
-            combine: has("combine"),
-            wide: has("wide"),
-            ballots: has("ballots"),
-            few: has("few"),
-            carveout: has("carveout"),
-        }
+        Self { combine: has("combine"), wide: has("wide") }
     }
 }
 
@@ -51,10 +38,6 @@ mod tests {
     #[test]
     fn a_list_names_the_variants_in_use() {
         assert_eq!(Variants::of("none"), Variants::default());
-        let found = Variants::of("combine, few");
-        assert_eq!(found, Variants { combine: true, few: true, ..Variants::default() });
-        let usual =
-            Variants { combine: true, ballots: true, few: true, carveout: true, wide: false };
-        assert_eq!(Variants::of(DEFAULT), usual);
+        assert_eq!(Variants::of("combine, wide"), Variants { combine: true, wide: true });
     }
 }

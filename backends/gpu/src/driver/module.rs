@@ -109,14 +109,6 @@ impl Function {
         unsafe { self.module.context.driver().function_allow_shared(self.raw, bytes) }
     }
 
-    /// Asks for as much shared memory of a multiprocessor as there is: kernels that ask for the same run side by side
-    /// on one.
-    pub(crate) fn prefer_shared(&self) -> Result<()> {
-        let _entered = self.module.context.enter()?;
-        // SAFETY: a kernel that lives.
-        unsafe { self.module.context.driver().function_prefer_shared(self.raw) }
-    }
-
     /// Launches the kernel behind everything in the stream.
     ///
     /// # Safety

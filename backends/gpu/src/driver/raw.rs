@@ -426,14 +426,6 @@ pub trait Driver: Debug + Send + Sync {
     /// As for all calls.
     unsafe fn function_allow_shared(&self, function: RawFunction, bytes: u32) -> Result<()>;
 
-    /// Asks for the most shared memory of a multiprocessor, where its memory is divided by kernel.
-    ///
-    /// # Safety
-    /// As for all calls.
-    unsafe fn function_prefer_shared(&self, _: RawFunction) -> Result<()> {
-        Ok(())
-    }
-
     /// Launches a kernel behind everything in the stream.
     ///
     /// # Safety

@@ -4,7 +4,7 @@ use super::*;
 
 /// Waits, or statements in the role of a wait, that are removed from the low-latency kernels: the
 /// description, the text that occurs once, and its replacement.
-const MUTANTS: [Mutant; 34] = [
+const MUTANTS: [Mutant; 31] = [
     (
         "a row is taken before it has come",
         "there &= !is_inside<P, M>(j, at.pieces) || has_come(piece[j]);",
@@ -160,21 +160,6 @@ const MUTANTS: [Mutant; 34] = [
         "    if (part.keeps_own() && token != part.receiving.first) room",
         "    if (part.keeps_own() && token != part.receiving.first && model::mutant != 31) room",
     ),
-    (
-        "rows of experts are counted before the counts are cleared",
-        "  if (kBallots) sync_block();",
-        "  if (kBallots && model::mutant != 32) sync_block();",
-    ),
-    (
-        "a replay takes selections behind the tokens of its handle",
-        "    if (reads && a.replay) most",
-        "    if (reads && a.replay && model::mutant != 33) most",
-    ),
-    (
-        "ballots take a routing that is wrong",
-        "    if (bad) atomic_min(",
-        "    if (bad && model::mutant != 34) atomic_min(",
-    ),
 ];
 
 /// A part of what one rank sends comes late while a mutant is switched on: behind what announces it. Mutants that do
@@ -261,7 +246,7 @@ const MASKING_MUTANTS: [Mutant; 7] = [
     ),
 ];
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 10] = [
     "transport.cuh",
     "masking.cuh",
     "decode_rows.cuh",
@@ -269,7 +254,6 @@ const SOURCES: [&str; 11] = [
     "decode.cuh",
     "decode_send.cuh",
     "decode_dispatch.cuh",
-    "decode_ballots.cuh",
     "decode_rank_major.cuh",
     "decode_combine.cuh",
     "decode_rank_major_combine.cuh",

@@ -112,27 +112,6 @@ DecodeDispatchArgs decode_dispatch(Rank& r, bool replay, Way way) {
 // The kernel for longer rows, as the host chooses it.
 bool is_long_for(u32 pieces, u32 each) { return pieces > each * kWarps * kWave; }
 
-// A kernel that makes sets of ranks by ballots, and the threads of its blocks. Ranks differ, and take the one for all
-// rows in turn.
-struct ByBallots {
-  u32 threads = kWarps * kWave;
-  void (*run)(DecodeDispatchArgs, Up::Params) = nullptr;
-
-  ByBallots(const Rank& r, const DispatchArgs& a) {
-#if !TY_MASKS
-    u32 pieces = sent_pieces(a), way = (r.operations + r.me) % 3;
-    if (!a.rank_major || way == 0) return;
-    if (way == 2 && pieces <= 1024 && !(a.casts() && pieces > 512)) {
-      threads = 256;
-      run = a.casts() ? ty_dispatch_rank_major_few_cast_2
-                      : pieces <= 512 ? ty_dispatch_rank_major_few_2 : ty_dispatch_rank_major_few_4;
-    } else if (pieces <= (a.casts() ? 512 : 1024)) {
-      run = a.casts() ? ty_dispatch_rank_major_cast : ty_dispatch_rank_major;
-    }
-#endif
-  }
-};
-
 void run_decode(const DecodeDispatchArgs& a, const Up::Params& params, bool is_long) {
 #if !TY_MASKS
   if (a.dispatch.rank_major && a.dispatch.casts())
@@ -156,10 +135,9 @@ void launch_decode(Rank& r, const DecodeDispatchArgs& a, u32 phases, const Late&
   DecodeDispatchArgs part = a;
   part.decode.phases = phases;
   bool is_long = is_long_for(sent_pieces(a.dispatch), a.dispatch.casts() ? 1 : 2);
-  ByBallots ballots(r, a.dispatch);
-  model::launch(blocks_of(part.decode), ballots.threads, [=, &r] {
+  model::launch(blocks_of(part.decode), kWarps * kWave, [=, &r] {
     if (blockIdx.x == late.block && threadIdx.x == 0) late.hold();
-    ballots.run ? ballots.run(part, r.params()) : run_decode(part, r.params(), is_long);
+    run_decode(part, r.params(), is_long);
   });
 }
 
