@@ -210,7 +210,7 @@ fn main() -> Result<()> {
     // Over puts there is one more kernel for a combine; inside one of several domains there is one
     // more for a dispatch.
     let programs = [
-        (&xgmi, Role::Direct, 33),
+        (&xgmi, Role::Direct, 35),
         (&xgmi, Role::Masked, 29),
         (&ring, Role::Direct, 13),
         (&xgmi, Role::IntraDomain, 13),

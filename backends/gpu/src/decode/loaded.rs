@@ -7,7 +7,6 @@ use tokenyard_core::call::CombineCall;
 use tokenyard_core::moe::{Compression, Layout, Shape, logfmt};
 
 use crate::decode::sizes::DecodeSizes;
-use crate::decode::variants::Variants;
 use crate::driver::{DeviceFacts, Function, Module};
 use crate::engine::args::THREADS;
 use crate::moe::args::{DecodeCombineArgs, DispatchArgs};
@@ -66,9 +65,8 @@ const NARROW_STEP: u32 = 64;
 const FEWEST_NARROW: u32 = 256;
 
 /// Threads of a block of that kernel. They are as many as the row needs, so that two blocks fit a multiprocessor.
-fn narrow_threads(pieces: u32, variants: Variants) -> u32 {
-    let needed = pieces.div_ceil(2).next_multiple_of(NARROW_STEP).max(FEWEST_NARROW);
-    if variants.wide { THREADS } else { needed.min(THREADS) }
+fn narrow_threads(pieces: u32) -> u32 {
+    pieces.div_ceil(2).next_multiple_of(NARROW_STEP).clamp(FEWEST_NARROW, THREADS)
 }
 
 /// A kernel, and what a block of it has.
@@ -182,10 +180,8 @@ impl DecodeKernels {
         shape: &Shape,
     ) -> Chosen<'_> {
         let pieces = (call.combine.row_bytes / 16) as u32;
-        let variants = Variants::get();
-        let is_narrow = variants.combine && takes_narrow(call, kind);
-        if let Some(kernels) = self.by_rank.as_ref().filter(|_| is_narrow) {
-            let threads = narrow_threads(pieces, variants);
+        if let Some(kernels) = self.by_rank.as_ref().filter(|_| takes_narrow(call, kind)) {
+            let threads = narrow_threads(pieces);
             let shared = DecodeSizes::shared_of_narrow(shape, threads);
             return Chosen { function: &kernels[kind.of_type], threads, shared };
         }
@@ -222,8 +218,7 @@ mod tests {
 
     #[test]
     fn a_block_of_rank_major_combines_has_the_threads_that_a_row_needs() {
-        let threads = |hidden: u32| narrow_threads(hidden / 8, Variants::default());
+        let threads = |hidden: u32| narrow_threads(hidden / 8);
         assert_eq!([7168, 8192, 4096, 2048, 2880].map(threads), [448, 512, 256, 256, 256]);
-        assert_eq!(narrow_threads(896, Variants { wide: true, ..Variants::default() }), 512);
     }
 }

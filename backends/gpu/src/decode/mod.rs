@@ -4,4 +4,3 @@ pub(crate) mod loaded;
 pub(crate) mod masked;
 pub(crate) mod sizes;
 pub(crate) mod steps;
-pub(crate) mod variants;
