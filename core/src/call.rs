@@ -167,7 +167,7 @@ impl WireFormat {
             None => (call.x.dtype, call.scales.dtype, call.scales.shape[1]),
             Some(quant) => (
                 DType::Fp8E4m3.code(),
-                quant.scale.dtype().code(),
+                quant.scale_dtype().code(),
                 u64::from(quant.scale_words(width)),
             ),
         };

@@ -133,7 +133,7 @@ fn power_of_two(exponent: i32) -> f32 {
 
 multiversion! {
     /// Casts one row of `out.len()` channels of type `float` to FP8, with one scale per
-    /// 128 channels ([`Quant::FP8`]); the last group may be partial.
+    /// group of channels ([`Quant::FP8`]); the last group may be partial.
     ///
     /// The largest magnitude of a group ignores NaN and is taken as at least 1e-4. `out` takes the
     /// FP8 bytes, `scales` the [`Quant::scale_bytes`] of the format. A NaN stays one, with the sign of

@@ -133,7 +133,7 @@ TY_DECODE_COMBINE(ty_combine_decode_f32_long, ty::kMostPieces, F32, F32)
 TY_DECODE_COMBINE(ty_combine_decode_bf16_once, 2, Bf16, F32)
 TY_DECODE_COMBINE(ty_combine_decode_f16_once, 2, F16, F32)
 // Sums that travel in LogFMT-10.
-TY_DECODE_COMBINE(ty_combine_decode_bf16_logfmt, 2, Bf16, LogFmt10)
+TY_DECODE_COMBINE(ty_combine_decode_bf16_logfmt, 2, Bf16, Coded)
 TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_refuse_decode(TY_ARGUMENT ty::DecodeRefusalArgs a, TY_ARGUMENT Up::Params p) {
   ty::refuse_decode(ty::in_place(a), Up(p), shared);

@@ -339,6 +339,14 @@ fn rows_that_are_cast_as_they_move_end_as_the_oracle_casts_them() {
 }
 
 #[test]
+fn codecs_take_formats_of_other_groups_and_bits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_all(folder.path(), NVLINK, Rows::Vector, "codecs alone");
+    Model::compile(folder, "formats.cpp", &defines(NVLINK, Rows::Vector)).is_well();
+    Model::of_wave_64(NVLINK, "formats.cpp").is_well();
+}
+
+#[test]
 fn waves_of_64_bring_rows_to_their_places_and_back_over_loads_and_stores() {
     Model::of_stores_64().is_well_with(&["few"]);
 }

@@ -35,7 +35,12 @@ const FORMATS: &str = r#"
 #include <cstdio>
 #include "quant.cuh"
 using namespace ty;
-void print(Quant q) { std::printf("%u bits, %u channels, %u in a word\n", q.bits, q.group, q.word_channels()); }
+const char* const scales[] = {"F32", "PowerOfTwo", "Bf16Range"};
+const char* const packings[] = {"Words", "Exponents"};
+template <class Q> void print(Q q) {
+  std::printf("%u bits, %u channels, %s, %s, ", q.bits, q.group, scales[(u32)q.scale], packings[(u32)q.packing]);
+  std::printf("%u in a word\n", q.word_channels());
+}
 int main() {
   std::printf("%u %u %u\n", (u32)DType::kBf16, (u32)DType::kFp16, (u32)DType::kFp32);
   std::printf("%u %u %u\n", bytes_of(DType::kBf16), bytes_of(DType::kFp16), bytes_of(DType::kFp32));
@@ -162,9 +167,11 @@ fn kernels_and_host_have_the_same_formats_and_codes_of_types() {
     expected.extend(formats.map(|quant| {
         let in_word = (1..).find(|&channels| quant.scale_words(channels + 1) > 1);
         format!(
-            "{} bits, {} channels, {} in a word",
+            "{} bits, {} channels, {:?}, {:?}, {} in a word",
             quant.bits,
             quant.group,
+            quant.scale,
+            quant.packing,
             in_word.expect("a row of two words")
         )
     }));

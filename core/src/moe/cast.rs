@@ -6,7 +6,7 @@ pub enum Cast {
     /// Rows are sent unchanged. Rows that are quantised already come with scales.
     #[default]
     None,
-    /// FP8 e4m3 with one f32 scale per 128 channels: [`Quant::FP8`](super::Quant::FP8).
+    /// FP8 e4m3 with one f32 scale per group of channels: [`Quant::FP8`](super::Quant::FP8).
     Fp8,
     /// As `Fp8`, with scales rounded up to powers of two.
     Fp8Round,

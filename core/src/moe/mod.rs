@@ -40,7 +40,7 @@ pub use count_routing::RoutingCounts;
 pub use dtype::DType;
 pub use memory::{BufferSize, ControlLayout, RECORD_HEADER, RECORD_TEXT, buffers};
 pub use packed_form::{ScaleLayout, SourceIndex};
-pub use quant::{Quant, ScaleType};
+pub use quant::{Packing, Quant, ScaleType};
 pub use recv_plan::RecvPlan;
 pub use region::{Layout, REGION_ALIGN, RegionLayout, RegionRows, RegionSpec, RowFormat, Span};
 pub use send_plan::{Fan, SendPlan};

@@ -14,30 +14,41 @@ pub struct Quant {
     pub group: u32,
     /// The scale of a group.
     pub scale: ScaleType,
+    /// How scales lie in words.
+    pub packing: Packing,
 }
 
-/// The scale of a group. Scales lie in words of four bytes.
+/// The scale of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleType {
-    /// A factor, one in a word. To dequantise: x = q · scale.
+    /// A factor. To dequantise: x = q · scale.
     F32,
     /// As `F32`, rounded up to a power of two.
     PowerOfTwo,
-    /// The exponent byte of such a power, four in a word: the first group has the lowest byte.
-    Ue8m0,
-    /// The largest and the smallest magnitude, each as bits of bf16, in one word.
+    /// The largest and the smallest magnitude, each as bits of bf16.
     Bf16Range,
+}
+
+/// How the scales of a row lie in words of four bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// One in a word.
+    Words,
+    /// The exponent byte of each, four in a word: the first group has the lowest byte.
+    Exponents,
 }
 
 impl Quant {
     /// FP8 e4m3 with scales in f32: the format of [`Cast::Fp8`].
-    pub const FP8: Self = Self { bits: 8, group: GROUP, scale: ScaleType::F32 };
+    pub const FP8: Self =
+        Self { bits: 8, group: GROUP, scale: ScaleType::F32, packing: Packing::Words };
     /// The format of [`Cast::Fp8Round`].
     pub const FP8_ROUND: Self = Self { scale: ScaleType::PowerOfTwo, ..Self::FP8 };
     /// The format of [`Cast::Fp8Ue8m0`].
-    pub const FP8_UE8M0: Self = Self { scale: ScaleType::Ue8m0, ..Self::FP8 };
+    pub const FP8_UE8M0: Self = Self { packing: Packing::Exponents, ..Self::FP8_ROUND };
     /// Nine bits of a logarithm and a sign: the format of [`logfmt`](super::logfmt).
-    pub const LOGFMT_10: Self = Self { bits: 10, group: GROUP, scale: ScaleType::Bf16Range };
+    pub const LOGFMT_10: Self =
+        Self { bits: 10, group: GROUP, scale: ScaleType::Bf16Range, packing: Packing::Words };
 
     /// Groups of a row of `channels`.
     pub const fn groups(&self, channels: u32) -> u32 {
@@ -46,7 +57,19 @@ impl Quant {
 
     /// Words of a row's scales: the columns of a tensor of scales.
     pub const fn scale_words(&self, channels: u32) -> u32 {
-        self.groups(channels).div_ceil(self.scale.per_word())
+        let per_word = match self.packing {
+            Packing::Words => 1,
+            Packing::Exponents => 4,
+        };
+        self.groups(channels).div_ceil(per_word)
+    }
+
+    /// The type of a tensor of scales: that of its words.
+    pub(crate) const fn scale_dtype(&self) -> DType {
+        match (self.packing, self.scale) {
+            (Packing::Words, ScaleType::F32 | ScaleType::PowerOfTwo) => DType::F32,
+            (Packing::Words, ScaleType::Bf16Range) | (Packing::Exponents, _) => DType::I32,
+        }
     }
 
     /// Bytes of a row's scales.
@@ -57,23 +80,6 @@ impl Quant {
     /// Bytes of a row's numbers.
     pub(crate) const fn value_bytes(&self, channels: u32) -> u64 {
         (channels as u64 * self.bits as u64).div_ceil(8)
-    }
-}
-
-impl ScaleType {
-    /// The type of a tensor of scales: that of its words.
-    pub(crate) const fn dtype(self) -> DType {
-        match self {
-            Self::F32 | Self::PowerOfTwo => DType::F32,
-            Self::Ue8m0 | Self::Bf16Range => DType::I32,
-        }
-    }
-
-    const fn per_word(self) -> u32 {
-        match self {
-            Self::F32 | Self::PowerOfTwo | Self::Bf16Range => 1,
-            Self::Ue8m0 => 4,
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-// Casting rows to FP8 e4m3, with one scale for each group of channels.
+// Casting rows to FP8 e4m3, with one scale for each group of channels: templates over a Quant of 8 bits.
 //
 // Bit for bit the result of the CPU: all in f32, to the nearest, ties to even, saturating; a NaN
 // keeps the sign of its channel.
@@ -74,22 +74,27 @@ struct Channels {
   }
 };
 
-// Channels of a lane, in two halves; lanes of a group; channels of a warp.
-constexpr u32 kCastChannels = 16, kGroupLanes = kGroup / kCastChannels;
-constexpr u32 kWaveChannels = kWave * kCastChannels;
+// Channels of a lane, in two halves; channels of a warp; lanes of a group.
+constexpr u32 kCastChannels = 16, kWaveChannels = kWave * kCastChannels;
+template <class Q>
+constexpr u32 kGroupLanes = Q::group / kCastChannels;
 
 // The channels of one lane: with those of its neighbours they make a group.
 struct CastLane {
   Channels half[2];
 
   // The codes of both halves; returns the scale that undoes the cast. All lanes of a warp.
-  __device__ float cast(const Quant& quant, uint2 (&codes)[2]) const {
+  template <class Q>
+  __device__ float cast(const Q& quant, uint2 (&codes)[2]) const {
+    static_assert(Q::bits == 8, "codes are of e4m3");
+    static_assert(Q::group % kCastChannels == 0 && (kGroupLanes<Q> & (kGroupLanes<Q> - 1)) == 0,
+                  "neighbours of a number that is a power of two make a group");
     float amax = 1e-4f;
     // Ignores NaN.
 #pragma unroll
     for (u32 i = 0; i < kCastChannels; i++) amax = fmaxf(amax, fabsf(half[i / 8].x[i % 8]));
 #pragma unroll
-    for (u32 other = kGroupLanes / 2; other > 0; other /= 2)
+    for (u32 other = kGroupLanes<Q> / 2; other > 0; other /= 2)
       amax = fmaxf(amax, shfl_xor(amax, other));
     float2 factor = group_scale(amax, quant.scale);
 #pragma unroll
@@ -101,9 +106,10 @@ struct CastLane {
   }
 };
 
-// Stores the scale of one group: its exponent alone, where scales are UE8M0.
-__device__ inline void store_scale(const Quant& quant, u8* scales, u32 group, float scale) {
-  if (quant.scale != ScaleType::kUe8m0)
+// Stores the scale of one group.
+template <class Q>
+__device__ inline void store_scale(const Q& quant, u8* scales, u32 group, float scale) {
+  if (quant.packing == Packing::kWords)
     reinterpret_cast<u32*>(scales)[group] = bits_of(scale);
   else
     scales[group] = (u8)(bits_of(scale) >> 23);

@@ -1,4 +1,4 @@
-// LogFMT-10: ten bits a value.
+// LogFMT-10, ten bits a value, and formats of its kind: templates over a Quant.
 //
 // The format, and why its bits are those of every kernel set, are in core/src/moe/logfmt.rs. A block of this
 // file has 512 channels, which are 64 pieces of 16 bytes: the words of its groups, then the pieces, or, where the
@@ -13,9 +13,21 @@
 
 namespace ty {
 
-// Of a group, and of a block: pieces of bf16. Then bytes of a block, and of the words of its groups.
-constexpr u32 kGroupPieces = kLogFmt10.group / Bf16::kLanes, kBlockPieces = 4 * kGroupPieces;
-constexpr u32 kGroupWordBytes = 4 * (kBlockPieces / kGroupPieces), kBlockBytes = kGroupWordBytes + 16 * kBlockPieces;
+// Pieces of bf16 of a block, and of a group. Then bytes of the words of a block's groups, and of a block.
+constexpr u32 kBlockPieces = 512 / Bf16::kLanes;
+template <class Q>
+constexpr u32 kGroupPieces = Q::group / Bf16::kLanes;
+template <class Q>
+constexpr u32 kGroupWordBytes = 4 * (kBlockPieces / kGroupPieces<Q>);
+template <class Q>
+constexpr u32 kBlockBytes = kGroupWordBytes<Q> + 16 * kBlockPieces;
+// Of a code: its bits that no low byte has, and the place of its sign. Then steps between the ends of a group's range.
+template <class Q>
+constexpr u32 kHighBits = Q::bits - 8;
+template <class Q>
+constexpr u32 kSignBit = Q::bits - 1;
+template <class Q>
+constexpr float kSteps = (1u << kSignBit<Q>) - 2;
 // In the word of a group: its chunk is encoded.
 constexpr u32 kIsCoded = 1u << 31;
 // Exponent fields of the largest magnitude of a group that is encoded.
@@ -40,6 +52,7 @@ __device__ TY_INLINED float log2_of(u32 magnitude, float base) {
 }
 
 // The numbers by which the values of a group are decoded.
+template <class Q>
 struct GroupScale {
   u32 base;  // the exponent field of the largest magnitude
   float bottom, range, step;
@@ -49,13 +62,13 @@ struct GroupScale {
     float top = log2_of(word >> 16 & 0x7fff, unit);
     bottom = fmaxf(log2_of(word & 0x7fff, unit), add_rn(top, -kCodeDepth));
     range = add_rn(top, -bottom);
-    step = mul_rn(range, 1.0f / 510.0f);
+    step = mul_rn(range, 1.0f / kSteps<Q>);
   }
-  // The value of a code with its sign in bit 9.
+  // The value of a code with its sign in the highest bit.
   __device__ TY_INLINED float value(u32 code) const {
     constexpr float kWhole = 12582912.0f;
-    u32 sign = code << 22 & 1u << 31;
-    code &= 0x1ff;
+    u32 sign = code << (31 - kSignBit<Q>) & 1u << 31;
+    code &= (1u << kSignBit<Q>) - 1;
     // Less 1.
     float below = add_rn(float_of(0x4b000000u | code), -8388609.0f);
     float at = fma_rn(below, step, bottom);
@@ -72,23 +85,26 @@ struct GroupScale {
 };
 
 // The numbers by which they are encoded.
-struct GroupCoder : GroupScale {
+template <class Q>
+struct GroupCoder : GroupScale<Q> {
+  using Scale = GroupScale<Q>;
   float unit, inverse, rounding;
 
-  __device__ TY_INLINED explicit GroupCoder(u32 word) : GroupScale(word), unit(whole_float(base)) {
-    inverse = div_rn(510.0f, range);
-    rounding = fma_rn(-bottom, inverse, fma_rn(-0.0866434f, step, 1.5f));
+  __device__ TY_INLINED explicit GroupCoder(u32 word) : Scale(word), unit(whole_float(Scale::base)) {
+    inverse = div_rn(kSteps<Q>, Scale::range);
+    rounding = fma_rn(-Scale::bottom, inverse, fma_rn(-0.0866434f, Scale::step, 1.5f));
   }
   // The code of a number of bf16.
   __device__ TY_INLINED u32 code(u32 bits) const {
     float at = fma_rn(log2_of(bits & 0x7fff, unit), inverse, rounding);
-    return (u32)fmaxf(at, 0.0f) | (bits & 0x8000) >> 6;
+    return (u32)fmaxf(at, 0.0f) | (bits & 0x8000) >> (15 - kSignBit<Q>);
   }
 };
 
 // --- Pieces
 
 // The word of the group of this lane's piece. The whole warp.
+template <class Q>
 __device__ TY_INLINED u32 group_word(const uint4& piece) {
   const u32* words = &piece.x;
   u32 most = 0, least = 0x7fff;
@@ -99,7 +115,7 @@ __device__ TY_INLINED u32 group_word(const uint4& piece) {
     least = min(least, min(low, high));
   }
 #pragma unroll
-  for (u32 other = kGroupPieces / 2; other > 0; other /= 2) {
+  for (u32 other = kGroupPieces<Q> / 2; other > 0; other /= 2) {
     most = max(most, shfl_xor(most, other));
     least = min(least, shfl_xor(least, other));
   }
@@ -112,41 +128,46 @@ __device__ TY_INLINED bool may_be_coded(u32 word) {
 
 // An encoded piece in registers: the low bytes of its codes, and twice the word that has its high bits and those of
 // its neighbour. The whole warp.
+template <class Q>
 __device__ TY_INLINED uint4 encode_piece(const uint4& piece, u32 word) {
-  GroupCoder coder(word);
+  GroupCoder<Q> coder(word);
   const u32* words = &piece.x;
   u32 low[2] = {0, 0}, high = 0;
 #pragma unroll
   for (u32 i = 0; i < 8; i++) {
     u32 code = coder.code(words[i / 2] >> 16 * (i % 2) & 0xffff);
     low[i / 4] |= (code & 0xff) << 8 * (i % 4);
-    high |= code >> 8 << 2 * i;
+    high |= code >> 8 << kHighBits<Q> * i;
   }
   u32 other = shfl_xor(high, 1u);
   high = lane_id() % 2 == 0 ? high | other << 16 : other | high << 16;
   return make_uint4(low[0], low[1], high, high);
 }
+template <class Q>
 __device__ TY_INLINED void decode_piece(const uint4& piece, u32 word, float* values) {
-  GroupScale scale(word);
+  GroupScale<Q> scale(word);
   const u32* low = &piece.x;
   u32 high = piece.z >> 16 * (lane_id() % 2);
+  constexpr u32 kMask = (1u << kHighBits<Q>) - 1;
 #pragma unroll
   for (u32 i = 0; i < 8; i++)
-    values[i] = scale.value((low[i / 4] >> 8 * (i % 4) & 0xff) | (high >> 2 * i & 3) << 8);
+    values[i] = scale.value((low[i / 4] >> 8 * (i % 4) & 0xff) | (high >> kHighBits<Q> * i & kMask) << 8);
 }
 
 // The places of a piece in a row.
+template <class Q>
 struct CodedPlace {
+  static_assert(Q::bits > 8 && Q::bits <= 10, "the high bits of two pieces fit a word");
   u8* block;
   u32 piece;  // of the block
 
   __device__ CodedPlace(uint4* row, u32 at)
-      : block(reinterpret_cast<u8*>(row) + (u64)(at / kBlockPieces) * kBlockBytes), piece(at % kBlockPieces) {}
-  __device__ u32* word() const { return reinterpret_cast<u32*>(block) + piece / kGroupPieces; }
-  __device__ uint4* plain() const { return reinterpret_cast<uint4*>(block + kGroupWordBytes) + piece; }
-  __device__ u64* low() const { return reinterpret_cast<u64*>(block + kGroupWordBytes) + piece; }
+      : block(reinterpret_cast<u8*>(row) + (u64)(at / kBlockPieces) * kBlockBytes<Q>), piece(at % kBlockPieces) {}
+  __device__ u32* word() const { return reinterpret_cast<u32*>(block) + piece / kGroupPieces<Q>; }
+  __device__ uint4* plain() const { return reinterpret_cast<uint4*>(block + kGroupWordBytes<Q>) + piece; }
+  __device__ u64* low() const { return reinterpret_cast<u64*>(block + kGroupWordBytes<Q>) + piece; }
   __device__ u32* high() const {
-    return reinterpret_cast<u32*>(block + kGroupWordBytes + 8 * kBlockPieces) + piece / 2;
+    return reinterpret_cast<u32*>(block + kGroupWordBytes<Q> + 8 * kBlockPieces) + piece / 2;
   }
 };
 

@@ -7,50 +7,51 @@
 
 namespace ty {
 
-// Partial rows of bf16 that are encoded.
-struct LogFmt10 : Bf16 {};
+// Partial rows of bf16 that are encoded, and the format of all of them.
+struct Coded : Bf16 {};
+using CodedRows = LogFmt10;
 template <class Partial>
 constexpr bool kCodes = false;
 template <>
-constexpr bool kCodes<LogFmt10> = true;
+constexpr bool kCodes<Coded> = true;
 
 // Groups of the longest row of which each thread has two pieces.
-constexpr u32 kMostGroups = 2 * kWarps * kWave / kGroupPieces;
+constexpr u32 kMostGroups = 2 * kWarps * kWave / kGroupPieces<CodedRows>;
 
 // The words of the groups of a thread's pieces: of rows that are encoded.
 template <class Partial, u32 N>
 struct GroupWords {};
 template <u32 N>
-struct GroupWords<LogFmt10, N> {
+struct GroupWords<Coded, N> {
   u32 of[N];
 };
 
 // One lane stores, or frees, what lanes share.
-__device__ inline bool has_word_of_group() { return lane_id() % kGroupPieces == 0; }
+__device__ inline bool has_word_of_group() { return lane_id() % kGroupPieces<CodedRows> == 0; }
 __device__ inline bool has_word_of_pair() { return lane_id() % 2 == 0; }
 
 // Encodes the chunks of a row that may be encoded. The whole block.
 template <u32 N>
-__device__ TY_INLINED void encode_row(uint4 (&row)[N], GroupWords<LogFmt10, N>& words, u32 pieces) {
+__device__ TY_INLINED void encode_row(uint4 (&row)[N], GroupWords<Coded, N>& words, u32 pieces) {
   __shared__ u32 groups[kMostGroups];
 #pragma unroll
   for (u32 j = 0; j < N; j++) {
     if (piece_at(j) >= pieces) continue;
-    words.of[j] = group_word(row[j]);
-    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];
+    words.of[j] = group_word<CodedRows>(row[j]);
+    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces<CodedRows>] = words.of[j];
   }
   sync_block();
   // A chunk has two blocks where the row has an even number of them.
-  u32 chunk = (pieces % (2 * kBlockPieces) == 0 ? 2 : 1) * kBlockPieces / kGroupPieces;
+  u32 chunk = (pieces % (2 * kBlockPieces) == 0 ? 2 : 1) * kBlockPieces / kGroupPieces<CodedRows>;
 #pragma unroll
   for (u32 j = 0; j < N; j++) {
     if (piece_at(j) >= pieces) continue;
-    const u32* of_chunk = groups + piece_at(j) / kGroupPieces / chunk * chunk;
+    const u32* of_chunk = groups + piece_at(j) / kGroupPieces<CodedRows> / chunk * chunk;
     bool fits = true;
 #pragma unroll 1
     for (u32 i = 0; i < chunk; i++) fits &= may_be_coded(of_chunk[i]);
     if (!fits) continue;
-    row[j] = encode_piece(row[j], words.of[j]);
+    row[j] = encode_piece<CodedRows>(row[j], words.of[j]);
     words.of[j] |= kIsCoded;
   }
   // The next row has words of its own.
@@ -59,7 +60,7 @@ __device__ TY_INLINED void encode_row(uint4 (&row)[N], GroupWords<LogFmt10, N>& 
 
 // A word that no word of the encoded row is, as `key_of`. The whole block.
 template <u32 N>
-__device__ TY_INLINED u32 key_of_coded(const uint4 (&row)[N], const GroupWords<LogFmt10, N>& words, u32 pieces) {
+__device__ TY_INLINED u32 key_of_coded(const uint4 (&row)[N], const GroupWords<Coded, N>& words, u32 pieces) {
   for (u32 attempt = 0;; attempt++) {
     u32 key = ~(attempt * 0x9e3779b9u);
     bool taken = false;
@@ -71,12 +72,12 @@ __device__ TY_INLINED u32 key_of_coded(const uint4 (&row)[N], const GroupWords<L
 }
 
 template <u32 N>
-__device__ TY_INLINED void store_coded(uint4* to, const uint4 (&row)[N], const GroupWords<LogFmt10, N>& words,
+__device__ TY_INLINED void store_coded(uint4* to, const uint4 (&row)[N], const GroupWords<Coded, N>& words,
                                        u32 pieces, u32 key) {
 #pragma unroll
   for (u32 j = 0; j < N; j++) {
     if (piece_at(j) >= pieces) continue;
-    CodedPlace place(to, piece_at(j));
+    CodedPlace<CodedRows> place(to, piece_at(j));
     uint4 v = with_key(row[j], key);
     if (has_word_of_group()) store_relaxed(place.word(), words.of[j] ^ key);
     if (!(words.of[j] & kIsCoded)) {
@@ -89,17 +90,17 @@ __device__ TY_INLINED void store_coded(uint4* to, const uint4 (&row)[N], const G
 }
 
 // A read of the codes of a piece, which may not have arrived, or be no codes.
-__device__ TY_INLINED uint4 look_at_codes(const CodedPlace& place) {
+__device__ TY_INLINED uint4 look_at_codes(const CodedPlace<CodedRows>& place) {
   u64 low = load_relaxed(place.low());
   u32 high = load_relaxed(place.high());
   return make_uint4((u32)low, (u32)(low >> 32), high, high);
 }
 template <u32 N>
-__device__ TY_INLINED void look_at_coded(uint4* from, uint4 (&seen)[N], GroupWords<LogFmt10, N>& words, u32 pieces) {
+__device__ TY_INLINED void look_at_coded(uint4* from, uint4 (&seen)[N], GroupWords<Coded, N>& words, u32 pieces) {
 #pragma unroll
   for (u32 j = 0; j < N; j++) {
     if (piece_at(j) >= pieces) continue;
-    CodedPlace place(from, piece_at(j));
+    CodedPlace<CodedRows> place(from, piece_at(j));
     words.of[j] = load_relaxed(place.word());
     seen[j] = look_at_codes(place);
   }
@@ -113,7 +114,7 @@ struct CodedPiece {
 
 // Takes a piece out of the inbox, of which the last reads are given: of its codes, and of the word of its group. Its
 // places are free then, also where the wait was ended, and nothing is taken. The whole warp.
-__device__ TY_INLINED CodedPiece take_coded_piece(const CodedPlace& place, uint4 piece, u32 word, u32 key,
+__device__ TY_INLINED CodedPiece take_coded_piece(const CodedPlace<CodedRows>& place, uint4 piece, u32 word, u32 key,
                                                   const What& what, Guard& guard) {
   // The words that were read are no part of a plain piece.
   if (word != 0 && !((word ^ key) & kIsCoded)) piece = make_uint4(0, 0, 0, 0);
@@ -144,32 +145,33 @@ __device__ TY_INLINED CodedPiece take_coded_piece(const CodedPlace& place, uint4
 
 // Takes a row that `look_at_coded` has looked at.
 template <u32 N>
-__device__ TY_INLINED void take_coded(uint4* from, uint4 (&row)[N], GroupWords<LogFmt10, N>& words, u32 pieces,
+__device__ TY_INLINED void take_coded(uint4* from, uint4 (&row)[N], GroupWords<Coded, N>& words, u32 pieces,
                                       u32 key, const What& what, Guard& guard) {
   // Side by side: one after the other, each would take as long as a load.
 #pragma unroll
   for (u32 j = 0; j < N; j++) {
     if (piece_at(j) >= pieces || (words.of[j] != 0 && has_come(row[j]))) continue;
-    CodedPlace place(from, piece_at(j));
+    CodedPlace<CodedRows> place(from, piece_at(j));
     words.of[j] = load_relaxed(place.word());
     row[j] = look_at_codes(place);
   }
 #pragma unroll
   for (u32 j = 0; j < N; j++) {
     if (piece_at(j) >= pieces) continue;
-    CodedPiece taken = take_coded_piece(CodedPlace(from, piece_at(j)), row[j], words.of[j], key, what, guard);
+    CodedPlace<CodedRows> place(from, piece_at(j));
+    CodedPiece taken = take_coded_piece(place, row[j], words.of[j], key, what, guard);
     row[j] = taken.piece, words.of[j] = taken.word;
   }
 }
 
 // Adds a row that may be encoded to a sum.
 template <class Total, u32 N>
-__device__ TY_INLINED void add_coded(Total& total, const uint4 (&row)[N], const GroupWords<LogFmt10, N>& words) {
+__device__ TY_INLINED void add_coded(Total& total, const uint4 (&row)[N], const GroupWords<Coded, N>& words) {
 #pragma unroll
   for (u32 j = 0; j < N; j++) {
     float f[Bf16::kLanes];
     if (words.of[j] & kIsCoded)
-      decode_piece(row[j], words.of[j], f);
+      decode_piece<CodedRows>(row[j], words.of[j], f);
     else
       Bf16::widen(row[j], f);
     auto& sum = total.sum[j];
@@ -186,10 +188,10 @@ __device__ void drain_coded(const Common& c, const DecodeArgs& s, const Up& up, 
   u64 at = place_of(c, source, token);
   What what{kPhaseRows, source, token, c.epoch()};
   u32 key = poll_seen(first_half(decode_record(c, s, up, c.rank, at)), 0, what, guard);
-  blocks = min(blocks, (u32)(s.row_pitch / kBlockBytes));
+  blocks = min(blocks, (u32)(s.row_pitch / kBlockBytes<CodedRows>));
 #pragma unroll 1
   for (u32 piece = threadIdx.x; piece < blocks * kBlockPieces; piece += blockDim.x) {
-    CodedPlace place(decode_row(c, s, up, c.rank, at), piece);
+    CodedPlace<CodedRows> place(decode_row(c, s, up, c.rank, at), piece);
     take_coded_piece(place, make_uint4(0, 0, 0, 0), 0, key, what, guard);
   }
 }

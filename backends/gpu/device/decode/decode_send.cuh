@@ -198,7 +198,8 @@ struct SentRow {
     float scale = lane.cast(a.quant(), codes);
     if (!inside) return;
     piece[j] = make_uint4(codes[0].x, codes[0].y, codes[1].x, codes[1].y);
-    if (piece_at(j) % kGroupLanes == 0) store_scale(a.quant(), reinterpret_cast<u8*>(t.scales), first / kGroup, scale);
+    if (piece_at(j) % kGroupLanes<CastRows> == 0)
+      store_scale(a.quant(), reinterpret_cast<u8*>(t.scales), first / CastRows::group, scale);
   }
   template <class Word>
   __device__ TY_INLINED void take_scales(const DispatchArgs& a, Word word_at) {

@@ -15,6 +15,9 @@ constexpr bool kMayFix = !kPuts && !kGrouped;
 // Whether rows of a combine may be pushed: see push_combine.cuh.
 constexpr bool kMayPush = !kPuts && !kGrouped;
 
+// The format of rows that are cast as they move. A call chooses how their scales are made and packed.
+using CastRows = Fp8;
+
 constexpr u32 kMetadataWarps = kWarps / 4;  // of a block that move row metadata
 constexpr u32 kRings = 2;       // of a block that sums, each with its own share of the tokens
 constexpr u32 kRingWarps = 256 / kWave;  // few, so that each has much of a row
@@ -122,7 +125,7 @@ struct DispatchArgs {
   __device__ bool by_token() const { return is_flat() || stages_rows(); }
   __device__ bool casts() const { return cast != Cast::kNone; }
   // Of the rows that are sent, where they are cast.
-  __device__ Quant quant() const { return quant_of(cast); }
+  __device__ CastRows quant() const { return quant_of(cast); }
   // Words of scales that move by themselves: those of rows that are cast travel with the rows.
   __device__ u32 beside_words() const { return casts() ? 0 : scale_words; }
   __device__ RegionShape region_shape() const {

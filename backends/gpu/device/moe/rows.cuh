@@ -244,10 +244,12 @@ class Stages {
               piece_length(a_, piece) * width, barriers_ + 8 * stage);
   }
 
+  // Of a group that is cast.
+  static constexpr u32 kLanes = kGroupLanes<CastRows>;
   // Half `h` of a lane's channels, in the order in which neither loads nor stores of lanes meet in a bank.
   __device__ static u32 channel(u32 h) {
-    u32 group = lane() / kGroupLanes;
-    return group * kGroup + (h ^ (group & 1)) * (kGroup / 2) + lane() % kGroupLanes * 8;
+    u32 group = lane() / kLanes;
+    return group * CastRows::group + (h ^ (group & 1)) * (CastRows::group / 2) + lane() % kLanes * 8;
   }
   // Casts a piece in place: its codes take the front of the stage. Each turn loads all its channels before
   // it stores, and what it stores lies in front of what later turns load.
@@ -255,7 +257,7 @@ class Stages {
     constexpr u32 kTurns = 2;
     u32 length = piece_length(a_, piece), width = bytes_of(a_.dtype);
     u8* scales = stage + a_.stage_scales;
-    if (a_.quant().scale == ScaleType::kUe8m0) {
+    if (a_.quant().packing == Packing::kExponents) {
       // Bytes behind the last group.
       for (u32 i = lane(); i < PieceScales(a_, piece).count; i += kWave)
         reinterpret_cast<u32*>(scales)[i] = 0;
@@ -278,13 +280,13 @@ class Stages {
       sync_wave();
 #pragma unroll
       for (u32 i = 0; i < kTurns; i++) {
-        u32 at = first + i * kWaveChannels, group = at / kGroup + lane() / kGroupLanes;
+        u32 at = first + i * kWaveChannels, group = at / CastRows::group + lane() / kLanes;
         uint2 codes[2];
         float scale = mine[i].cast(a_.quant(), codes);
 #pragma unroll
         for (u32 h = 0; h < 2; h++)
           if (at + channel(h) < length) *reinterpret_cast<uint2*>(stage + at + channel(h)) = codes[h];
-        if (lane() % kGroupLanes == 0 && group * kGroup < length) store_scale(a_.quant(), scales, group, scale);
+        if (lane() % kLanes == 0 && group * CastRows::group < length) store_scale(a_.quant(), scales, group, scale);
       }
     }
     publish_shared();
@@ -484,11 +486,11 @@ class Mover {
       }
       for (Lanes left = scales; left != 0; left &= left - 1) {
         u8* there = reinterpret_cast<u8*>(shfl(beside, first_of(left)));
-        if (at < length && at % kGroup == 0) store_scale(a_.quant(), there, at / kGroup, scale);
+        if (at < length && at % CastRows::group == 0) store_scale(a_.quant(), there, at / CastRows::group, scale);
       }
     }
     // Bytes behind the last group.
-    u32 bytes = a_.quant().scale == ScaleType::kUe8m0 ? 4 * PieceScales(a_, piece).count : 0;
+    u32 bytes = a_.quant().packing == Packing::kExponents ? 4 * PieceScales(a_, piece).count : 0;
     for (Lanes left = scales; left != 0; left &= left - 1) {
       u8* there = reinterpret_cast<u8*>(shfl(beside, first_of(left)));
       if (groups + lane < bytes) there[groups + lane] = 0;

@@ -51,8 +51,8 @@ const MUTANTS: [Mutant; 9] = [
     ),
     (
         "encoded rows of what was refused are not removed",
-        "  blocks = min(blocks, (u32)(s.row_pitch / kBlockBytes));\n",
-        "  blocks = model::mutant == 110 ? 0 : min(blocks, (u32)(s.row_pitch / kBlockBytes));\n",
+        "  blocks = min(blocks, (u32)(s.row_pitch / kBlockBytes<CodedRows>));\n",
+        "  blocks = model::mutant == 110 ? 0 : min(blocks, (u32)(s.row_pitch / kBlockBytes<CodedRows>));\n",
     ),
 ];
 
@@ -83,8 +83,8 @@ const COMBINE: [Mutant; 3] = [
 const LATE: [Mutant; 5] = [
     (
         "a word comes late into the table",
-        "    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];\n",
-        "    if (model::mutant == 109) model::come_late(0);\n    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces] = words.of[j];\n",
+        "    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces<CodedRows>] = words.of[j];\n",
+        "    if (model::mutant == 109) model::come_late(0);\n    if (has_word_of_group()) groups[piece_at(j) / kGroupPieces<CodedRows>] = words.of[j];\n",
     ),
     (
         "lanes decide as one where they may read different words: none waits for ever for another",

@@ -51,9 +51,9 @@ void read_channel(RawRow& row, const void* from, DType dtype, unsigned long long
                                              : std::bit_cast<float>(wide ? bits : bits << 16));
 }
 
-void cast_row(const RawRow& row, Cast how, unsigned char* codes, unsigned* scales) {
-  for (unsigned first = 0; first < row.value.size(); first += kScaled) {
-    unsigned end = std::min<unsigned>(first + kScaled, row.value.size());
+void cast_row(const RawRow& row, Cast how, unsigned group, unsigned char* codes, unsigned* scales) {
+  for (unsigned first = 0; first < row.value.size(); first += group) {
+    unsigned end = std::min<unsigned>(first + group, row.value.size());
     float amax = 1e-4f;
     for (unsigned i = first; i < end; i++)
       if (std::fabs(row.value[i]) > amax) amax = std::fabs(row.value[i]);
@@ -65,9 +65,9 @@ void cast_row(const RawRow& row, Cast how, unsigned char* codes, unsigned* scale
     }
     for (unsigned i = first; i < end; i++) codes[i] = to_e4m3(row.value[i] * factor, row.negative[i]);
     if (how != Cast::kFp8Ue8m0)
-      scales[first / kScaled] = std::bit_cast<unsigned>(scale);
+      scales[first / group] = std::bit_cast<unsigned>(scale);
     else
-      ((unsigned char*)scales)[first / kScaled] = (unsigned char)(std::bit_cast<unsigned>(scale) >> 23);
+      ((unsigned char*)scales)[first / group] = (unsigned char)(std::bit_cast<unsigned>(scale) >> 23);
   }
 }
 
@@ -89,7 +89,7 @@ std::vector<unsigned> bring_raw(Inputs& r, Cast how, DType dtype, std::mt19937& 
   for (unsigned t = 0; t < r.s.max_tokens; t++) {
     RawRow row;
     for (unsigned i = 0; i < hidden; i++) read_channel(row, raw.data(), dtype, t * hidden + i);
-    cast_row(row, how, r.x + t * hidden, r.scales.data() + t * r.s.scale_words);
+    cast_row(row, how, kScaled, r.x + t * hidden, r.scales.data() + t * r.s.scale_words);
   }
   return raw;
 }

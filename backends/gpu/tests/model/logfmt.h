@@ -6,18 +6,18 @@ inline std::vector<float> after_its_way(const std::vector<float>& row) {
   u32 chunk = row.size() % 1024 == 0 ? 1024 : 512;
   std::vector<float> values = row;
   std::vector<u32> words;
-  for (u32 at = 0; at < row.size(); at += kGroup) {
+  for (u32 at = 0; at < row.size(); at += CodedRows::group) {
     u32 most = 0, least = 0x7fff;
-    for (u32 i = 0; i < kGroup; i++) {
+    for (u32 i = 0; i < CodedRows::group; i++) {
       u32 magnitude = (u32)model::bf16(row[at + i]) & 0x7fff;
       most = std::max(most, magnitude), least = std::min(least, magnitude);
     }
     words.push_back(most << 16 | least);
   }
   for (u32 at = 0; at < row.size(); at++) {
-    auto first = words.begin() + at / chunk * (chunk / kGroup);
-    if (!std::all_of(first, first + chunk / kGroup, may_be_coded)) continue;
-    GroupCoder coder(words[at / kGroup]);
+    auto first = words.begin() + at / chunk * (chunk / CodedRows::group);
+    if (!std::all_of(first, first + chunk / CodedRows::group, may_be_coded)) continue;
+    GroupCoder<CodedRows> coder(words[at / CodedRows::group]);
     values[at] = coder.value(coder.code((u32)model::bf16(row[at])));
   }
   return values;
@@ -26,9 +26,9 @@ inline std::vector<float> after_its_way(const std::vector<float>& row) {
 // Rows of bf16 of which some chunks are encoded, although they are multiplied by weights up to 1000: of small
 // values, of values that are near to each other, with zeros. Others have large values, or a group of zeros alone.
 inline void bring_coded(u8* rows, u64 count, u32 width, std::mt19937& random) {
-  for (u64 at = 0; at < count * width; at += kGroup) {
+  for (u64 at = 0; at < count * width; at += CodedRows::group) {
     u32 kind = at % 512 == 0 || random() % 16 == 0 ? random() % 8 : 3;
-    for (u32 i = 0; i < kGroup; i++) {
+    for (u32 i = 0; i < CodedRows::group; i++) {
       float some = (float)(int)(random() % 4099) / 4099 - 0.5f;
       float value = kind == 0 ? 1000 * some
                     : kind == 1 ? 0
