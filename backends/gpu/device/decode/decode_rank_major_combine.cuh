@@ -42,7 +42,7 @@ struct PushedRow {
   u32 from;
   uint4 piece[N];
 
-  // It waits for nothing. A handle of a dispatch that failed has any numbers: they are not used, but they may be loaded.
+  // It waits for nothing. A handle of a dispatch that failed has any numbers: they may be loaded, but are not used.
   __device__ TY_INLINED void load(const DecodeCombineArgs& args, const PushedPlace& at) {
     const CombineArgs& a = args.combine;
     u64 place = (u64)at.source(a.c) * a.source_places + at.index;
