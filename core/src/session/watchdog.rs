@@ -74,7 +74,7 @@ impl Bounds {
     }
 }
 
-/// One thread per communicator that ends waits: when a rank is lost, or when a wait outlives its bound. Where
+/// One thread per user that ends waits: when a rank is lost, or when a wait outlives its bound. Where
 /// losses are masked, it marks the lost ranks for the kernel set, and the kernel set ends those waits.
 pub(crate) struct Watchdog {
     shared: Arc<WatchdogState>,
@@ -143,7 +143,7 @@ impl Watched {
         self.0.headway.begun_by_all()
     }
 
-    /// True if the communicator continues without a rank.
+    /// True if the user continues without a rank.
     pub(crate) fn is_masked(&self, rank: u32) -> bool {
         self.0.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire) != 0)
     }
@@ -235,14 +235,14 @@ impl Watchdog {
         &self.shared.board
     }
 
-    /// R bytes that mark the lost ranks, for the kernel set; null where a loss stops the communicator. They
+    /// R bytes that mark the lost ranks, for the kernel set; null where a loss stops the user. They
     /// live as long as the watchdog.
     pub(crate) fn lost_table(&self) -> *const u8 {
         let lost = &self.shared.lost;
         if lost.is_empty() { std::ptr::null() } else { lost.as_ptr().cast() }
     }
 
-    /// Ranks that the communicator continues without, in order.
+    /// Ranks that the user continues without, in order.
     pub(crate) fn lost_ranks(&self) -> Vec<u32> {
         self.shared.look();
         let lost = (0..).zip(&self.shared.lost);
@@ -270,7 +270,7 @@ impl Watchdog {
         }
     }
 
-    /// The error that ended the communicator's waits, if there is one.
+    /// The error that ended the user's waits, if there is one.
     pub(crate) fn verdict(&self) -> Option<Error> {
         self.shared.ended()
     }

@@ -25,14 +25,14 @@ const LEVELS: [&str; 2] = ["scale-up", "scale-out"];
 /// The values that the ranks exchanged at the start.
 #[derive(Clone, Debug)]
 pub(crate) struct Meeting {
-    /// Names the job and this opening of a communicator.
+    /// Names the job and this opening of a user.
     pub(crate) job: String,
     /// Host and process of each rank; nothing for an absent rank.
     pub(crate) ranks: Vec<Option<(String, u32)>>,
 }
 
 impl Meeting {
-    /// As that of communicator `at` of its session. Reports are files by job and rank, so each has a name.
+    /// As that of user `at` of its session. Reports are files by job and rank, so each has a name.
     pub(crate) fn of(&self, at: usize) -> Self {
         let mut own = self.clone();
         if at > 0 {
@@ -149,7 +149,7 @@ fn ms(time: Duration) -> u64 {
 }
 
 impl FlightRecorder {
-    /// The present state of the communicator. Returns at once: transports are queried, and answer
+    /// The present state of the user. Returns at once: transports are queried, and answer
     /// later.
     pub(super) fn capture(&self, reason: Reason) -> Draft {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

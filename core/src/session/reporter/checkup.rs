@@ -1,5 +1,5 @@
 //! Queries the health of a transport. A component that does not answer delays neither a report nor the end of
-//! a communicator.
+//! a user.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

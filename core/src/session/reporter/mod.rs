@@ -1,9 +1,9 @@
-//! Reports of a running communicator: its present state and wait, read from another thread while it works
-//! or waits.
+//! Reports of a running user of a session, such as a communicator: its present state and wait, read from another
+//! thread while it works or waits.
 //!
-//! No thread stops for a report. The thread of the communicator stores atomics (`track`), so do its waits
+//! No thread stops for a report. The thread of the user stores atomics (`track`), so do its waits
 //! (the wait board) and the kernel set's counters; `capture` reads them. `folder` stores the files. A report
-//! is written on request ([`Reporter::write`], [`write_reports`]), when the communicator continues without a
+//! is written on request ([`Reporter::write`], [`write_reports`]), when the user continues without a
 //! rank, and once when an error closes it. Threads of their own write the files and query the transports
 //! (`checkup`). A file system or a component may block for ever, and neither the job nor the error may wait
 //! for it (INV-6).
@@ -34,14 +34,14 @@ use crate::{Error, ErrorKind, Result};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Most time that a request for a report waits for its file.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
-/// Most reports of one communicator that may be written to files at once.
+/// Most reports of one user that may be written to files at once.
 const MOST_WRITERS: u32 = 16;
 
-/// Every communicator of this process that is open, or being opened.
+/// Every user of this process that is open, or being opened.
 static RECORDERS: Mutex<Vec<Weak<FlightRecorder>>> = Mutex::new(Vec::new());
 
-/// Reports the state of a communicator. Any thread may use it, at any time; it holds no component of the
-/// communicator alive.
+/// Reports the state of a user of a session. Any thread may use it, at any time; it holds no component of the
+/// user alive.
 #[derive(Clone)]
 pub struct Reporter(Arc<FlightRecorder>);
 
@@ -50,11 +50,11 @@ impl Reporter {
         Self(Arc::clone(recorder))
     }
 
-    /// The present state of the communicator. The report includes `why`, for example the name of a signal.
+    /// The present state of the user. The report includes `why`, for example the name of a signal.
     /// Takes a second where a transport does not answer.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] once the communicator is dropped.
+    /// [`ErrorKind::Unavailable`] once the user is dropped.
     pub fn capture(&self, why: &str) -> Result<Report> {
         self.0.check_open()?;
         Ok(self.0.finish(self.0.capture(asked(why))))
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Reporter {
     }
 }
 
-/// As [`Reporter::write`], for each communicator of this process that is open or being opened.
+/// As [`Reporter::write`], for each user of this process that is open or being opened.
 pub fn write_reports(why: &str) -> Vec<Result<PathBuf>> {
     let recorders = RECORDERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let recorders =
@@ -95,7 +95,7 @@ struct Draft(Report);
 /// The state of an error's report.
 #[derive(Debug, Default)]
 enum Written {
-    /// No error has closed the communicator.
+    /// No error has closed the user.
     #[default]
     Nothing,
     /// A thread writes the report.
@@ -104,7 +104,7 @@ enum Written {
     Failed(String),
 }
 
-/// Writes the reports of one communicator.
+/// Writes the reports of one user.
 pub(crate) struct FlightRecorder {
     this: Weak<Self>,
     rank: u32,
@@ -119,7 +119,7 @@ pub(crate) struct FlightRecorder {
     pub(crate) track: Track,
     /// Set once the ranks have met.
     pub(crate) meeting: OnceLock<Meeting>,
-    /// The components of the communicator, while reports may read them.
+    /// The components of the user, while reports may read them.
     live: Mutex<Option<Live>>,
     /// Scale-up, scale-out.
     checkups: [Arc<Checkup>; 2],
@@ -133,7 +133,7 @@ pub(crate) struct FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// For a communicator that is about to be opened, whose operations are of these kinds.
+    /// For a user that is about to be opened, whose operations are of these kinds.
     ///
     /// # Errors
     /// A wrong environment variable about reports.
@@ -180,7 +180,7 @@ impl FlightRecorder {
         Ok(recorder)
     }
 
-    /// Lets reports read the components of a communicator until [`Looking::end`].
+    /// Lets reports read the components of a user until [`Looking::end`].
     pub(crate) fn look_at(self: &Arc<Self>, live: Live) -> Looking {
         *self.live() = Some(live);
         Looking(Arc::clone(self))
@@ -198,7 +198,7 @@ impl FlightRecorder {
         self.is_retired.load(Ordering::Acquire)
     }
 
-    /// Refuses a dropped communicator: it does nothing any more, and its report would show no fault.
+    /// Refuses a dropped user: it does nothing any more, and its report would show no fault.
     fn check_open(&self) -> Result<()> {
         if !self.is_retired() {
             return Ok(());
@@ -252,7 +252,7 @@ impl FlightRecorder {
         })
     }
 
-    /// An error closes the communicator: the first one is reported. Returns at once.
+    /// An error closes the user: the first one is reported. Returns at once.
     #[cold]
     pub(crate) fn report_error(&self, error: &Error) {
         if self.folder.is_none() || self.is_retired() {
@@ -261,7 +261,7 @@ impl FlightRecorder {
         if self.is_claimed.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Before anything else: another thread may end the same communicator, and wait for the report.
+        // Before anything else: another thread may end the same user, and wait for the report.
         *self.outcome() = Written::Soon;
         let draft = self.capture(Reason {
             kind: error.kind().name().to_owned(),
@@ -273,7 +273,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The communicator continues without ranks that were lost: writes a report of it. An error may still be
+    /// The user continues without ranks that were lost: writes a report of it. An error may still be
     /// reported later. Returns at once.
     #[cold]
     pub(crate) fn report_masked(&self, lost: &[u32]) {
@@ -307,7 +307,7 @@ impl FlightRecorder {
         self.written.notify_all();
     }
 
-    /// Adds the path of the report, and how to read it, to an error that closed the communicator. The text is
+    /// Adds the path of the report, and how to read it, to an error that closed the user. The text is
     /// the same on all ranks that write to the same folder.
     #[cold]
     pub(crate) fn point_to_report(&self, error: Error) -> Error {
@@ -339,7 +339,7 @@ impl FlightRecorder {
     }
 }
 
-/// A failed collective ends the communicators of its world, whatever code called it. While a communicator is
+/// A failed collective ends the users of its world, whatever code called it. While a user is
 /// opened around masked losses, the failure may be the reason to start again.
 impl Witness for FlightRecorder {
     fn failed(&self, error: Error) -> Error {
@@ -354,7 +354,7 @@ impl Witness for FlightRecorder {
     }
 }
 
-/// While it lives, reports may read the components of a communicator.
+/// While it lives, reports may read the components of a user.
 pub(crate) struct Looking(Arc<FlightRecorder>);
 
 impl Looking {
@@ -367,7 +367,7 @@ impl Looking {
     }
 }
 
-/// While it lives, the communicator's thread is inside a call of an operation.
+/// While it lives, the user's thread is inside a call of an operation.
 pub(crate) struct InCall(Arc<FlightRecorder>);
 
 impl InCall {
@@ -383,7 +383,7 @@ impl Drop for InCall {
     }
 }
 
-/// The flight recorder of an open communicator; nothing is reported once it is dropped.
+/// The flight recorder of an open user; nothing is reported once it is dropped.
 pub(crate) struct OpenRecorder(pub(crate) Arc<FlightRecorder>);
 
 impl Drop for OpenRecorder {

@@ -1,4 +1,4 @@
-//! The position of the communicator's own thread. That thread stores, any thread reads; no call waits
+//! The position of the user's own thread. That thread stores, any thread reads; no call waits
 //! or allocates.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use crate::report::{Activity, Call, State};
 
 use crate::wait::monotonic_ns;
 
-/// Bits of a word for the kind of an operation: its index among the kinds of the communicator, and 1.
+/// Bits of a word for the kind of an operation: its index among the kinds of the user, and 1.
 const KIND_BITS: u32 = 8;
 
 /// The number and the kind of an operation, in one word, so that a reader never sees those of two operations. Never 0,
@@ -50,7 +50,7 @@ impl Track {
         self.state.store(state, Ordering::Relaxed);
     }
 
-    /// The communicator is open, and no call is under way.
+    /// The user is open, and no call is under way.
     pub(crate) fn opened(&self) {
         self.enter(1);
     }
@@ -84,7 +84,7 @@ impl Track {
         }
     }
 
-    /// The communicator is closed, for ever.
+    /// The user is closed, for ever.
     pub(crate) fn close(&self) {
         self.enter(4);
     }

@@ -1,4 +1,4 @@
-//! Masked losses: the ranks that the communicator continues without, and whether this rank itself is still a
+//! Masked losses: the ranks that the user continues without, and whether this rank itself is still a
 //! member.
 
 use std::sync::PoisonError;
@@ -11,7 +11,7 @@ use crate::bootstrap::{Ended, PeerState};
 use crate::{Error, ErrorKind, Result};
 
 impl WatchdogState {
-    /// Records lost ranks; the communicator ends only with the loss of rank 0, where all ranks meet, or when
+    /// Records lost ranks; the user ends only with the loss of rank 0, where all ranks meet, or when
     /// the others declared this rank lost. A rank 0 that sent its goodbye ends waits on it, as any rank that
     /// left.
     pub(super) fn mask_losses(&self) -> Option<EndedWaits> {
