@@ -3,7 +3,7 @@
 //
 // A block serves the queues of its number modulo the blocks. One warp takes requests and books the wire for them,
 // one raises signals, the others copy. A warp copies every chunk whose number is its own modulo the warps, so that
-// none asks another. The launch ends once it has found nothing to do for a while: see resident.rs.
+// none asks another. All blocks end a launch together, once none has had a request for a while: see resident.rs.
 
 namespace up {
 #include "up_device_api.cuh"
@@ -19,6 +19,8 @@ static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 
 constexpr u32 kCopyWarps = 14, kJobs = 64, kChunk = 14336, kSharedBytes = 8192;
 // The wire is booked for this long ahead. Bytes are copied up to kLead before their turn; their signal waits for it.
 constexpr u64 kAhead = 6000, kLead = 4000;
+// Looks for requests between two at whether the launch ends, and between two at the host's memory.
+constexpr u32 kLook = 16, kLongLook = 64;
 // The wrong half of a request, where a fault splits it in two, comes this much later.
 constexpr u64 kWrongHalf = 100000000;
 constexpr u32 kLostOf = 64;
@@ -37,6 +39,9 @@ struct Wire {
   u64 begun;  // the device's time of the first launch, in ns; all times count from it
   u64 free;   // when the wire is free, in 1/1024 ns
   u64 raised, late, latest;  // signals; ns that all and the latest one came behind their time
+  u64 busy;     // the latest time at which a block had a request that is not done
+  u64 leaving;  // not 0: all blocks end this launch
+  u64 left;     // blocks that have ended it
 };
 
 // Mirrored in engine.rs; TY_PROBE_BYTES checks the size.
@@ -96,21 +101,22 @@ class Pacer {
     u32 depth = kWave / (lines == 0 ? 1 : lines), line = lane_id() / depth, k = lane_id() % depth;
     bool is_used = line < lines;
     const Line* mine = a.lines + (is_used ? queue_of(line) : 0);
-    u64 taken = is_used ? load_relaxed(mine->taken) : 0, start = now(), busy = start;
+    u64 taken = is_used ? load_relaxed(mine->taken) : 0, start = now();
     u32 made = 0, turn = 0;
     for (u32 looks = 1;; looks++) {
-      u32 count = is_leaving(looks, start, busy) ? 0 : take_some(mine, taken, {depth, line, k}, is_used, made, turn);
-      if (count != 0) {
-        busy = now();
-        made += count;
-        turn++;
-        continue;
-      }
+      u32 count = is_leaving(looks, start) ? 0 : take_some(mine, taken, {depth, line, k}, is_used, made, turn);
+      made += count;
+      turn += count != 0 ? 1 : 0;
       if (left_ && all_free()) break;
     }
     if (is_used && k == 0) store_relaxed(const_cast<u64*>(mine->taken), taken);
     sync_wave();
-    if (lane_id() == 0) s.quit = 1;
+    if (lane_id() != 0) return;
+    s.quit = 1;
+    // Behind the last block, whose launch has no reader of these words left.
+    if (atomic_add(&a.wire->left, 1ull) + 1 != gridDim.x) return;
+    store_relaxed(&a.wire->left, 0);
+    store_relaxed(&a.wire->leaving, 0);
   }
 
   // A warp that copies.
@@ -151,13 +157,23 @@ class Pacer {
   __device__ u32 queue_of(u32 line) const { return blockIdx.x + line * gridDim.x; }
   __device__ u64 now() const { return now_ns() - begun; }
 
-  // Takes no more where it stops, has lasted, or has found nothing for long.
-  __device__ bool is_leaving(u32 looks, u64 start, u64 busy) {
-    if (!left_ && looks % 64 == 0) {
-      u64 t = now();
-      bool ends = t - start > a.most || t - busy > a.idle || load_relaxed(a.stop) != 0;
-      left_ = shfl((u32)ends, 0) != 0;
+  // Whether this block takes no more. One block ends the launch for all: else the queues of a block that ends would
+  // wait for the others. It does so where the host stops, the launch has lasted, or no block has had a request for
+  // long; a request that has the wire is not done.
+  __device__ bool is_leaving(u32 looks, u64 start) {
+    if (left_ || looks % kLook != 0) return left_;
+    u64 t = shfl(now(), 0);
+    bool is_idle = all_free();
+    if (lane_id() == 0 && !is_idle) store_relaxed(&a.wire->busy, t);
+    bool ends = load_relaxed(&a.wire->leaving) != 0;
+    if (looks % kLongLook == 0) {
+      u64 busy = load_relaxed(&a.wire->busy);
+      busy = busy > start ? busy : start;
+      bool decides = t > start + a.most || (is_idle && t > busy + a.idle) || load_relaxed(a.stop) != 0;
+      if (decides && lane_id() == 0) store_relaxed(&a.wire->leaving, 1);
+      ends = ends || decides;
     }
+    left_ = shfl((u32)ends, 0) != 0;
     return left_;
   }
 
@@ -307,9 +323,11 @@ class Pacer {
     bool is_aligned = (((u64)dst | (u64)src | bytes) & 15) == 0;
     if (is_aligned) {
       copy_aligned(dst, src, bytes, room, barrier, parity);
-    } else {
+    } else if ((((u64)dst | (u64)src | bytes) & 3) == 0) {
       for (u32 i = 4 * lane_id(); i < bytes; i += 4 * kWave)
         *reinterpret_cast<u32*>(dst + i) = *reinterpret_cast<const volatile u32*>(src + i);
+    } else {
+      for (u32 i = lane_id(); i < bytes; i += kWave) dst[i] = const_cast<const volatile u8*>(src)[i];
     }
     fence_system_all();
     sync_wave();

@@ -8,7 +8,7 @@ use tokenyard_gpu::driver::{Buffer, Context, copy};
 use tokenyard_gpu::resident::{Body, Resident, ResidentWords};
 use tokenyard_gpu::warm::compile_resident;
 
-use crate::config::PacedConfig;
+use crate::config::{COMPONENT, PacedConfig};
 use crate::queues::{CAPACITY, Queues};
 
 pub(crate) const REQUEST: &str = include_str!("request.cuh");
@@ -65,6 +65,9 @@ struct Wire {
     raised: u64,
     late: u64,
     latest: u64,
+    busy: u64,
+    leaving: u64,
+    left: u64,
 }
 
 /// Compiles the engine, to show its use of resources.
@@ -89,7 +92,7 @@ pub(crate) struct Lateness {
 #[derive(Debug)]
 pub(crate) struct Pacer {
     /// Dropped first: its launches use the rest.
-    _resident: Resident,
+    resident: Resident,
     wire: Buffer,
     context: Arc<Context>,
     failed: u64,
@@ -132,12 +135,17 @@ impl Pacer {
         };
         // SAFETY: by this function's contract; the wire is dropped behind the launches.
         let resident = unsafe { Resident::start(context, windows, &body, arguments)? };
-        Ok(Self { _resident: resident, wire, context: Arc::clone(context), failed })
+        Ok(Self { resident, wire, context: Arc::clone(context), failed })
     }
 
     /// The word in pinned memory that is not 0 once the engine has given up.
     pub(crate) fn failed(&self) -> u64 {
         self.failed
+    }
+
+    /// The error that has ended the engine, if one has.
+    pub(crate) fn health(&self) -> Result<()> {
+        self.resident.health().map_err(|e| e.with_context("transport", COMPONENT))
     }
 
     /// How late signals were so far.
