@@ -230,7 +230,12 @@ impl Transport for Paced {
     fn link_name(&self, peer: u32) -> String {
         let PacedConfig { rate, latency_us, .. } = self.config;
         let below = self.nvlink.link_name(peer);
-        format!("paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us) over {below}")
+        let text =
+            format!("paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us) over {below}");
+        match self.engine.as_ref().map(Pacer::lateness) {
+            Some(Ok(late)) => format!("{text}; {late}"),
+            _ => text,
+        }
     }
 }
 
@@ -241,8 +246,8 @@ impl Drop for Paced {
             Some(Ok(late)) if late.signals > 0 => tracing::info!(
                 "paced, a stand-in: {} signals were late by {:.2} us in the mean and {:.2} us at most",
                 late.signals,
-                late.mean_us,
-                late.most_us
+                late.all_ns as f64 / late.signals as f64 / 1e3,
+                late.most_ns as f64 / 1e3
             ),
             Some(Err(error)) => tracing::warn!("the lateness of paced is not known: {error}"),
             _ => {}
