@@ -55,7 +55,7 @@ const PROBE: usize = 7;
 const RING_PROBE: usize = 2;
 
 /// Kernels of `nic.cu`.
-const NIC_PROBE: usize = 2;
+const NIC_PROBE: usize = 3;
 
 /// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/moe/sizes.rs`.
 const DECLARED: u32 = 2048;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::config::{ComponentChoice, ComponentTable, Config};
 use tokenyard_core::host::Registry;
-use tokenyard_gpu::probe::{Flood, NicProbe};
+use tokenyard_gpu::probe::{Flood, NicProbe, PutFlow};
 
 use super::backend::Backend;
 use super::machine::Machine;
@@ -25,6 +25,8 @@ const LARGE: [u64; 3] = [64 << 10, 256 << 10, 1 << 20];
 const QUEUES: u32 = 4;
 /// Bytes of a rate's puts: they last for 40 ms and longer at 46 GB/s, so a start of 20 us is 0.05 %.
 const RATE_BYTES: u64 = 2 << 30;
+/// Bytes of a queue that are under way at once, in four puts at least.
+const UNDER_WAY: u64 = 1 << 20;
 /// Puts of one row, without a limit.
 const ROW: Flood = Flood { warps: 16, puts: 16_384, bytes: 7168 };
 const REQUIRED_PUTS: f64 = 20e6;
@@ -208,8 +210,10 @@ impl Nic<'_> {
     /// GB/s of puts of this size.
     fn rate(&self, bytes: u64) -> Result<NicRow> {
         let mut probe = self.open(&self.choice.table)?;
-        let puts = (RATE_BYTES / bytes / u64::from(QUEUES)) as u32;
-        let seconds = flood(&mut probe, &Flood { warps: 1, puts, bytes })?;
+        let window = (UNDER_WAY / bytes).max(4);
+        let stream = PutFlow { puts: RATE_BYTES / bytes, bytes, window };
+        probe.stream(&PutFlow { puts: stream.puts / 16, ..stream })?;
+        let seconds = median(|| Ok(probe.stream(&stream)?))?;
         let nominal = self.pace.and_then(|pace| pace.gb_per_s(bytes));
         Ok(NicRow {
             what: "rate",
@@ -252,8 +256,9 @@ impl Nic<'_> {
             None => self.choice.table.clone(),
         };
         let mut probe = self.open(&free)?;
-        let seconds = flood(&mut probe, &ROW)?;
-        let all = u64::from(QUEUES * ROW.warps) * u64::from(ROW.puts);
+        probe.flood(&Flood { puts: ROW.puts / 16, ..ROW })?;
+        let seconds = median(|| Ok(probe.flood(&ROW)?))?;
+        let all = u64::from(QUEUES * ROW.warps) * ROW.puts;
         Ok(NicRow {
             what: "puts",
             bytes: ROW.bytes,
@@ -266,10 +271,9 @@ impl Nic<'_> {
     }
 }
 
-/// The median of five runs behind a first one, in seconds.
-fn flood(probe: &mut NicProbe, flood: &Flood) -> Result<f64> {
-    probe.flood(&Flood { puts: flood.puts.div_ceil(16), ..*flood })?;
-    let runs: Result<Vec<f64>> = (0..5).map(|_| Ok(probe.flood(flood)?)).collect();
+/// The median of five runs, in seconds.
+fn median(mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let runs: Result<Vec<f64>> = (0..5).map(|_| run()).collect();
     Ok(Spread::of(runs?).context("found no run; expected some")?.median)
 }
 

@@ -16,7 +16,7 @@ static_assert(Up::kLoadStore, "the engine stores into the windows of peers");
 static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
               "the transport below passes other parameters than its device API takes");
 
-constexpr u32 kCopyWarps = 14, kJobs = 64, kChunk = 14336, kSharedBytes = 8192;
+constexpr u32 kCopyWarps = 14, kJobs = 128, kChunk = 14336, kOwnBytes = 12288;
 // The wire is booked for this long ahead. Bytes are copied up to kLead before their turn; their signal waits for it.
 constexpr u64 kAhead = 6000, kLead = 4000;
 // Looks for requests between two at whether the launch ends, and between two at the host's memory.
@@ -24,6 +24,8 @@ constexpr u32 kLook = 16, kLongLook = 64;
 // The wrong half of a request, where a fault splits it in two, comes this much later.
 constexpr u64 kWrongHalf = 100000000;
 constexpr u32 kLostOf = 64;
+// Requests of a queue that are counted at once.
+constexpr u32 kBits = 64;
 
 enum Fault : u32 { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue };
 
@@ -79,7 +81,7 @@ struct Shared {
   volatile u32 at[kCopyWarps];  // the job that a warp has come to
   volatile u32 made, quit;
 };
-static_assert(sizeof(Shared) <= kSharedBytes, "engine.rs asks for less shared memory");
+static_assert(sizeof(Shared) <= kOwnBytes, "engine.rs asks for less shared memory");
 
 __device__ inline u64 drawn(u64 seed, u64 number) {
   u64 x = seed + number * 0x9e3779b97f4a7c15ull;
@@ -122,16 +124,27 @@ class Pacer {
   // A warp that copies.
   __device__ void copy(u32 warp, u8* room, u64* barrier) {
     u32 parity = 0;
-    for (u32 number = 0;; number++) {
-      while (s.made <= number)
-        if (s.quit != 0) return;
+    for (u32 number = 0;;) {
+      // One lane looks for all: a warp leaves together.
+      u32 some = shfl((u32)s.made, 0) - number;
+      if (some == 0) {
+        if (shfl((u32)s.quit, 0) != 0) return;
+        continue;
+      }
       fence_block();
-      Job& job = s.jobs[number % kJobs];
-      u32 first = job.first, chunks = job.chunks;
-      for (u32 c = (warp + kCopyWarps - first % kCopyWarps) % kCopyWarps; c < chunks; c += kCopyWarps)
-        copy_chunk(job, c, room, barrier, parity);
-      sync_wave();
-      if (lane_id() == 0) s.at[warp] = number + 1;
+      some = some < kWave ? some : kWave;
+      const Job& seen = s.jobs[(number + lane_id()) % kJobs];
+      bool has_mine = lane_id() < some && first_chunk(warp, seen.first) < seen.chunks;
+      Lanes mine = ballot(has_mine);
+      // A job with a chunk for this warp stays until that is copied, and no other is looked at again.
+      if (lane_id() == 0) s.at[warp] = number + some;
+      for (; mine != 0; mine &= mine - 1) {
+        Job& job = s.jobs[(number + first_of(mine)) % kJobs];
+        u32 chunks = job.chunks;
+        for (u32 c = first_chunk(warp, job.first); c < chunks; c += kCopyWarps)
+          copy_chunk(job, c, room, barrier, parity);
+      }
+      number += some;
     }
   }
 
@@ -139,10 +152,10 @@ class Pacer {
   __device__ void raise() {
     u64 shown = lane_id() < lines ? s.done[lane_id()] : 0;
     while (true) {
-      u32 quit = s.quit;
+      u32 quit = shfl((u32)s.quit, 0);
       for (u32 i = lane_id(); i < kJobs; i += kWave) end(s.jobs[i]);
-      while (ballot(count_done()) != 0) sync_wave();
       sync_wave();
+      count_done();
       u64 done = lane_id() < lines ? s.done[lane_id()] : 0;
       if (done != shown) store_release(a.lines[queue_of(lane_id())].done, shown = done);
       if (quit != 0) return;
@@ -154,6 +167,10 @@ class Pacer {
     u32 depth, line, k;  // lanes of a queue; this lane's queue, and its place behind that queue's head
   };
 
+  // The first chunk of a job that is this warp's.
+  __device__ static u32 first_chunk(u32 warp, u32 first) {
+    return (warp + kCopyWarps - first % kCopyWarps) % kCopyWarps;
+  }
   __device__ u32 queue_of(u32 line) const { return blockIdx.x + line * gridDim.x; }
   __device__ u64 now() const { return now_ns() - begun; }
 
@@ -303,11 +320,15 @@ class Pacer {
   // Chunks are numbered on over all jobs.
   __device__ void number_chunks(u32 made, u32 count) {
     sync_wave();
-    for (u32 i = 0; i < count && lane_id() == 0; i++) {
-      Job& job = s.jobs[(made + i) % kJobs];
-      job.first = chunks_;
-      chunks_ += job.chunks;
+    u32 lane = lane_id();
+    Job& job = s.jobs[(made + lane) % kJobs];
+    u32 own = lane < count ? job.chunks : 0, sum = own;
+    for (u32 by = 1; by < kWave; by *= 2) {
+      u32 before = shfl_up(sum, by);
+      sum += lane >= by ? before : 0;
     }
+    if (lane < count) job.first = chunks_ + sum - own;
+    chunks_ += shfl(sum, kWave - 1);
     sync_wave();
   }
 
@@ -315,21 +336,22 @@ class Pacer {
     u64 at = (u64)chunk * kChunk, rest = job.bytes - at;
     u32 bytes = rest < kChunk ? (u32)rest : kChunk;
     u64 turn = job.begin + (at * a.byte_cost >> 20);
-    while (now() + kLead < turn) {
-    }
+    while (now() + kLead < turn) pause_ns(20);
     sync_wave();
     u8* dst = job.dst + at;
     const u8* src = job.src + at;
     bool is_aligned = (((u64)dst | (u64)src | bytes) & 15) == 0;
     if (is_aligned) {
       copy_aligned(dst, src, bytes, room, barrier, parity);
+      fence_block();
     } else if ((((u64)dst | (u64)src | bytes) & 3) == 0) {
       for (u32 i = 4 * lane_id(); i < bytes; i += 4 * kWave)
         *reinterpret_cast<u32*>(dst + i) = *reinterpret_cast<const volatile u32*>(src + i);
     } else {
       for (u32 i = lane_id(); i < bytes; i += kWave) dst[i] = const_cast<const volatile u8*>(src)[i];
     }
-    fence_system_all();
+    // Bulk stores are complete here, and the signal's release covers them.
+    if (!is_aligned || !TY_ROWS_TMA) fence_system_all();
     sync_wave();
     if (lane_id() == 0) atomic_add(const_cast<u32*>(&job.left), ~0u);
   }
@@ -368,7 +390,7 @@ class Pacer {
       job.add = 0;
       add_relaxed(&a.wire->raised, 1);
       add_relaxed(&a.wire->late, t - job.due);
-      raise_to(&a.wire->latest, t - job.due);
+      if (t - job.due > latest_) raise_to(&a.wire->latest, latest_ = t - job.due);
     }
     if (is_there) job.state = kArrived;
   }
@@ -389,27 +411,39 @@ class Pacer {
     }
   }
 
-  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs. Whether one was
-  // counted.
-  __device__ bool count_done() {
-    bool any = false;
+  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs.
+  __device__ void count_done() {
+    for (u32 line = 0; line < lines; line++) {
+      // Requests behind the first one that is not counted: bit k stands for the one with k before it.
+      u64 base = s.done[line], there = 0;
+      for (u32 i = lane_id(); i < kJobs; i += kWave) {
+        const Job& job = s.jobs[i];
+        bool is_new = job.is_counted == 0 && is_done(job) && job.line == line;
+        if (is_new && job.number - base < kBits) there |= 1ull << (job.number - base);
+      }
+      if (ballot(there != 0) == 0) continue;
+      for (u32 bits = 1; bits < kWave; bits *= 2) there |= shfl_xor(there, bits);
+      u32 count = 0;
+      while (count < kBits && (there >> count & 1) != 0) count++;
+      for (u32 i = lane_id(); i < kJobs; i += kWave) {
+        Job& job = s.jobs[i];
+        bool counts = job.is_counted == 0 && job.state != kFree && job.line == line && job.number - base < count;
+        if (counts) job.is_counted = 1;
+      }
+      if (lane_id() == 0) s.done[line] = base + count;
+    }
+    fence_block();
     for (u32 i = lane_id(); i < kJobs; i += kWave) {
       Job& job = s.jobs[i];
-      if (job.is_counted == 0 && is_done(job) && s.done[job.line] == job.number) {
-        s.done[job.line] = job.number + 1;
-        job.is_counted = 1;
-        any = true;
-      }
-      fence_block();
       if (job.is_counted != 0 && job.state == kArrived) job.state = kFree;
     }
-    return any;
+    sync_wave();
   }
 
   const PacerArgs& a;
   const Up& up;
   Shared& s;
-  u64 begun;
+  u64 begun, latest_ = 0;
   u32 lines, chunks_ = 0;
   bool left_ = false;
 };
@@ -445,5 +479,5 @@ ty_paced(TY_ARGUMENT ty::PacerArgs a, TY_ARGUMENT ty::Up::Params p) {
   Pacer engine(a, up, shared);
   if (warp == kCopyWarps) engine.take();
   else if (warp == kCopyWarps + 1) engine.raise();
-  else engine.copy(warp, bytes + kSharedBytes + warp * kChunk, &barriers[warp]);
+  else engine.copy(warp, bytes + kOwnBytes + warp * kChunk, &barriers[warp]);
 }

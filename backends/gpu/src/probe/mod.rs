@@ -13,7 +13,7 @@ mod world;
 
 pub(crate) use args::PROBE;
 pub(crate) use nic::NIC_PROBE;
-pub use nic::{Flood, NicProbe, Trip};
+pub use nic::{Flood, NicProbe, PutFlow, Trip};
 pub(crate) use ring::RING_PROBE;
 pub use ring::{Posters, RingProbe};
 pub use timer::Timer;

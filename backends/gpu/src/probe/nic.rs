@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokenyard_core::config::ComponentTable;
@@ -12,7 +13,9 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use super::{About, CAP_NS};
 use crate::compile::{self, ProbeSource};
 use crate::config::GpuConfig;
-use crate::driver::{Context, Device, DeviceFacts, Function, Launch, Module, Pinned, Stream, Vmm};
+use crate::driver::{
+    self, Buffer, Context, Device, DeviceFacts, Function, Launch, Module, Pinned, Vmm,
+};
 use crate::engine::args::WaitReport;
 use crate::kernels::DeviceApi;
 use crate::platform::Platform;
@@ -39,10 +42,11 @@ struct NicProbeArgs {
     cap_ns: u64,
     times: u64,
     raised: u64,
+    next: u64,
     room: u64,
     bytes: u64,
-    puts: u32,
-    unused: u32,
+    puts: u64,
+    window: u64,
 }
 
 /// Puts of many threads at once.
@@ -51,9 +55,20 @@ pub struct Flood {
     /// Posting warps of each queue's block, 1 to 16.
     pub warps: u32,
     /// Puts of each warp.
-    pub puts: u32,
+    pub puts: u64,
     /// Bytes of a put: a multiple of 16.
     pub bytes: u64,
+}
+
+/// Puts of one thread for each queue, few of a queue under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutFlow {
+    /// Puts of all queues together.
+    pub puts: u64,
+    /// Bytes of a put: a multiple of 16.
+    pub bytes: u64,
+    /// Puts of a queue that are under way.
+    pub window: u64,
 }
 
 /// The times of one put, in microseconds.
@@ -69,8 +84,9 @@ pub struct Trip {
 #[derive(Debug)]
 pub struct NicProbe {
     about: About,
-    stream: Stream,
+    queue: driver::Stream,
     puts: Function,
+    stream: Function,
     trips: Function,
     /// Dropped before the window.
     transport: OpenTransport,
@@ -85,6 +101,7 @@ pub struct NicProbe {
     queues: u32,
     /// Threads of a warp.
     wave: u32,
+    context: Arc<Context>,
 }
 
 impl NicProbe {
@@ -145,8 +162,9 @@ impl NicProbe {
         let module = Module::load(&context, &image)?;
         Ok(Self {
             about: About::of(&context)?,
-            stream: Stream::new(&context)?,
+            queue: driver::Stream::new(&context)?,
             puts: module.function("ty_nic_puts")?,
+            stream: module.function("ty_nic_stream")?,
             trips: module.function("ty_nic_trips")?,
             transport,
             _window: window,
@@ -157,6 +175,7 @@ impl NicProbe {
             raised: Pinned::new(&context, queues as usize)?,
             queues,
             wave,
+            context,
         })
     }
 
@@ -176,23 +195,29 @@ impl NicProbe {
     /// Sizes out of range; a put that does not arrive.
     pub fn flood(&mut self, flood: &Flood) -> Result<f64> {
         let Flood { warps, puts, bytes } = *flood;
-        if !(1..=16).contains(&warps) || bytes > ROOM || !bytes.is_multiple_of(16) {
-            let text = format!(
-                "found {warps} warps and {bytes} bytes; expected 1 to 16, and at most {ROOM}"
-            );
+        if !(1..=16).contains(&warps) {
+            let text = format!("found {warps} warps; expected 1 to 16");
             return Err(Error::new(ErrorKind::InvalidInput, "put in a loop", text));
         }
         let launch = Launch::of_threads(self.queues, warps * self.wave, 0);
-        self.launch(&self.puts, launch, bytes, puts)?;
-        for queue in 0..self.queues {
-            self.count(queue, u64::from(warps) * u64::from(puts));
-        }
+        self.launch(&self.puts, launch, &PutFlow { puts, bytes, window: 0 })?;
+        Ok(self.span())
+    }
+
+    /// The same for puts of few threads.
+    ///
+    /// # Errors
+    /// As [`flood`](Self::flood).
+    pub fn stream(&mut self, stream: &PutFlow) -> Result<f64> {
+        self.launch(&self.stream, Launch::of_threads(self.queues, self.wave, 0), stream)?;
+        Ok(self.span())
+    }
+
+    fn span(&self) -> f64 {
         let times = (0..self.queues).map(|block| self.time(block));
-        let span = |(begun, seen): (u64, u64), [first, _, last]: [u64; 3]| {
-            (begun.min(first), seen.max(last))
-        };
-        let (begun, seen) = times.fold((u64::MAX, 0), span);
-        Ok(seen.saturating_sub(begun) as f64 / 1e9)
+        let (begun, seen) = times
+            .fold((u64::MAX, 0), |(begun, seen), times| (begun.min(times[0]), seen.max(times[2])));
+        seen.saturating_sub(begun) as f64 / 1e9
     }
 
     /// The times of `count` (1 to 4096) puts, each posted once the one before it has arrived.
@@ -200,14 +225,12 @@ impl NicProbe {
     /// # Errors
     /// A number out of range; a put that does not arrive.
     pub fn trips(&mut self, count: u32, bytes: u64) -> Result<Vec<Trip>> {
-        if !(1..=MOST_TIMES).contains(&count) || bytes > ROOM {
-            let text = format!(
-                "found {count} puts of {bytes} bytes; expected 1 to {MOST_TIMES} of {ROOM} at most"
-            );
+        if !(1..=MOST_TIMES).contains(&count) {
+            let text = format!("found {count} puts; expected 1 to {MOST_TIMES}");
             return Err(Error::new(ErrorKind::InvalidInput, "put in a loop", text));
         }
-        self.launch(&self.trips, Launch::of_threads(1, self.wave, 0), bytes, count)?;
-        self.count(0, count.into());
+        let stream = PutFlow { puts: count.into(), bytes, window: 0 };
+        self.launch(&self.trips, Launch::of_threads(1, self.wave, 0), &stream)?;
         let us = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
         let trip = |[begun, posted, seen]: [u64; 3]| Trip {
             post: us(begun, posted),
@@ -221,24 +244,26 @@ impl NicProbe {
         [0, 1, 2].map(|part| unsafe { self.times.at(3 * index as usize + part).read_volatile() })
     }
 
-    fn count(&self, queue: u32, puts: u64) {
-        let at = self.raised.at(queue as usize);
-        // SAFETY: as in `time`.
-        unsafe { at.write_volatile(at.read_volatile() + puts) };
-    }
-
-    /// Runs a kernel to its end; the puts are of these bytes, and so many.
-    fn launch(&self, kernel: &Function, launch: Launch, bytes: u64, puts: u32) -> Result<()> {
+    /// Runs a kernel to its end.
+    fn launch(&self, kernel: &Function, launch: Launch, stream: &PutFlow) -> Result<()> {
+        let PutFlow { puts, bytes, window } = *stream;
+        if bytes > ROOM || !bytes.is_multiple_of(16) {
+            let text =
+                format!("found puts of {bytes} bytes; expected a multiple of 16, {ROOM} at most");
+            return Err(Error::new(ErrorKind::InvalidInput, "put in a loop", text));
+        }
+        let next = Buffer::of(&self.context, &[0_u64])?;
         let arguments = NicProbeArgs {
             abort: self.abort.at(0) as u64,
             report: self.report.at(0) as u64,
             cap_ns: CAP_NS,
             times: self.times.at(0) as u64,
             raised: self.raised.at(0) as u64,
+            next: next.address(),
             room: ROOM,
             bytes,
             puts,
-            unused: 0,
+            window,
         };
         let mut pointers = [
             (&raw const arguments).cast_mut().cast::<c_void>(),
@@ -246,8 +271,8 @@ impl NicProbe {
         ];
         // SAFETY: the kernels take these two; the memory that they name lives as long as `self`, and the
         // stream is waited for.
-        unsafe { kernel.launch(self.stream.name(), launch, &mut pointers)? };
-        self.stream.synchronize()?;
+        unsafe { kernel.launch(self.queue.name(), launch, &mut pointers)? };
+        self.queue.synchronize()?;
         self.transport.health()?;
         // SAFETY: as in `time`.
         let report = unsafe { self.report.at(0).read_volatile() };

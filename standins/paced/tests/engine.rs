@@ -1,0 +1,64 @@
+//! The engine on the model of a GPU that `backends/gpu/tests` has: its payloads, signals and launches.
+
+// A test may panic.
+#![allow(clippy::expect_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// The sources of kernels, with the model's words in the place of a dialect's.
+fn sources(to: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let device = root.join("../../backends/gpu");
+    let copy = |from: PathBuf, name: &str| {
+        std::fs::copy(from, to.join(name)).expect("a source is copied");
+    };
+    copy(device.join("device/common/transport.cuh"), "transport.cuh");
+    copy(device.join("src/transport/nvlink.cuh"), "up_device_api.cuh");
+    copy(device.join("tests/model/shared.h"), "shared.h");
+    let arch = ["arch.cuh", "shared.h"].map(|name| {
+        std::fs::read_to_string(device.join("tests/model").join(name)).expect("the model")
+    });
+    std::fs::write(to.join("arch.cuh"), arch.concat()).expect("written");
+    for name in ["engine.cu", "request.cuh"] {
+        copy(root.join("src").join(name), name);
+    }
+}
+
+/// The program, in its folder.
+fn program() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    sources(folder.path());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = folder.path().join("engine");
+    let compiled = Command::new("g++")
+        .args(["-std=c++20", "-Og", "-pthread", "-DTY_HOST_DEVICE_API_VERSION=2"])
+        .args(["-DTY_ROWS_TMA=0", "-DTY_UP_PARAM_BYTES=32", "-I"])
+        .arg(folder.path())
+        .arg("-I")
+        .arg(root.join("../../backends/gpu/tests/model"))
+        .arg(root.join("tests/engine.cpp"))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("g++ runs: apt-get install g++");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    (folder, program)
+}
+
+#[test]
+fn puts_arrive_before_their_signals_launches_end_together_and_faults_are_noticed() {
+    let (_folder, program) = program();
+    let run = |case: &str| {
+        let output = Command::new(&program).arg(case).output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for case in ["free", "paced", "short_launches", "quiet_queue", "long_put"] {
+        assert_eq!(run(case), (Some(0), String::new()), "{case}");
+    }
+    for case in ["lost", "done_early"] {
+        assert_eq!(run(case), (Some(1), "a put is not there, or more is\n".to_owned()), "{case}");
+    }
+}
