@@ -13,8 +13,12 @@ use crate::config::{COMPONENT, PacedConfig};
 use crate::queues::{CAPACITY, Queues};
 
 pub(crate) const REQUEST: &str = include_str!("request.cuh");
-const TEXT: &str =
-    concat!("#include \"transport.cuh\"\n", include_str!("request.cuh"), include_str!("engine.cu"));
+const TEXT: &str = concat!(
+    "#include \"transport.cuh\"\n",
+    include_str!("request.cuh"),
+    include_str!("jobs.cuh"),
+    include_str!("engine.cu")
+);
 
 /// Warps of a block: 14 copy, one takes requests, one raises signals.
 const COPY_WARPS: u32 = 14;

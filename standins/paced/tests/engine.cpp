@@ -3,6 +3,7 @@
 #include "cuda.h"
 #include "transport.cuh"
 #include "request.cuh"
+#include "jobs.cuh"
 #include "engine.cu"
 
 #include <unistd.h>
@@ -81,6 +82,24 @@ void random_puts(u32 puts, bool has_fault) {
   if (wire.raised != kQueues * puts) fail("signals were not counted");
 }
 
+// Rows of all queues, many at once.
+void rows() {
+  constexpr u64 kRow = 7168, kRows = kRoom / kRow;
+  std::mt19937 random(3);
+  for (u64 k = 0; k < kHalf; k++) window_of_all[k] = (u8)random();
+  for (u64 i = 0; i < kRows; i++)
+    for (u32 q = 0; q < kQueues; q++) {
+      u64 at = q * (kRoom & ~15ull) + i * kRow;
+      post(q, i, kHalf + at, at, kRow);
+    }
+  for (u32 q = 0; q < kQueues; q++) {
+    wait_for(&signals_of_all[q], kRows);
+    wait_done(q, kRows);
+    u64 at = q * (kRoom & ~15ull);
+    if (memcmp(window_of_all + kHalf + at, window_of_all + at, kRows * kRow) != 0) fail("a row is not there");
+  }
+}
+
 // A block without a request for long, beside one that always has some, still takes its own.
 void quiet_queue() {
   std::atomic<bool> is_over{false};
@@ -125,6 +144,7 @@ int main(int, char** names) {
     }
   });
   if (name == "quiet_queue") quiet_queue();
+  else if (name == "rows") rows();
   else if (name == "long_put") long_put();
   else random_puts(60, a.fault != 0);
   is_over = true;
