@@ -39,6 +39,8 @@ pub struct BenchReport {
     pub gpu: Option<gpu::GpuReport>,
     /// Commands of kernels through the ring of the host.
     pub ring: Option<gpu::ring::RingReport>,
+    /// A transport whose kernels put, alone.
+    pub nic: Option<gpu::nic::NicReport>,
 }
 
 impl BenchReport {
@@ -115,6 +117,7 @@ impl BenchReport {
         }
         missed.extend(self.gpu.iter().flat_map(gpu::GpuReport::missed));
         missed.extend(self.ring.iter().flat_map(gpu::ring::RingReport::missed));
+        missed.extend(self.nic.iter().flat_map(gpu::nic::NicReport::missed));
         missed
     }
 
@@ -254,6 +257,7 @@ impl fmt::Display for BenchReport {
             write!(f, "\n{table}")?;
         }
         self.ring.as_ref().map_or(Ok(()), |ring| write!(f, "\n{ring}"))?;
+        self.nic.as_ref().map_or(Ok(()), |nic| write!(f, "\n{nic}"))?;
         self.gpu.as_ref().map_or(Ok(()), |gpu| write!(f, "\n{}", gpu::tables(gpu)))
     }
 }
@@ -298,6 +302,7 @@ mod tests {
             proxy: Vec::new(),
             gpu: None,
             ring: None,
+            nic: None,
         }
     }
 

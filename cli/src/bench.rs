@@ -85,6 +85,8 @@ enum Which {
     Pair(gpu::OperationArgs),
     /// Commands of GPU kernels through the host's ring, into a transport that only counts
     Ring(RingArgs),
+    /// A transport whose kernels put, alone: rate, latency, puts a second, and lateness of a stand-in
+    Nic(NicArgs),
     /// Draws reports of GPUs: time and bandwidth over SM count
     Plot(gpu::PlotArgs),
 }
@@ -103,6 +105,25 @@ time from a kernel's command to the signal that it raises. Needs one GPU; of the
 #[command(after_help = RING_EXAMPLE)]
 struct RingArgs {
     /// The config: kernels `cuda`
+    config: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
+
+const NIC_EXAMPLE: &str = "\
+Example:
+  tokenyard bench nic paced.toml --check
+
+Kernels on one GPU put to that GPU itself: 64 KiB to 1 MiB, 64 bytes and none, and rows of 7 KiB.
+Measured is the config's scale-out transport, or that of scale_up without one; its kernels must post
+(`paced`). A stand-in is held to the rate and latency of its own table: the rate within 1 %, the
+latency within 1 us, and without a limit 20 million puts a second. Exit code as for `bench`.";
+
+/// Arguments of `tokenyard bench nic`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = NIC_EXAMPLE)]
+struct NicArgs {
+    /// The config: kernels `cuda`, over a transport whose kernels put
     config: PathBuf,
     #[command(flatten)]
     output: Output,
@@ -230,6 +251,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         Some(Which::Combine(args)) => return gpu::operation(Phase::Combine, args),
         Some(Which::Pair(args)) => return gpu::operation(Phase::Pair, args),
         Some(Which::Ring(args)) => return ring(args),
+        Some(Which::Nic(args)) => return nic(args),
         Some(Which::Plot(args)) => return gpu::plot(args),
         None => {}
     }
@@ -284,6 +306,18 @@ fn ring(args: &RingArgs) -> Result<ExitCode> {
     preload::try_plugins(Some(&config))?;
     print_head(&config, "commands of kernels through the ring of the host", args.output.json);
     judge(&args.output, &tokenyard_bench::gpu::ring::measure(&config)?)
+}
+
+fn nic(args: &NicArgs) -> Result<ExitCode> {
+    let config = Config::load(&args.config)?;
+    check_files(
+        Files::default().reads("the config", &args.config),
+        &config,
+        &[("--out", &args.output.out)],
+    )?;
+    preload::try_plugins(Some(&config))?;
+    print_head(&config, "puts of kernels in a loop on one GPU", args.output.json);
+    judge(&args.output, &tokenyard_bench::gpu::nic::measure(&config)?)
 }
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {
@@ -430,7 +464,7 @@ impl BenchArgs {
             Some(Which::Dispatch(args) | Which::Combine(args) | Which::Pair(args)) => {
                 args.starts_ranks()
             }
-            Some(Which::Plot(_) | Which::Ring(_)) => false,
+            Some(Which::Plot(_) | Which::Ring(_) | Which::Nic(_)) => false,
             None => self.rank_job.is_none(),
         }
     }

@@ -275,6 +275,7 @@ fn the_help_of_each_command_has_an_example() {
         "bench",
         "bench dispatch",
         "bench ring",
+        "bench nic",
     ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let output = call(&words);
@@ -289,7 +290,7 @@ fn figures_of_gpus_need_a_config_of_gpus_and_plots_a_report_of_them() {
     let config = Config::with("");
     let path = config.path();
     let path = path.to_str().unwrap();
-    for command in ["dispatch", "combine", "ring"] {
+    for command in ["dispatch", "combine", "ring", "nic"] {
         let output = call(&["bench", command, path]);
         expect_code(&output, 2);
         let text = stderr(&output);

@@ -9,8 +9,8 @@ use tokenyard_core::transport::Transport as _;
 use tokenyard_cuda::{Nvlink, Nvrtc, PLATFORM};
 use tokenyard_device_put::DevicePut;
 use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Target};
-use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
-use tokenyard_plugin_paced::compile_engine;
+use tokenyard_gpu::warm::{Over, compile, compile_nic_probe, compile_probe, compile_ring_probe};
+use tokenyard_plugin_paced::{Paced, compile_engine};
 
 const WANTED: [(u32, Rows); 4] =
     [(80, Rows::Vector), (90, Rows::Vector), (90, Rows::Tma), (100, Rows::Tma)];
@@ -53,6 +53,9 @@ const FUSED: usize = 3;
 const PROBE: usize = 7;
 /// Kernels of `ring.cu`.
 const RING_PROBE: usize = 2;
+
+/// Kernels of `nic.cu`.
+const NIC_PROBE: usize = 3;
 
 /// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/moe/sizes.rs`.
 const DECLARED: u32 = 2048;
@@ -170,6 +173,11 @@ fn main() -> Result<()> {
         too_much += show(capability, rows, "probe", &compile_probe(about)?, kernels);
         too_much += show(capability, rows, "ring probe", &compile_ring_probe(about)?, RING_PROBE);
         too_much += show(capability, rows, "paced", &compile_engine(about)?, 1);
+        let given = Paced::device_source()?;
+        // SAFETY: the parameters that it points to are static.
+        let over = unsafe { Over::transport(&PLATFORM.dialect, "paced", Some(&given))? };
+        too_much +=
+            show(capability, rows, "nic probe", &compile_nic_probe(about, &over)?, NIC_PROBE);
     }
     assert!(
         too_much == 0,

@@ -5,12 +5,12 @@
 //! queues the next one behind it. Two are queued at most.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokenyard_core::{Error, Result, abi};
+use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::compile::{self, ProbeSource, Rows};
 use crate::config::GpuConfig;
@@ -46,6 +46,28 @@ pub struct Resident {
     thread: Option<JoinHandle<()>>,
     /// Other kernels read one of them until the component is dropped.
     _words: Arc<Words>,
+    ended: Arc<Ended>,
+    /// The name of the kernel.
+    kernel: &'static str,
+}
+
+/// The reason why no launch comes any more, once one is known.
+#[derive(Debug, Default)]
+struct Ended(OnceLock<String>);
+
+impl Ended {
+    /// The first reason stays.
+    fn set(&self, why: &Error) {
+        drop(self.0.set(why.to_string()));
+    }
+
+    fn check(&self, kernel: &'static str) -> Result<()> {
+        let Some(why) = self.0.get() else { return Ok(()) };
+        let text =
+            format!("the kernel {kernel} has ended; expected it to run until it is dropped: {why}");
+        Err(Error::new(ErrorKind::Transport, "run a resident kernel", text)
+            .with_fix("open a new communicator; where the driver has lost the device, start the process again"))
+    }
 }
 
 /// The words in pinned memory that host and kernel share.
@@ -116,14 +138,24 @@ impl Resident {
             launch: Launch::of_threads(body.blocks, body.warps * wave, shared),
             kernel,
             words: Arc::clone(&words),
+            ended: Arc::default(),
         };
+        let ended = Arc::clone(&launches.ended);
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name(body.kernel.into())
             .spawn(move || launches.run(&seen))
             .map_err(|e| Error::system("start a resident kernel", "a thread cannot be made", e))?;
-        Ok(Self { stop, thread: Some(thread), _words: words })
+        Ok(Self { stop, thread: Some(thread), _words: words, ended, kernel: body.kernel })
+    }
+
+    /// Whether launches still come.
+    ///
+    /// # Errors
+    /// The error that has ended them.
+    pub fn health(&self) -> Result<()> {
+        self.ended.check(self.kernel)
     }
 }
 
@@ -146,11 +178,13 @@ struct Launches<A> {
     launch: Launch,
     kernel: Function,
     words: Arc<Words>,
+    ended: Arc<Ended>,
 }
 
 impl<A: Copy> Launches<A> {
     fn run(&self, stop: &AtomicBool) {
         if let Err(error) = self.keep(stop) {
+            self.ended.set(&error);
             tracing::error!("a resident kernel ended: {error}");
         }
         self.words.word(Words::FAILED).store(1, Ordering::Release);
@@ -185,5 +219,21 @@ impl<A: Copy> Launches<A> {
         // stream, by the contract of `start`.
         unsafe { self.kernel.launch(self.stream.name(), self.launch, &mut pointers)? };
         mark.record(self.stream.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_has_ended_is_reported_by_its_name_with_the_first_reason() {
+        let ended = Ended::default();
+        assert!(ended.check("ty_paced").is_ok());
+        ended.set(&Error::new(ErrorKind::Transport, "launch kernel", "found 719"));
+        ended.set(&Error::new(ErrorKind::Transport, "launch kernel", "found 700"));
+        let text = ended.check("ty_paced").unwrap_err().to_string();
+        assert!(text.contains("the kernel ty_paced has ended"), "{text}");
+        assert!(text.contains("found 719"), "{text}");
     }
 }

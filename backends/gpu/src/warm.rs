@@ -9,7 +9,7 @@ use crate::config::GpuConfig;
 use crate::driver::Device;
 use crate::kernels::{DeviceApi, gpu_ring_api};
 use crate::platform::{Dialect, Platform};
-use crate::probe::{PROBE, RING_PROBE};
+use crate::probe::{NIC_PROBE, PROBE, RING_PROBE};
 use crate::resident::Body;
 use crate::transport::peers_device_api;
 
@@ -187,6 +187,14 @@ pub fn compile_probe(target: Target<'_>) -> Result<Compiled> {
 /// No compiler, or its error.
 pub fn compile_ring_probe(target: Target<'_>) -> Result<Compiled> {
     Program::probe(target, gpu_ring_api(), &RING_PROBE).compile(target.compiler)
+}
+
+/// Compiles the kernels that put in a loop, over a transport's device API, to show their use of resources.
+///
+/// # Errors
+/// No compiler, or its error.
+pub fn compile_nic_probe(target: Target<'_>, over: &Over) -> Result<Compiled> {
+    Program::probe(target, over.source(), &NIC_PROBE).compile(target.compiler)
 }
 
 /// Compiles a kernel that stays, over loads and stores, to show its use of resources.

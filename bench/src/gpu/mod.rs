@@ -13,6 +13,7 @@ pub mod ceiling;
 pub mod exchange;
 pub mod figures;
 pub mod machine;
+pub mod nic;
 pub mod plot;
 pub mod ring;
 mod sends;

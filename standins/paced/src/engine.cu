@@ -1,87 +1,11 @@
-// The engine of `paced`: carries out requests at the pace of a link. Behind request.cuh.
-// Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
+// The engine of `paced`: carries out requests at the pace of a link. Behind request.cuh and jobs.cuh.
+// Defines: TY_ROWS_TMA.
 //
 // A block serves the queues of its number modulo the blocks. One warp takes requests and books the wire for them,
 // one raises signals, the others copy. A warp copies every chunk whose number is its own modulo the warps, so that
-// none asks another. The launch ends once it has found nothing to do for a while: see resident.rs.
-
-namespace up {
-#include "up_device_api.cuh"
-}
+// none asks another. All blocks end a launch together, once none has had a request for a while: see resident.rs.
 
 namespace ty {
-
-using Up = up::DeviceApi;
-static_assert(Up::kLoadStore, "the engine stores into the windows of peers");
-static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
-              "the transport below passes other parameters than its device API takes");
-
-constexpr u32 kCopyWarps = 14, kJobs = 64, kChunk = 14336, kSharedBytes = 8192;
-// The wire is booked for this long ahead. Bytes are copied up to kLead before their turn; their signal waits for it.
-constexpr u64 kAhead = 6000, kLead = 4000;
-// The wrong half of a request, where a fault splits it in two, comes this much later.
-constexpr u64 kWrongHalf = 100000000;
-constexpr u32 kLostOf = 64;
-
-enum Fault : u32 { kNone, kSignalFirst, kLost, kDoneEarly, kWrongQueue };
-
-// One queue; `PacerQueue` of queues.rs.
-struct Line {
-  const Request* requests;
-  u64* done;
-  u64* taken;  // requests that earlier launches have taken
-};
-
-// State that a launch leaves to the next one; engine.rs reads the sums.
-struct Wire {
-  u64 begun;  // the device's time of the first launch, in ns; all times count from it
-  u64 free;   // when the wire is free, in 1/1024 ns
-  u64 raised, late, latest;  // signals; ns that all and the latest one came behind their time
-};
-
-// Mirrored in engine.rs; TY_PROBE_BYTES checks the size.
-struct PacerArgs {
-  const u64* stop;
-  const Line* lines;
-  Wire* wire;
-  u64 byte_cost;     // in 2^-20 ns
-  u64 message_cost;  // in 2^-10 ns
-  u64 latency, spread;  // ns; to each time of arrival a part of `spread` is added, drawn from `seed`
-  u64 idle, most;    // ns without work after which a launch ends, and the longest time of a launch
-  u64 seed;
-  u32 queues, mask, signals, fault;
-};
-#ifdef TY_PROBE_BYTES
-static_assert(sizeof(PacerArgs) == TY_PROBE_BYTES, "engine.rs and engine.cu differ");
-#endif
-
-enum State : u32 { kFree, kMoving, kArrived };
-
-struct Job {
-  u8* dst;
-  const u8* src;
-  u64 bytes;
-  u64 begin, due;  // ns since `begun`: first byte on the wire; the signal
-  u64 number;      // of the request in its queue
-  u32 peer, signal, add, line;
-  u32 op, first, chunks;
-  volatile u32 left, state, is_counted;
-};
-
-struct Shared {
-  Job jobs[kJobs];
-  volatile u64 done[kWave];   // of each queue of the block
-  volatile u32 at[kCopyWarps];  // the job that a warp has come to
-  volatile u32 made, quit;
-};
-static_assert(sizeof(Shared) <= kSharedBytes, "engine.rs asks for less shared memory");
-
-__device__ inline u64 drawn(u64 seed, u64 number) {
-  u64 x = seed + number * 0x9e3779b97f4a7c15ull;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-  return x ^ x >> 31;
-}
 
 // One block of the engine.
 class Pacer {
@@ -96,36 +20,54 @@ class Pacer {
     u32 depth = kWave / (lines == 0 ? 1 : lines), line = lane_id() / depth, k = lane_id() % depth;
     bool is_used = line < lines;
     const Line* mine = a.lines + (is_used ? queue_of(line) : 0);
-    u64 taken = is_used ? load_relaxed(mine->taken) : 0, start = now(), busy = start;
+    u64 taken = is_used ? load_relaxed(mine->taken) : 0, start = now();
     u32 made = 0, turn = 0;
     for (u32 looks = 1;; looks++) {
-      u32 count = is_leaving(looks, start, busy) ? 0 : take_some(mine, taken, {depth, line, k}, is_used, made, turn);
-      if (count != 0) {
-        busy = now();
-        made += count;
-        turn++;
-        continue;
-      }
+      u32 count = is_leaving(looks, start) ? 0 : take_some(mine, taken, {depth, line, k}, is_used, made, turn);
+      made += count;
+      turn += count != 0 ? 1 : 0;
       if (left_ && all_free()) break;
     }
     if (is_used && k == 0) store_relaxed(const_cast<u64*>(mine->taken), taken);
     sync_wave();
-    if (lane_id() == 0) s.quit = 1;
+    if (lane_id() != 0) return;
+    s.quit = 1;
+    // Behind the last block, whose launch has no reader of these words left.
+    if (atomic_add(&a.wire->left, 1ull) + 1 != gridDim.x) return;
+    store_relaxed(&a.wire->left, 0);
+    store_relaxed(&a.wire->leaving, 0);
   }
 
   // A warp that copies.
   __device__ void copy(u32 warp, u8* room, u64* barrier) {
     u32 parity = 0;
-    for (u32 number = 0;; number++) {
-      while (s.made <= number)
-        if (s.quit != 0) return;
+    for (u32 number = 0;;) {
+      // One lane looks for all: a warp leaves together.
+      u32 some = shfl((u32)s.made, 0) - number;
+      if (some == 0) {
+        if (shfl((u32)s.quit, 0) != 0) return;
+        continue;
+      }
       fence_block();
-      Job& job = s.jobs[number % kJobs];
-      u32 first = job.first, chunks = job.chunks;
-      for (u32 c = (warp + kCopyWarps - first % kCopyWarps) % kCopyWarps; c < chunks; c += kCopyWarps)
-        copy_chunk(job, c, room, barrier, parity);
-      sync_wave();
-      if (lane_id() == 0) s.at[warp] = number + 1;
+      some = some < kWave ? some : kWave;
+      const Job& seen = s.jobs[(number + lane_id()) % kJobs];
+      bool has_mine = lane_id() < some && first_chunk(warp, seen.first) < seen.chunks;
+      Lanes mine = ballot(has_mine);
+      // A job with a chunk for this warp stays until that is copied, and no other is looked at again.
+      if (lane_id() == 0) s.at[warp] = number + some;
+      while (mine != 0) {
+        Lanes rest = copy_small(mine, number, room, barrier, parity);
+        if (rest != mine) {
+          mine = rest;
+          continue;
+        }
+        Job& job = s.jobs[(number + first_of(mine)) % kJobs];
+        u32 chunks = job.chunks;
+        for (u32 c = first_chunk(warp, job.first); c < chunks; c += kCopyWarps)
+          copy_chunk(job, c, room, barrier, parity);
+        mine &= mine - 1;
+      }
+      number += some;
     }
   }
 
@@ -133,10 +75,10 @@ class Pacer {
   __device__ void raise() {
     u64 shown = lane_id() < lines ? s.done[lane_id()] : 0;
     while (true) {
-      u32 quit = s.quit;
-      for (u32 i = lane_id(); i < kJobs; i += kWave) end(s.jobs[i]);
-      while (ballot(count_done()) != 0) sync_wave();
+      u32 quit = shfl((u32)s.quit, 0);
+      end_jobs();
       sync_wave();
+      count_done();
       u64 done = lane_id() < lines ? s.done[lane_id()] : 0;
       if (done != shown) store_release(a.lines[queue_of(lane_id())].done, shown = done);
       if (quit != 0) return;
@@ -148,16 +90,41 @@ class Pacer {
     u32 depth, line, k;  // lanes of a queue; this lane's queue, and its place behind that queue's head
   };
 
+  // The first chunk of a job that is this warp's.
+  __device__ static u32 first_chunk(u32 warp, u32 first) {
+    return (warp + kCopyWarps - first % kCopyWarps) % kCopyWarps;
+  }
+  // The ends of a request's bytes, where it has some.
+  struct Ends {
+    u8* dst;
+    const u8* src;
+  };
+  // The number of a request in its queue, and its time on the wire.
+  struct Turn {
+    u64 number, begin, lasts;
+    u32 line;
+  };
+
   __device__ u32 queue_of(u32 line) const { return blockIdx.x + line * gridDim.x; }
   __device__ u64 now() const { return now_ns() - begun; }
 
-  // Takes no more where it stops, has lasted, or has found nothing for long.
-  __device__ bool is_leaving(u32 looks, u64 start, u64 busy) {
-    if (!left_ && looks % 64 == 0) {
-      u64 t = now();
-      bool ends = t - start > a.most || t - busy > a.idle || load_relaxed(a.stop) != 0;
-      left_ = shfl((u32)ends, 0) != 0;
+  // Whether this block takes no more. One block ends the launch for all: else the queues of a block that ends would
+  // wait for the others. It does so where the host stops, the launch has lasted, or no block has had a request for
+  // long; a request that has the wire is not done.
+  __device__ bool is_leaving(u32 looks, u64 start) {
+    if (left_ || looks % kLook != 0) return left_;
+    u64 t = shfl(now(), 0);
+    bool is_idle = all_free();
+    if (lane_id() == 0 && !is_idle) store_relaxed(&a.wire->busy, t);
+    bool ends = load_relaxed(&a.wire->leaving) != 0;
+    if (looks % kLongLook == 0) {
+      u64 busy = load_relaxed(&a.wire->busy);
+      busy = busy > start ? busy : start;
+      bool decides = t > start + a.most || (is_idle && t > busy + a.idle) || load_relaxed(a.stop) != 0;
+      if (decides && lane_id() == 0) store_relaxed(&a.wire->leaving, 1);
+      ends = ends || decides;
     }
+    left_ = shfl((u32)ends, 0) != 0;
     return left_;
   }
 
@@ -197,6 +164,7 @@ class Pacer {
     u32 free = room(made), count = all < free ? all : free;
     is_there = is_used && place.k < run && rank < count;
     u64 cost = 0, posted = 0, begin = 0;
+    Ends ends{};
     if (is_there) {
       u64 bytes = request->op == kPutValue || request->op == kSignal ? 0 : request->bytes;
       cost = bytes * a.byte_cost >> 10;
@@ -204,10 +172,12 @@ class Pacer {
       // The first launch may begin behind the post.
       posted = request->posted > begun ? request->posted - begun : request->posted == 0 ? now() : 0;
     }
+    // Looked up while the wire is booked.
+    if (is_there) ends = ends_of(*request);
     count = book(is_there, rank, count, cost, posted, begin);
     is_there = is_there && rank < count;
     Job& job = s.jobs[(made + rank) % kJobs];
-    if (is_there) make(job, *request, taken + place.k, place.line, begin, cost >> 10);
+    if (is_there) make(job, *request, ends, {taken + place.k, begin, cost >> 10, place.line});
     number_chunks(made, count);
     Lanes mine_taken = ballot(is_there) >> (place.line * place.depth % kWave);
     taken += is_used ? popc(mine_taken & mask_of(place.depth)) : 0;
@@ -233,7 +203,8 @@ class Pacer {
       begin = posted;
       return count;
     }
-    u64 seen = shfl(load_relaxed(&a.wire->free), 0);
+    // The last known word is tried first: mostly no other block has booked since.
+    u64& seen = free_;
     while (true) {
       u64 most = shfl(now() + kAhead, 0) << 10, free = seen;
       if (free > most) return 0;
@@ -247,29 +218,40 @@ class Pacer {
       }
       u64 found = lane_id() == 0 ? atomic_cas(&a.wire->free, seen, free) : 0;
       found = shfl(found, 0);
-      if (found == seen) return booked;
-      seen = found;
+      bool is_ours = found == seen;
+      seen = is_ours ? free : found;
+      if (is_ours) return booked;
     }
   }
 
-  __device__ void make(Job& job, const Request& request, u64 number, u32 line, u64 begin, u64 lasts) const {
-    bool moves = request.op == kPut || request.op == kPutSignal || request.op == kGet;
+  __device__ static bool moves(const Request& request) {
+    return request.op == kPut || request.op == kPutSignal || request.op == kGet;
+  }
+
+  __device__ Ends ends_of(const Request& request) const {
     u32 me = up.p.me, from = request.op == kGet ? request.peer : me, to = request.op == kGet ? me : request.peer;
     constexpr u64 kOffset = (u64(1) << kWindowShift) - 1;
-    job.dst = request.op == kSignal ? nullptr
-                                    : up.peer_ptr((u32)(request.dst >> kWindowShift), to, request.dst & kOffset);
-    job.src = moves ? up.peer_ptr((u32)(request.src >> kWindowShift), from, request.src & kOffset) : nullptr;
+    Ends ends{};
+    if (request.op != kSignal)
+      ends.dst = up.peer_ptr((u32)(request.dst >> kWindowShift), to, request.dst & kOffset);
+    if (moves(request)) ends.src = up.peer_ptr((u32)(request.src >> kWindowShift), from, request.src & kOffset);
+    return ends;
+  }
+
+  __device__ void make(Job& job, const Request& request, const Ends& ends, const Turn& turn) const {
+    job.dst = ends.dst;
+    job.src = ends.src;
     job.bytes = request.bytes;
-    job.begin = begin;
-    u64 draw = drawn(a.seed, number * a.queues + queue_of(line));
-    job.due = begin + lasts + a.latency + (a.spread == 0 ? 0 : draw % a.spread);
-    job.number = number;
+    job.begin = turn.begin;
+    u64 draw = drawn(a.seed, turn.number * a.queues + queue_of(turn.line));
+    job.due = turn.begin + turn.lasts + a.latency + (a.spread == 0 ? 0 : draw % a.spread);
+    job.number = turn.number;
     job.peer = request.peer;
     job.signal = request.signal;
     job.add = request.op == kPutSignal || request.op == kSignal ? request.add : 0;
-    job.line = line;
+    job.line = turn.line;
     job.op = request.op;
-    job.chunks = moves ? (u32)((request.bytes + kChunk - 1) / kChunk) : 0;
+    job.chunks = moves(request) ? (u32)((request.bytes + kChunk - 1) / kChunk) : 0;
     if (request.op == kPutSignal) spoil(job, draw);
     job.left = job.chunks;
     job.is_counted = 0;
@@ -287,11 +269,15 @@ class Pacer {
   // Chunks are numbered on over all jobs.
   __device__ void number_chunks(u32 made, u32 count) {
     sync_wave();
-    for (u32 i = 0; i < count && lane_id() == 0; i++) {
-      Job& job = s.jobs[(made + i) % kJobs];
-      job.first = chunks_;
-      chunks_ += job.chunks;
+    u32 lane = lane_id();
+    Job& job = s.jobs[(made + lane) % kJobs];
+    u32 own = lane < count ? job.chunks : 0, sum = own;
+    for (u32 by = 1; by < kWave; by *= 2) {
+      u32 before = shfl_up(sum, by);
+      sum += lane >= by ? before : 0;
     }
+    if (lane < count) job.first = chunks_ + sum - own;
+    chunks_ += shfl(sum, kWave - 1);
     sync_wave();
   }
 
@@ -299,58 +285,96 @@ class Pacer {
     u64 at = (u64)chunk * kChunk, rest = job.bytes - at;
     u32 bytes = rest < kChunk ? (u32)rest : kChunk;
     u64 turn = job.begin + (at * a.byte_cost >> 20);
-    while (now() + kLead < turn) {
-    }
+    while (now() + kLead < turn) pause_ns(20);
     sync_wave();
     u8* dst = job.dst + at;
     const u8* src = job.src + at;
     bool is_aligned = (((u64)dst | (u64)src | bytes) & 15) == 0;
     if (is_aligned) {
       copy_aligned(dst, src, bytes, room, barrier, parity);
-    } else {
+      fence_block();
+    } else if ((((u64)dst | (u64)src | bytes) & 3) == 0) {
       for (u32 i = 4 * lane_id(); i < bytes; i += 4 * kWave)
         *reinterpret_cast<u32*>(dst + i) = *reinterpret_cast<const volatile u32*>(src + i);
+    } else {
+      for (u32 i = lane_id(); i < bytes; i += kWave) dst[i] = const_cast<const volatile u8*>(src)[i];
     }
-    fence_system_all();
+    // Bulk stores are complete here, and the signal's release covers them.
+    if (!is_aligned || !TY_ROWS_TMA) fence_system_all();
     sync_wave();
     if (lane_id() == 0) atomic_add(const_cast<u32*>(&job.left), ~0u);
   }
 
 #if TY_ROWS_TMA
+  // Copies the first one or two of the jobs, where each is one small chunk: a lane each. The others are left.
+  __device__ Lanes copy_small(Lanes jobs, u32 number, u8* room, u64* barrier, u32& parity) {
+    Lanes behind = jobs & (jobs - 1);
+    u32 lane = lane_id();
+    Job& job = s.jobs[(number + first_of(lane == 1 && behind != 0 ? behind : jobs)) % kJobs];
+    bool is_small = lane < kSmall && (lane == 0 || behind != 0) && job.chunks == 1 &&
+                    job.bytes <= kChunk / kSmall && (((u64)job.dst | (u64)job.src | job.bytes) & 15) == 0 &&
+                    now() + kLead >= job.begin;
+    Lanes small = ballot(is_small);
+    if ((small & 1) == 0) return jobs;
+    if (is_small) {
+      bulk_copy(job.dst, job.src, (u32)job.bytes, room + lane * (kChunk / kSmall), barrier + lane, parity);
+      parity ^= 1;
+      fence_block();
+      atomic_add(const_cast<u32*>(&job.left), ~0u);
+    }
+    sync_wave();
+    return (small & 2) != 0 ? behind & (behind - 1) : behind;
+  }
+  // One thread.
+  __device__ void bulk_copy(u8* dst, const u8* src, u32 bytes, u8* room, u64* barrier, u32 parity) {
+    publish_places();
+    bulk_load(shared_address(room), src, bytes, shared_address(barrier));
+    wait_barrier(shared_address(barrier), parity);
+    bulk_store(dst, shared_address(room), bytes);
+    close_stores();
+    stores_done();
+  }
   __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8* room, u64* barrier, u32& parity) {
     if (lane_id() == 0) {
-      publish_places();
-      bulk_load(shared_address(room), src, bytes, shared_address(barrier));
-      wait_barrier(shared_address(barrier), parity);
-      bulk_store(dst, shared_address(room), bytes);
-      close_stores();
-      stores_done();
+      bulk_copy(dst, src, bytes, room, barrier, parity);
+      parity ^= 1;
     }
-    parity ^= 1;
     sync_wave();
   }
 #else
+  __device__ Lanes copy_small(Lanes jobs, u32, u8*, u64*, u32&) { return jobs; }
   __device__ void copy_aligned(u8* dst, const u8* src, u32 bytes, u8*, u64*, u32&) {
     copy_16(Warp(), dst, src, bytes);
   }
 #endif
 
-  // Ends a job whose payload is there and whose time has come: raises its signal.
+  // Ends jobs whose payload is there and whose time has come: raises their signals, behind one fence for all.
+  __device__ void end_jobs() {
+    u32 ends = 0;
+    for (u32 k = 0; k < kJobs / kWave; k++) {
+      const Job& job = s.jobs[lane_id() + k * kWave];
+      if (job.state != kMoving) continue;
+      fence_block();
+      if (now() < job.due) continue;
+      bool is_early = a.fault == kSignalFirst && job.add != 0;
+      if (job.left == 0 || is_early) ends |= 1u << k;
+    }
+    if (ballot(ends != 0) == 0) return;
+    fence_system();
+    for (u32 k = 0; k < kJobs / kWave; k++)
+      if ((ends >> k & 1) != 0) end(s.jobs[lane_id() + k * kWave]);
+  }
+
   __device__ void end(Job& job) {
-    if (job.state != kMoving) return;
-    fence_block();
-    u64 t = now();
-    if (t < job.due) return;
     bool is_there = job.left == 0;
-    fence_block();
     if (is_there && job.op == kPutValue) store_relaxed(reinterpret_cast<u64*>(job.dst), job.bytes);
-    if (job.add != 0 && (is_there || a.fault == kSignalFirst)) {
-      Guard guard(nullptr, 0, nullptr);
-      up.signal(0, job.peer, {job.signal, job.add}, guard);
+    if (job.add != 0) {
+      u64 late = now() - job.due;
+      add_relaxed(reinterpret_cast<u64*>(up.p.signals[job.peer] + (u64)job.signal * up.p.spacing), job.add);
       job.add = 0;
       add_relaxed(&a.wire->raised, 1);
-      add_relaxed(&a.wire->late, t - job.due);
-      raise_to(&a.wire->latest, t - job.due);
+      add_relaxed(&a.wire->late, late);
+      if (late > latest_) raise_to(&a.wire->latest, latest_ = late);
     }
     if (is_there) job.state = kArrived;
   }
@@ -371,27 +395,39 @@ class Pacer {
     }
   }
 
-  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs. Whether one was
-  // counted.
-  __device__ bool count_done() {
-    bool any = false;
+  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs.
+  __device__ void count_done() {
+    for (u32 line = 0; line < lines; line++) {
+      // Requests behind the first one that is not counted: bit k stands for the one with k before it.
+      u64 base = s.done[line], there = 0;
+      for (u32 i = lane_id(); i < kJobs; i += kWave) {
+        const Job& job = s.jobs[i];
+        bool is_new = job.is_counted == 0 && is_done(job) && job.line == line;
+        if (is_new && job.number - base < kBits) there |= 1ull << (job.number - base);
+      }
+      if (ballot(there != 0) == 0) continue;
+      for (u32 bits = 1; bits < kWave; bits *= 2) there |= shfl_xor(there, bits);
+      u32 count = 0;
+      while (count < kBits && (there >> count & 1) != 0) count++;
+      for (u32 i = lane_id(); i < kJobs; i += kWave) {
+        Job& job = s.jobs[i];
+        bool counts = job.is_counted == 0 && job.state != kFree && job.line == line && job.number - base < count;
+        if (counts) job.is_counted = 1;
+      }
+      if (lane_id() == 0) s.done[line] = base + count;
+    }
+    fence_block();
     for (u32 i = lane_id(); i < kJobs; i += kWave) {
       Job& job = s.jobs[i];
-      if (job.is_counted == 0 && is_done(job) && s.done[job.line] == job.number) {
-        s.done[job.line] = job.number + 1;
-        job.is_counted = 1;
-        any = true;
-      }
-      fence_block();
       if (job.is_counted != 0 && job.state == kArrived) job.state = kFree;
     }
-    return any;
+    sync_wave();
   }
 
   const PacerArgs& a;
   const Up& up;
   Shared& s;
-  u64 begun;
+  u64 begun, latest_ = 0, free_ = 0;
   u32 lines, chunks_ = 0;
   bool left_ = false;
 };
@@ -404,14 +440,14 @@ ty_paced(TY_ARGUMENT ty::PacerArgs a, TY_ARGUMENT ty::Up::Params p) {
   using namespace ty;
   TY_SHARED_BYTES(bytes);
   Shared& shared = *reinterpret_cast<Shared*>(bytes);
-  __shared__ u64 barriers[kCopyWarps];
+  __shared__ u64 barriers[kCopyWarps * kSmall];
   u32 thread = threadIdx.x, warp = wave_id();
   if (thread == 0) {
     atomic_cas(&a.wire->begun, 0ull, now_ns());
     shared.made = 0;
     shared.quit = 0;
 #if TY_ROWS_TMA
-    for (u32 i = 0; i < kCopyWarps; i++) init_barrier(shared_address(&barriers[i]), 1);
+    for (u32 i = 0; i < kCopyWarps * kSmall; i++) init_barrier(shared_address(&barriers[i]), 1);
     publish_barriers();
 #endif
   }
@@ -427,5 +463,5 @@ ty_paced(TY_ARGUMENT ty::PacerArgs a, TY_ARGUMENT ty::Up::Params p) {
   Pacer engine(a, up, shared);
   if (warp == kCopyWarps) engine.take();
   else if (warp == kCopyWarps + 1) engine.raise();
-  else engine.copy(warp, bytes + kSharedBytes + warp * kChunk, &barriers[warp]);
+  else engine.copy(warp, bytes + kOwnBytes + warp * kChunk, &barriers[warp * kSmall]);
 }

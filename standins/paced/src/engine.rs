@@ -1,5 +1,6 @@
 //! The engine: its arguments, and the kernel that stays.
 
+use std::fmt;
 use std::sync::Arc;
 
 use tokenyard_core::{Result, abi};
@@ -8,19 +9,23 @@ use tokenyard_gpu::driver::{Buffer, Context, copy};
 use tokenyard_gpu::resident::{Body, Resident, ResidentWords};
 use tokenyard_gpu::warm::compile_resident;
 
-use crate::config::PacedConfig;
+use crate::config::{COMPONENT, PacedConfig};
 use crate::queues::{CAPACITY, Queues};
 
 pub(crate) const REQUEST: &str = include_str!("request.cuh");
-const TEXT: &str =
-    concat!("#include \"transport.cuh\"\n", include_str!("request.cuh"), include_str!("engine.cu"));
+const TEXT: &str = concat!(
+    "#include \"transport.cuh\"\n",
+    include_str!("request.cuh"),
+    include_str!("jobs.cuh"),
+    include_str!("engine.cu")
+);
 
 /// Warps of a block: 14 copy, one takes requests, one raises signals.
 const COPY_WARPS: u32 = 14;
 const WARPS: u32 = COPY_WARPS + 2;
 /// Bytes of a chunk, and of the shared memory of a block beside chunks.
 const CHUNK: u32 = 14_336;
-const SHARED: u32 = 8192;
+const SHARED: u32 = 12_288;
 /// The kernel; a config says how many blocks it has.
 const BODY: Body = Body {
     file: "engine.cu",
@@ -65,6 +70,9 @@ struct Wire {
     raised: u64,
     late: u64,
     latest: u64,
+    busy: u64,
+    leaving: u64,
+    left: u64,
 }
 
 /// Compiles the engine, to show its use of resources.
@@ -80,16 +88,24 @@ pub fn compile_engine(target: Target<'_>) -> Result<Compiled> {
 pub(crate) struct Lateness {
     /// Signals.
     pub(crate) signals: u64,
-    /// Microseconds behind their time, in the mean and at most.
-    pub(crate) mean_us: f64,
-    pub(crate) most_us: f64,
+    /// Nanoseconds behind their time, of all together and of the latest one.
+    pub(crate) all_ns: u64,
+    pub(crate) most_ns: u64,
+}
+
+/// In these words benchmarks read it: `Lateness::of` in `bench/src/gpu/nic.rs`.
+impl fmt::Display for Lateness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { signals, all_ns, most_ns } = self;
+        write!(f, "{signals} signals late by {all_ns} ns in all, {most_ns} ns at most")
+    }
 }
 
 /// The running engine.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     /// Dropped first: its launches use the rest.
-    _resident: Resident,
+    resident: Resident,
     wire: Buffer,
     context: Arc<Context>,
     failed: u64,
@@ -132,7 +148,7 @@ impl Pacer {
         };
         // SAFETY: by this function's contract; the wire is dropped behind the launches.
         let resident = unsafe { Resident::start(context, windows, &body, arguments)? };
-        Ok(Self { _resident: resident, wire, context: Arc::clone(context), failed })
+        Ok(Self { resident, wire, context: Arc::clone(context), failed })
     }
 
     /// The word in pinned memory that is not 0 once the engine has given up.
@@ -140,17 +156,17 @@ impl Pacer {
         self.failed
     }
 
+    /// The error that has ended the engine, if one has.
+    pub(crate) fn health(&self) -> Result<()> {
+        self.resident.health().map_err(|e| e.with_context("transport", COMPONENT))
+    }
+
     /// How late signals were so far.
     pub(crate) fn lateness(&self) -> Result<Lateness> {
         let mut wire = Wire::default();
         let bytes = size_of::<Wire>() as u64;
         copy(&self.context, &raw mut wire as u64, self.wire.address(), bytes)?;
-        let mean = wire.late as f64 / wire.raised.max(1) as f64;
-        Ok(Lateness {
-            signals: wire.raised,
-            mean_us: mean / 1e3,
-            most_us: wire.latest as f64 / 1e3,
-        })
+        Ok(Lateness { signals: wire.raised, all_ns: wire.late, most_ns: wire.latest })
     }
 }
 
@@ -159,10 +175,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn lateness_has_the_words_that_benchmarks_read() {
+        let late = Lateness { signals: 2, all_ns: 700, most_ns: 600 };
+        assert_eq!(late.to_string(), "2 signals late by 700 ns in all, 600 ns at most");
+    }
+
+    #[test]
     fn the_kernel_has_as_much_shared_memory_as_its_constants_take() {
-        let text = TEXT.replace(", kJobs = 64,", ",");
+        let text = TEXT.replace(", kJobs = 128,", ",");
         let expected =
-            format!("kCopyWarps = {COPY_WARPS}, kChunk = {CHUNK}, kSharedBytes = {SHARED};");
+            format!("kCopyWarps = {COPY_WARPS}, kChunk = {CHUNK}, kOwnBytes = {SHARED};");
         assert!(text.contains(&expected), "engine.cu does not have {expected}");
     }
 }

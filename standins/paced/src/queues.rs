@@ -70,7 +70,65 @@ pub(crate) struct HostQueue {
 #[derive(Debug, Default)]
 struct Posted {
     head: u64,
+    /// Each with the number of commands that are done before it is reported.
     events: VecDeque<(u64, Event)>,
+}
+
+/// The numbers and places that commands of the host may name: the engine trusts them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bounds {
+    pub(crate) peers: u32,
+    /// Signals of a queue.
+    pub(crate) signals: u32,
+    /// Bytes of each window, on every rank.
+    pub(crate) windows: Vec<u64>,
+}
+
+impl Bounds {
+    /// Refuses a command that names what is not there. Lengths and offsets may be any.
+    ///
+    /// # Errors
+    /// The part that was found, and the values that were expected.
+    pub(crate) fn check(&self, command: &Command) -> std::result::Result<(), String> {
+        let number = |name: &str, found: u64, count: u64| {
+            let expected = format!("found {name} {found}; expected one below {count}");
+            if found < count { Ok(()) } else { Err(expected) }
+        };
+        let place = |name: &str, window: u16, offset: u64, bytes: u64| {
+            number(&format!("{name} window"), window.into(), self.windows.len() as u64)?;
+            let all = self.windows[usize::from(window)];
+            if offset.checked_add(bytes).is_some_and(|end| end <= all) {
+                return Ok(());
+            }
+            Err(format!(
+                "found {bytes} bytes at {name} offset {offset}; expected them within the window's {all}"
+            ))
+        };
+        let Command { op, bytes, .. } = *command;
+        let moves = matches!(op, abi::TY_OP_PUT | abi::TY_OP_PUT_SIGNAL | abi::TY_OP_GET);
+        let raises = matches!(op, abi::TY_OP_PUT_SIGNAL | abi::TY_OP_SIGNAL);
+        if !moves && !raises && op != abi::TY_OP_PUT_VALUE {
+            return Err(format!("found op {op}; expected one of TY_OP_*"));
+        }
+        number("peer", command.peer.into(), self.peers.into())?;
+        if raises {
+            number("signal", command.signal.into(), self.signals.into())?;
+        }
+        if moves {
+            place("source", command.src_window, command.src_offset, bytes)?;
+        }
+        if op == abi::TY_OP_PUT_VALUE && !command.dst_offset.is_multiple_of(8) {
+            return Err(format!(
+                "found a value at offset {}; expected a multiple of 8",
+                command.dst_offset
+            ));
+        }
+        if moves || op == abi::TY_OP_PUT_VALUE {
+            let bytes = if moves { bytes } else { size_of::<u64>() as u64 };
+            place("destination", command.dst_window, command.dst_offset, bytes)?;
+        }
+        Ok(())
+    }
 }
 
 /// The memory of all queues of an instance.
@@ -148,25 +206,28 @@ impl HostQueue {
         unsafe { AtomicU64::from_ptr(self.done.at(0)) }.load(Ordering::Acquire)
     }
 
-    /// Writes as many of the commands as there is room for; how many. A signal has this number in the engine.
-    pub(crate) fn post(&self, commands: &[Command], signal: impl Fn(u32) -> u32) -> usize {
+    /// Writes as many of the commands as there is room for; how many. A command that `check` refuses is none of the
+    /// engine's: it becomes an error event. A signal has this number in the engine.
+    pub(crate) fn post(
+        &self,
+        commands: &[Command],
+        check: impl Fn(&Command) -> bool,
+        signal: impl Fn(u32) -> u32,
+    ) -> usize {
         let mut posted = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let room = u64::from(CAPACITY) - (posted.head - self.done());
         let count = commands.len().min(room as usize);
         for command in &commands[..count] {
-            self.write(posted.head, command, signal(command.signal));
-            if command.flags & abi::TY_FLAG_NOTIFY != 0 {
-                let event = Event {
-                    kind: abi::TY_EVENT_DONE,
-                    queue: command.queue,
-                    peer: command.peer,
-                    status: abi::TY_OK,
-                    tag: command.tag,
-                };
-                let number = posted.head;
-                posted.events.push_back((number, event));
+            let is_right = check(command);
+            if is_right {
+                self.write(posted.head, command, signal(command.signal));
+                posted.head += 1;
             }
-            posted.head += 1;
+            if !is_right || command.flags & abi::TY_FLAG_NOTIFY != 0 {
+                let event = event(command, is_right);
+                let head = posted.head;
+                posted.events.push_back((head, event));
+            }
         }
         count
     }
@@ -201,12 +262,52 @@ impl HostQueue {
         let mut count = 0;
         while count < events.len()
             && let Some((number, event)) = posted.events.front()
-            && *number < done
+            && *number <= done
         {
             events[count] = *event;
             posted.events.pop_front();
             count += 1;
         }
         count
+    }
+}
+
+/// The event of a command.
+fn event(command: &Command, is_right: bool) -> Event {
+    let (kind, status) = match is_right {
+        true => (abi::TY_EVENT_DONE, abi::TY_OK),
+        false => (abi::TY_EVENT_ERROR, abi::TY_TRANSPORT),
+    };
+    Event { kind, queue: command.queue, peer: command.peer, status, tag: command.tag }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenyard_core::transport::NO_COMMAND;
+
+    #[test]
+    fn commands_that_name_what_is_not_there_are_refused_by_name_and_any_length_is_taken() {
+        let bounds = Bounds { peers: 2, signals: 8, windows: vec![100, 1 << 20] };
+        let put = Command { op: abi::TY_OP_PUT_SIGNAL, add: 1, bytes: 7, ..NO_COMMAND };
+        let right =
+            Command { peer: 1, signal: 7, src_offset: 93, dst_window: 1, dst_offset: 3, ..put };
+        assert_eq!(bounds.check(&right), Ok(()));
+        let value = Command { op: abi::TY_OP_PUT_VALUE, dst_offset: 88, ..NO_COMMAND };
+        assert_eq!(bounds.check(&value), Ok(()));
+        let refused = |command: Command| bounds.check(&command).unwrap_err();
+        assert_eq!(refused(Command { op: 9, ..put }), "found op 9; expected one of TY_OP_*");
+        assert_eq!(refused(Command { peer: 2, ..put }), "found peer 2; expected one below 2");
+        assert_eq!(refused(Command { signal: 8, ..put }), "found signal 8; expected one below 8");
+        let text = refused(Command { src_window: 2, ..put });
+        assert_eq!(text, "found source window 2; expected one below 2");
+        let text = refused(Command { src_offset: 94, ..put });
+        assert_eq!(
+            text,
+            "found 7 bytes at source offset 94; expected them within the window's 100"
+        );
+        assert!(refused(Command { dst_offset: u64::MAX, ..put }).contains("destination offset"));
+        assert!(refused(Command { dst_offset: 89, ..value }).contains("a multiple of 8"));
+        assert!(refused(Command { dst_offset: 96, ..value }).contains("8 bytes at destination"));
     }
 }

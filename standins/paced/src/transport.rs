@@ -14,7 +14,7 @@ use tokenyard_gpu::{Devices, PeersConfig};
 
 use crate::config::{COMPONENT, PacedConfig, Poster};
 use crate::engine::{Pacer, REQUEST};
-use crate::queues::{CAPACITY, Queues};
+use crate::queues::{Bounds, CAPACITY, Queues};
 
 const SOURCE: &str = include_str!("paced.cuh");
 /// Queues that may be used: one for each block that posts.
@@ -36,6 +36,10 @@ pub struct Paced {
     /// Signals of one queue.
     signals: u32,
     me: u32,
+    /// The numbers and places that commands of the host may name.
+    bounds: Bounds,
+    /// The first command that was refused.
+    refused: OnceLock<(Command, String)>,
 }
 
 fn inner_config(config: &PacedConfig) -> PeersConfig {
@@ -111,6 +115,12 @@ impl Transport for Paced {
             config: PacedConfig { seed: config.seed ^ u64::from(team.me) << 32, ..config },
             signals: needs.signals,
             me: team.me,
+            bounds: Bounds {
+                peers: team.world_ranks.len() as u32,
+                signals: needs.signals,
+                windows: Vec::new(),
+            },
+            refused: OnceLock::new(),
             context,
         })
     }
@@ -121,7 +131,9 @@ impl Transport for Paced {
 
     unsafe fn register(&mut self, window: &Window) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.nvlink.register(window) }
+        unsafe { self.nvlink.register(window) }?;
+        self.bounds.windows.push(window.bytes);
+        Ok(())
     }
 
     fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
@@ -145,7 +157,15 @@ impl Transport for Paced {
 
     unsafe fn post(&self, queue: u32, commands: &[Command]) -> std::result::Result<usize, i32> {
         if let Some(own) = self.queues.host.get(queue as usize) {
-            return Ok(own.post(commands, |signal| self.below_signal(queue, signal)));
+            self.engine().and_then(Pacer::health).map_err(|_| abi::TY_TRANSPORT)?;
+            let check = |command: &Command| match self.bounds.check(command) {
+                Ok(()) => true,
+                Err(why) => {
+                    drop(self.refused.set((*command, why)));
+                    false
+                }
+            };
+            return Ok(own.post(commands, check, |signal| self.below_signal(queue, signal)));
         }
         // The queues are the kernels': the host's own commands have no pace.
         for (done, command) in commands.iter().enumerate() {
@@ -161,7 +181,13 @@ impl Transport for Paced {
 
     fn poll(&self, queue: u32, events: &mut [Event]) -> std::result::Result<usize, i32> {
         match self.queues.host.get(queue as usize) {
-            Some(own) => Ok(own.poll(events)),
+            Some(own) => {
+                let count = own.poll(events);
+                if count == 0 {
+                    self.engine().and_then(Pacer::health).map_err(|_| abi::TY_TRANSPORT)?;
+                }
+                Ok(count)
+            }
             None => self.nvlink.poll(queue, events),
         }
     }
@@ -171,7 +197,19 @@ impl Transport for Paced {
     }
 
     fn health(&self) -> Result<()> {
-        self.nvlink.health()
+        self.nvlink.health()?;
+        if let Some(engine) = &self.engine {
+            engine.health()?;
+        }
+        match self.refused.get() {
+            None => Ok(()),
+            Some((command, why)) => {
+                Err(Error::new(ErrorKind::Transport, "execute command", why.clone())
+                    .with_context("op", command.op)
+                    .with_context("peer", command.peer)
+                    .with_context("tag", command.tag))
+            }
+        }
     }
 
     fn device_api(&self) -> Result<abi::TyDeviceApi> {
@@ -192,7 +230,12 @@ impl Transport for Paced {
     fn link_name(&self, peer: u32) -> String {
         let PacedConfig { rate, latency_us, .. } = self.config;
         let below = self.nvlink.link_name(peer);
-        format!("paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us) over {below}")
+        let text =
+            format!("paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us) over {below}");
+        match self.engine.as_ref().map(Pacer::lateness) {
+            Some(Ok(late)) => format!("{text}; {late}"),
+            _ => text,
+        }
     }
 }
 
@@ -203,8 +246,8 @@ impl Drop for Paced {
             Some(Ok(late)) if late.signals > 0 => tracing::info!(
                 "paced, a stand-in: {} signals were late by {:.2} us in the mean and {:.2} us at most",
                 late.signals,
-                late.mean_us,
-                late.most_us
+                late.all_ns as f64 / late.signals as f64 / 1e3,
+                late.most_ns as f64 / 1e3
             ),
             Some(Err(error)) => tracing::warn!("the lateness of paced is not known: {error}"),
             _ => {}

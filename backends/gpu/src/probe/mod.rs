@@ -6,11 +6,14 @@
 //! waits by a cap (INV-6), and the error names the rank that they waited for.
 
 mod args;
+mod nic;
 mod ring;
 mod timer;
 mod world;
 
 pub(crate) use args::PROBE;
+pub(crate) use nic::NIC_PROBE;
+pub use nic::{Flood, NicProbe, PutFlow, Trip};
 pub(crate) use ring::RING_PROBE;
 pub use ring::{Posters, RingProbe};
 pub use timer::Timer;

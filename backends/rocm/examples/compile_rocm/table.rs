@@ -119,7 +119,7 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx942", "probe", "ty_probe_check", 18, 0),
     ("gfx942", "ring probe", "ty_ring_posts", 26, 0),
     ("gfx942", "ring probe", "ty_ring_trips", 26, 0),
-    ("gfx942", "paced", "ty_paced", 57, 0),
+    ("gfx942", "paced", "ty_paced", 71, 0),
     ("gfx950", "xgmi direct", "ty_dispatch", 110, 336),
     ("gfx950", "xgmi direct", "ty_combine_bf16", 96, 0),
     ("gfx950", "xgmi direct", "ty_combine_f16", 94, 0),
@@ -232,5 +232,5 @@ pub(crate) const MOST: &[(&str, &str, &str, u32, u32)] = &[
     ("gfx950", "probe", "ty_probe_check", 18, 0),
     ("gfx950", "ring probe", "ty_ring_posts", 26, 0),
     ("gfx950", "ring probe", "ty_ring_trips", 26, 0),
-    ("gfx950", "paced", "ty_paced", 57, 0),
+    ("gfx950", "paced", "ty_paced", 71, 0),
 ];
