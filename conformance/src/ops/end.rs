@@ -99,7 +99,11 @@ pub(crate) fn open<E: OperationEnd>(
 pub(crate) fn is_lack(error: &Error) -> bool {
     let text = error.message();
     let lacks_operation = text.contains("kernel set `") && text.contains("` has no ");
-    let others = ["on_failure = \"mask\"", "found several users of one session"];
+    let others = [
+        "on_failure = \"mask\"",
+        "found several users of one session",
+        "serves one user of a session",
+    ];
     error.kind() == ErrorKind::Unsupported
         && (lacks_operation || others.iter().any(|other| text.contains(other)))
 }
@@ -116,6 +120,7 @@ mod tests {
             "kernel set `x` has no operations beside MoE",
             "on_failure = \"mask\": a pipe of kernel set `x` cannot go on without a lost rank",
             "found several users of one session; expected one: kernels of `x` post by themselves",
+            "device_api_of: the device API of x serves one user of a session",
         ] {
             assert!(is_lack(&error(ErrorKind::Unsupported, text)), "{text}");
             assert!(!is_lack(&error(ErrorKind::InvalidInput, text)), "{text}");

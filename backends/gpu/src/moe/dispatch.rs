@@ -458,7 +458,7 @@ impl Dispatch<'_> {
             at_once: wanted.mode.at_once.into(),
             pushers: roles.pushers,
             part_rows: roles.part_rows(),
-            call_tokens: wanted.max_tokens(),
+            call_tokens: self.moe.exchange.call_tokens(wanted.max_tokens()),
             rank_major: is_rank_major.into(),
             tiles: self.moe.sizes.tiles(),
             tile_rows: if wanted.in_tiles(self.moe.has_tiles()) {

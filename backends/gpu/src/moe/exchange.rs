@@ -123,6 +123,12 @@ impl Exchange {
         }
     }
 
+    /// The most rows that a rank of this exchange sends to another one, in a call with this M: a forwarder sends those
+    /// of one rank of each domain. Kernels lay regions out by it, as the host does by the ranks of the world.
+    pub(crate) fn call_tokens(&self, max_tokens: u32) -> u32 {
+        max_tokens.saturating_mul(self.groups)
+    }
+
     /// The program of the kernels; `is_masked`: some ranks may be masked.
     pub(crate) fn role(&self, is_masked: bool) -> Role {
         match self.scope {
@@ -168,6 +174,7 @@ impl Exchange {
 #[cfg(test)]
 pub(crate) mod tests {
     use tokenyard_core::kernels::kernel_shape;
+    use tokenyard_core::moe::{Layout, RegionRows, RegionSpec, RowFormat};
 
     use super::*;
 
@@ -201,6 +208,19 @@ pub(crate) mod tests {
         assert_eq!((inside.slots(), between.slots()), (2, 4));
         assert_eq!(between.member().world_ranks(), [1, 3, 5]);
         assert_eq!(inside.member().world_ranks(), [4, 5]);
+    }
+
+    #[test]
+    fn kernels_lay_a_region_out_for_as_many_rows_as_the_host() {
+        let [inside, between] = Exchange::levels(&SHAPE, [Path::STORE; 2]);
+        let whole = Exchange::whole(&SHAPE, abi::TY_LEVEL_SCALE_UP, Path::STORE);
+        for (exchange, max_tokens) in [(whole, 5), (inside, 8), (inside, 5), (between, 8)] {
+            let shape = Shape { max_tokens, ..exchange.regions };
+            let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: false };
+            let spec = RegionSpec { shape, layout: Layout::Packed, row };
+            let rows = u64::from(exchange.shape.ranks * exchange.call_tokens(max_tokens));
+            assert_eq!(RegionRows::worst(&spec).unwrap().tokens, rows, "{:?}", exchange.scope);
+        }
     }
 
     #[test]
