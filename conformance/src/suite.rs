@@ -1,6 +1,6 @@
 //! The tests of the suite. The lists of tests are in [`transport`](crate::transport) (L0),
 //! [`moe::cases`](crate::moe::cases) (L1), [`moe::concurrency`](crate::moe::concurrency) (L2),
-//! [`ops`](crate::ops) (L1 and L2 of each operation beside MoE) and [`faults`](crate::faults) (L3).
+//! [`ops`] (L1 and L2 of each operation beside MoE) and [`faults`](crate::faults) (L3).
 
 use std::sync::Arc;
 

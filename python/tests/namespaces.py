@@ -5,7 +5,8 @@ import subprocess
 
 # A rank has its own one of each kind, and what it needs there.
 OPTIONS = {
-    "pid": ["--pid", "--fork", "--kill-child"],
+    # CUDA, like much else, looks for its own process below /proc.
+    "pid": ["--pid", "--fork", "--kill-child", "--mount-proc"],
     "ipc": ["--ipc"],
     "mnt": ["--mount"],
     "uts": ["--uts"],
@@ -27,8 +28,6 @@ def behind(kinds, rank, words):
     if "mnt" in kinds:
         # A `/dev/shm` with no room to speak of.
         steps.append("mount -t tmpfs -o size=64k tmpfs /dev/shm")
-        if "pid" in kinds:
-            steps.append("mount -t proc proc /proc")
     if "uts" in kinds:
         steps.append(f"hostname rank-{rank}")
     inside = " && ".join([*steps, 'exec "$@"'])
