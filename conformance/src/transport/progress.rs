@@ -104,8 +104,8 @@ fn progress_alone_moves_puts(rig: &mut Rig<'_>) -> Result<()> {
     rig.wait_events(0, SIZES.len()).context("events of commands that progress has moved").map(drop)
 }
 
-/// The number of answers of `health` beside posts and polls, and of these. Where one takes long, fewer do, but as many
-/// that one falls into the other, also where threads seldom run at once.
+/// The number of answers of `health` beside posts and polls, and of these. Where one takes long, fewer do: with `LEAST`
+/// it is likely that an answer and a poll overlap, also where threads seldom run at once.
 const BESIDE: u64 = 2000;
 const LEAST: u64 = 20;
 

@@ -1,6 +1,6 @@
 //! Communicators of one session: one bring-up, and nothing else in common.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use tokenyard_core::communicator::Communicator;
 use tokenyard_core::ops::SessionOptions;
 
@@ -18,21 +18,16 @@ pub(super) fn tests() -> Vec<Test> {
             let about = "two communicators of one session, operations mixed";
             shared(&format!("interleaved/{word}"), about, layout, |rank, layout| {
                 let cases = two_cases(rank, layout);
-                let work = |comms: Vec<Communicator>| {
-                    let mut each = comms.into_iter().zip(cases.clone());
-                    match (each.next(), each.next()) {
-                        (Some(one), Some(two)) => interleaved([one, two]),
-                        _ => anyhow::bail!("found fewer communicators than were asked for"),
-                    }
-                };
-                in_one_session(rank, &cases, layout, work)
+                in_one_session(rank, cases, layout, interleaved)
             })
         })
         .collect();
     let about = "two communicators of one session, one thread each";
     tests.push(shared("two_threads/flat", about, Layout::Flat, |rank, layout| {
         let base = small(rank, layout);
-        in_one_session(rank, &[base.clone(), base.clone()], layout, |comms| beside(comms, &base))
+        in_one_session(rank, [base.clone(), base.clone()], layout, |comms| {
+            beside(comms.map(|(comm, _)| comm).into(), &base)
+        })
     }));
     tests
 }
@@ -54,9 +49,9 @@ fn shared(name: &str, about: &str, layout: Layout, body: Body) -> Test {
 /// Opens communicators for `cases` in one session, does this work, and closes them.
 fn in_one_session(
     rank: &Rank<'_>,
-    cases: &[Case],
+    cases: [Case; 2],
     layout: Layout,
-    work: impl FnOnce(Vec<Communicator>) -> Result<Vec<Communicator>>,
+    work: impl FnOnce([(Communicator, Case); 2]) -> Result<Vec<Communicator>>,
 ) -> Result<Outcome> {
     let communicators = cases.iter().map(exchange::options).collect();
     let session = SessionOptions { communicators, ..SessionOptions::default() };
@@ -65,12 +60,14 @@ fn in_one_session(
         Err(error) if is_lack(&error) => return Ok(Outcome::NotSupported(error.detail())),
         Err(error) => return Err(error.into()),
     };
-    let lacked = comms.first().and_then(|comm| lacked_by(comm, layout));
-    match lacked {
-        Some(form) => {
-            close(comms)?;
-            Ok(Outcome::NotSupported(form.to_string()))
-        }
-        None => close(work(comms)?),
+    let comms: [Communicator; 2] = comms
+        .try_into()
+        .map_err(|found: Vec<_>| anyhow!("found {} communicators; expected 2", found.len()))?;
+    if let Some(form) = lacked_by(&comms[0], layout) {
+        close(comms.into())?;
+        return Ok(Outcome::NotSupported(form.to_string()));
     }
+    let [one, two] = comms;
+    let [first, second] = cases;
+    close(work([(one, first), (two, second)])?)
 }
