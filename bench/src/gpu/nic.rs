@@ -34,8 +34,11 @@ const REQUIRED_PUTS: f64 = 20e6;
 const OFF: f64 = 0.01;
 const OFF_US: f64 = 1.0;
 const TRIPS: u32 = 2000;
-/// The most that lateness may be of a time over a stand-in.
-const VOID: f64 = 0.05;
+/// Of the stand-in, where a latency is measured: nothing is added to it.
+const IN_ORDER: &str = "order = \"in\"";
+/// The same without a limit, and with a block for each of the queues.
+const FREE: &str =
+    "order = \"in\"\nrate = 0.0\nlatency_us = 0.0\nmillion_messages = 0.0\nblocks = 4";
 
 /// Figures of a transport alone.
 #[derive(Clone, Debug, Serialize)]
@@ -90,10 +93,13 @@ impl Lateness {
         let (signals, all): (u64, f64) = (signals.parse().ok()?, all.parse().ok()?);
         Some(Self { signals, mean_us: all / signals.max(1) as f64 / 1e3, most_us: most / 1e3 })
     }
+}
 
-    /// Whether a time that was measured over the stand-in is void: the mean lateness is too much of it.
-    pub fn voids(&self, us: f64) -> bool {
-        self.mean_us > VOID * us
+/// The transport's own words about the loop, without lateness: that is of a row.
+fn without_lateness(link: &str) -> &str {
+    match (Lateness::of(link), link.rsplit_once("; ")) {
+        (Some(_), Some((link, _))) => link,
+        _ => link,
     }
 }
 
@@ -207,6 +213,14 @@ impl Nic<'_> {
         Ok(NicProbe::open(platform, &kernels, &component, table, QUEUES)?)
     }
 
+    /// The transport's table, of a stand-in with these values.
+    fn table(&self, keys: &str) -> Result<ComponentTable> {
+        match self.pace {
+            Some(_) => with_keys(self.choice, &self.config.name, keys),
+            None => Ok(self.choice.table.clone()),
+        }
+    }
+
     /// GB/s of puts of this size.
     fn rate(&self, bytes: u64) -> Result<NicRow> {
         let mut probe = self.open(&self.choice.table)?;
@@ -228,7 +242,7 @@ impl Nic<'_> {
 
     /// The latency of puts of this size, and the time of the calls that post them.
     fn latency(&self, bytes: u64) -> Result<(NicRow, Spread)> {
-        let mut probe = self.open(&self.choice.table)?;
+        let mut probe = self.open(&self.table(IN_ORDER)?)?;
         probe.trips(TRIPS / 10, bytes)?;
         let trips = probe.trips(TRIPS, bytes)?;
         let spread = |part: Vec<f64>| Spread::of(part).context("found no put; expected some");
@@ -249,13 +263,7 @@ impl Nic<'_> {
 
     /// Puts a second of rows of 7 KiB, where the stand-in has no limit and a block for each queue.
     fn puts(&self) -> Result<NicRow> {
-        let blocks = toml::Value::Integer(QUEUES.into());
-        let free = [("rate", 0.0.into()), ("latency_us", 0.0.into()), ("blocks", blocks)];
-        let free = match self.pace {
-            Some(_) => with_keys(self.choice, &self.config.name, &free)?,
-            None => self.choice.table.clone(),
-        };
-        let mut probe = self.open(&free)?;
+        let mut probe = self.open(&self.table(FREE)?)?;
         probe.flood(&Flood { puts: ROW.puts / 16, ..ROW })?;
         let seconds = median(|| Ok(probe.flood(&ROW)?))?;
         let all = u64::from(QUEUES * ROW.warps) * ROW.puts;
@@ -277,17 +285,11 @@ fn median(mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
     Ok(Spread::of(runs?).context("found no run; expected some")?.median)
 }
 
-/// The table of a transport with other values of these keys.
-fn with_keys(
-    choice: &ComponentChoice,
-    file: &str,
-    keys: &[(&str, toml::Value)],
-) -> Result<ComponentTable> {
+/// The table of a transport with the values of these keys in the place of its own.
+fn with_keys(choice: &ComponentChoice, file: &str, keys: &str) -> Result<ComponentTable> {
     let named = || format!("read the table of {}", choice.name);
     let mut table: toml::Table = toml::from_str(choice.table.text()).with_context(named)?;
-    for (key, value) in keys {
-        table.insert((*key).to_owned(), value.clone());
-    }
+    table.extend(toml::from_str::<toml::Table>(keys).with_context(named)?);
     Ok(ComponentTable::from_text(&toml::to_string(&table).with_context(named)?, file))
 }
 
@@ -297,7 +299,10 @@ fn with_keys(
 /// The transport has no device API that puts; the driver reports an error, or a put does not arrive.
 pub fn measure(config: &Config) -> Result<BenchReport> {
     let choice = config.scale_out.first().or(config.scale_up.as_ref());
-    let choice = choice.context("found no transport; expected one")?;
+    let choice = choice.context(
+        "found no transport; expected one. Fix: name one in [transport.scale_up] or \
+         [transport.scale_out]",
+    )?;
     let pace = match choice.name == PACED {
         true => Some(toml::from_str(choice.table.text()).context("read the pace")?),
         false => None,
@@ -309,8 +314,7 @@ pub fn measure(config: &Config) -> Result<BenchReport> {
     let (small, post_us) = nic.latency(64)?;
     rows.extend([empty, small, nic.puts()?]);
     let probe = nic.open(&choice.table)?;
-    let link = probe.link_name();
-    let link = link.rsplit_once("; ").map_or(link.as_str(), |(link, _)| link).to_owned();
+    let link = without_lateness(&probe.link_name()).to_owned();
     let machine = Machine::new(backend, probe.about(), true);
     let report = NicReport { machine, link, rows, post_us };
     Ok(BenchReport { nic: Some(report), ..BenchReport::new(config) })
@@ -321,14 +325,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lateness_is_read_from_the_words_of_a_stand_in_and_voids_times_of_which_it_is_too_much() {
-        let late = Lateness::of(
-            "paced over nvlink; 200 signals late by 100000 ns in all, 7300 ns at most",
-        );
-        let late = late.unwrap();
+    fn lateness_is_read_from_the_words_of_a_stand_in_and_cut_off_them_alone() {
+        let words = "paced over nvlink; 200 signals late by 100000 ns in all, 7300 ns at most";
+        let late = Lateness::of(words).unwrap();
         assert_eq!(late, Lateness { signals: 200, mean_us: 0.5, most_us: 7.3 });
-        assert!(late.voids(9.9) && !late.voids(10.1));
-        assert_eq!(Lateness::of("nvlink from device 0 to that of rank 1"), None);
+        assert_eq!(without_lateness(words), "paced over nvlink");
+        let other = "nvlink; from device 0 to that of rank 1";
+        assert_eq!(Lateness::of(other), None);
+        assert_eq!(without_lateness(other), other);
+    }
+
+    #[test]
+    fn what_a_stand_in_adds_to_times_is_taken_away_where_it_is_not_measured() {
+        let own = "order = \"any\"\nrate = 23.0\nmillion_messages = 10.0\nblocks = 8\nseed = 3\n";
+        let choice = ComponentChoice {
+            name: PACED.to_owned(),
+            line: 1,
+            table: ComponentTable::from_text(own, "a.toml"),
+        };
+        let table = |keys| {
+            let table = with_keys(&choice, "a.toml", keys).unwrap();
+            toml::from_str::<toml::Table>(table.text()).unwrap()
+        };
+        let found = table(IN_ORDER);
+        assert_eq!((found["order"].as_str(), found["rate"].as_float()), (Some("in"), Some(23.0)));
+        let found = table(FREE);
+        for key in ["rate", "latency_us", "million_messages"] {
+            assert_eq!(found[key].as_float(), Some(0.0), "{key}");
+        }
+        assert_eq!((found["order"].as_str(), found["seed"].as_integer()), (Some("in"), Some(3)));
+        assert_eq!(found["blocks"].as_integer(), Some(QUEUES.into()));
     }
 
     #[test]

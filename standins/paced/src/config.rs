@@ -146,6 +146,13 @@ fn cost(rate: f64, bits: u32) -> u64 {
 mod tests {
     use super::*;
 
+    /// The defaults of `Pace` in `bench/src/gpu/nic.rs` are these.
+    #[test]
+    fn the_defaults_are_those_to_which_benchmarks_hold_the_engine() {
+        let config = PacedConfig::read(&ComponentTable::from_text("", "a.toml")).unwrap();
+        assert_eq!((config.rate, config.latency_us, config.million_messages), (46.0, 4.0, 0.0));
+    }
+
     #[test]
     fn costs_are_those_of_the_rate_to_a_thousandth() {
         for rate in [0.5, 23.0, 46.0, 92.0, 400.0] {

@@ -32,6 +32,8 @@ class Pacer {
     sync_wave();
     if (lane_id() != 0) return;
     s.quit = 1;
+    // The block that is last sees what the others of this launch have stored.
+    fence_device();
     // Behind the last block, whose launch has no reader of these words left.
     if (atomic_add(&a.wire->left, 1ull) + 1 != gridDim.x) return;
     store_relaxed(&a.wire->left, 0);
@@ -299,7 +301,7 @@ class Pacer {
     } else {
       for (u32 i = lane_id(); i < bytes; i += kWave) dst[i] = const_cast<const volatile u8*>(src)[i];
     }
-    // Bulk stores are complete here, and the signal's release covers them.
+    // Bulk stores are complete here, and the fence of `end_jobs` covers them (INV-1).
     if (!is_aligned || !TY_ROWS_TMA) fence_system_all();
     sync_wave();
     if (lane_id() == 0) atomic_add(const_cast<u32*>(&job.left), ~0u);
@@ -348,7 +350,8 @@ class Pacer {
   }
 #endif
 
-  // Ends jobs whose payload is there and whose time has come: raises their signals, behind one fence for all.
+  // Ends jobs whose payload is there and whose time has come: raises their signals, behind one fence for all
+  // (INV-1).
   __device__ void end_jobs() {
     u32 ends = 0;
     for (u32 k = 0; k < kJobs / kWave; k++) {
@@ -402,6 +405,8 @@ class Pacer {
       u64 base = s.done[line], there = 0;
       for (u32 i = lane_id(); i < kJobs; i += kWave) {
         const Job& job = s.jobs[i];
+        if (job.state == kFree) continue;
+        fence_block();
         bool is_new = job.is_counted == 0 && is_done(job) && job.line == line;
         if (is_new && job.number - base < kBits) there |= 1ull << (job.number - base);
       }
@@ -411,7 +416,9 @@ class Pacer {
       while (count < kBits && (there >> count & 1) != 0) count++;
       for (u32 i = lane_id(); i < kJobs; i += kWave) {
         Job& job = s.jobs[i];
-        bool counts = job.is_counted == 0 && job.state != kFree && job.line == line && job.number - base < count;
+        if (job.state == kFree) continue;
+        fence_block();
+        bool counts = job.is_counted == 0 && job.line == line && job.number - base < count;
         if (counts) job.is_counted = 1;
       }
       if (lane_id() == 0) s.done[line] = base + count;

@@ -41,7 +41,7 @@ const BODY: Body = Body {
 const IDLE_NS: u64 = 1_000_000;
 const MOST_NS: u64 = 1_000_000_000;
 
-/// `PacerArgs` of `engine.cu`.
+/// `PacerArgs` of `jobs.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PacerArgs {
@@ -61,7 +61,7 @@ pub(crate) struct PacerArgs {
     fault: u32,
 }
 
-/// `Wire` of `engine.cu`.
+/// `Wire` of `jobs.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Wire {
@@ -74,6 +74,8 @@ struct Wire {
     leaving: u64,
     left: u64,
 }
+
+const _: () = assert!(size_of::<Wire>() == 64, "jobs.cuh has another size of Wire");
 
 /// Compiles the engine, to show its use of resources.
 ///
@@ -185,6 +187,6 @@ mod tests {
         let text = TEXT.replace(", kJobs = 128,", ",");
         let expected =
             format!("kCopyWarps = {COPY_WARPS}, kChunk = {CHUNK}, kOwnBytes = {SHARED};");
-        assert!(text.contains(&expected), "engine.cu does not have {expected}");
+        assert!(text.contains(&expected), "jobs.cuh does not have {expected}");
     }
 }

@@ -43,6 +43,7 @@ struct Wire {
   u64 leaving;  // not 0: all blocks end this launch
   u64 left;     // blocks that have ended it
 };
+static_assert(sizeof(Wire) == 64, "engine.rs has another size of Wire");
 
 // Mirrored in engine.rs; TY_PROBE_BYTES checks the size.
 struct PacerArgs {
@@ -57,7 +58,7 @@ struct PacerArgs {
   u32 queues, mask, signals, fault;
 };
 #ifdef TY_PROBE_BYTES
-static_assert(sizeof(PacerArgs) == TY_PROBE_BYTES, "engine.rs and engine.cu differ");
+static_assert(sizeof(PacerArgs) == TY_PROBE_BYTES, "engine.rs and jobs.cuh differ");
 #endif
 
 enum State : u32 { kFree, kMoving, kArrived };

@@ -38,7 +38,7 @@ struct DeviceQueue {
     failed: u64,
 }
 
-/// `Line` of `engine.cu`.
+/// `Line` of `jobs.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct PacerQueue {
@@ -72,6 +72,35 @@ struct Posted {
     head: u64,
     /// Each with the number of commands that are done before it is reported.
     events: VecDeque<(u64, Event)>,
+}
+
+impl Posted {
+    /// Commands that the queue takes, where so many are done.
+    fn room(&self, done: u64) -> usize {
+        (u64::from(CAPACITY) - (self.head - done)) as usize
+    }
+
+    /// Counts a command. One that is refused has no number: its error is reported behind the commands before it.
+    fn count(&mut self, command: &Command, is_right: bool) {
+        self.head += u64::from(is_right);
+        if !is_right || command.flags & abi::TY_FLAG_NOTIFY != 0 {
+            self.events.push_back((self.head, event(command, is_right)));
+        }
+    }
+
+    /// Moves the events that so many commands have to the front of `events`; how many.
+    fn report(&mut self, done: u64, events: &mut [Event]) -> usize {
+        let mut count = 0;
+        while count < events.len()
+            && let Some((number, event)) = self.events.front()
+            && *number <= done
+        {
+            events[count] = *event;
+            self.events.pop_front();
+            count += 1;
+        }
+        count
+    }
 }
 
 /// The numbers and places that commands of the host may name: the engine trusts them.
@@ -215,19 +244,13 @@ impl HostQueue {
         signal: impl Fn(u32) -> u32,
     ) -> usize {
         let mut posted = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let room = u64::from(CAPACITY) - (posted.head - self.done());
-        let count = commands.len().min(room as usize);
+        let count = commands.len().min(posted.room(self.done()));
         for command in &commands[..count] {
             let is_right = check(command);
             if is_right {
                 self.write(posted.head, command, signal(command.signal));
-                posted.head += 1;
             }
-            if !is_right || command.flags & abi::TY_FLAG_NOTIFY != 0 {
-                let event = event(command, is_right);
-                let head = posted.head;
-                posted.events.push_back((head, event));
-            }
+            posted.count(command, is_right);
         }
         count
     }
@@ -258,17 +281,7 @@ impl HostQueue {
     /// Moves the events of commands that are done to the front of `events`; how many.
     pub(crate) fn poll(&self, events: &mut [Event]) -> usize {
         let mut posted = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let done = self.done();
-        let mut count = 0;
-        while count < events.len()
-            && let Some((number, event)) = posted.events.front()
-            && *number <= done
-        {
-            events[count] = *event;
-            posted.events.pop_front();
-            count += 1;
-        }
-        count
+        posted.report(self.done(), events)
     }
 }
 
@@ -285,6 +298,27 @@ fn event(command: &Command, is_right: bool) -> Event {
 mod tests {
     use super::*;
     use tokenyard_core::transport::NO_COMMAND;
+
+    #[test]
+    fn a_refused_command_takes_no_room_and_is_reported_behind_those_before_it() {
+        let mut posted = Posted::default();
+        let notified = |tag| Command { flags: abi::TY_FLAG_NOTIFY, tag, ..NO_COMMAND };
+        posted.count(&notified(1), true);
+        posted.count(&Command { tag: 2, ..NO_COMMAND }, true);
+        posted.count(&Command { tag: 3, ..NO_COMMAND }, false);
+        posted.count(&notified(4), true);
+        assert_eq!((posted.head, posted.room(0), posted.room(2)), (3, 253, 255));
+        let mut tags = |done, most: usize| {
+            let mut events = vec![event(&NO_COMMAND, true); most];
+            let count = posted.report(done, &mut events);
+            events[..count].iter().map(|event| (event.tag, event.status)).collect::<Vec<_>>()
+        };
+        assert_eq!(tags(0, 8), []);
+        assert_eq!(tags(1, 8), [(1, abi::TY_OK)]);
+        assert_eq!(tags(2, 8), [(3, abi::TY_TRANSPORT)], "the second command is done");
+        assert_eq!(tags(3, 0), []);
+        assert_eq!(tags(3, 8), [(4, abi::TY_OK)]);
+    }
 
     #[test]
     fn commands_that_name_what_is_not_there_are_refused_by_name_and_any_length_is_taken() {

@@ -38,8 +38,45 @@ pub struct Paced {
     me: u32,
     /// The numbers and places that commands of the host may name.
     bounds: Bounds,
-    /// The first command that was refused.
-    refused: OnceLock<(Command, String)>,
+    /// Set once.
+    failure: OnceLock<Failure>,
+}
+
+/// The source of the first asynchronous error. Each source repeats its own.
+#[derive(Debug)]
+enum Failure {
+    Windows,
+    Engine,
+    /// A command of the host, and why.
+    Refused(Command, String),
+}
+
+/// The first error of all sources: it stays (INV-7).
+fn first_error(
+    failure: &OnceLock<Failure>,
+    windows: impl Fn() -> Result<()>,
+    engine: impl Fn() -> Result<()>,
+) -> Result<()> {
+    if failure.get().is_none() {
+        if windows().is_err() {
+            drop(failure.set(Failure::Windows));
+        } else if engine().is_err() {
+            drop(failure.set(Failure::Engine));
+        }
+    }
+    match failure.get() {
+        None => Ok(()),
+        Some(Failure::Windows) => windows(),
+        Some(Failure::Engine) => engine(),
+        Some(Failure::Refused(command, why)) => {
+            Err(Error::new(ErrorKind::Transport, "execute command", why.clone())
+                .with_context("transport", COMPONENT)
+                .with_context("op", command.op)
+                .with_context("peer", command.peer)
+                .with_context("tag", command.tag)
+                .with_fix("report this to the author of the kernel set, which posts the command"))
+        }
+    }
 }
 
 fn inner_config(config: &PacedConfig) -> PeersConfig {
@@ -120,7 +157,7 @@ impl Transport for Paced {
                 signals: needs.signals,
                 windows: Vec::new(),
             },
-            refused: OnceLock::new(),
+            failure: OnceLock::new(),
             context,
         })
     }
@@ -161,7 +198,7 @@ impl Transport for Paced {
             let check = |command: &Command| match self.bounds.check(command) {
                 Ok(()) => true,
                 Err(why) => {
-                    drop(self.refused.set((*command, why)));
+                    drop(self.failure.set(Failure::Refused(*command, why)));
                     false
                 }
             };
@@ -197,19 +234,8 @@ impl Transport for Paced {
     }
 
     fn health(&self) -> Result<()> {
-        self.nvlink.health()?;
-        if let Some(engine) = &self.engine {
-            engine.health()?;
-        }
-        match self.refused.get() {
-            None => Ok(()),
-            Some((command, why)) => {
-                Err(Error::new(ErrorKind::Transport, "execute command", why.clone())
-                    .with_context("op", command.op)
-                    .with_context("peer", command.peer)
-                    .with_context("tag", command.tag))
-            }
-        }
+        let engine = || self.engine.as_ref().map_or(Ok(()), Pacer::health);
+        first_error(&self.failure, || self.nvlink.health(), engine)
     }
 
     fn device_api(&self) -> Result<abi::TyDeviceApi> {
@@ -233,7 +259,7 @@ impl Transport for Paced {
         let text =
             format!("paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us) over {below}");
         match self.engine.as_ref().map(Pacer::lateness) {
-            Some(Ok(late)) => format!("{text}; {late}"),
+            Some(Ok(late)) if late.signals > 0 => format!("{text}; {late}"),
             _ => text,
         }
     }
@@ -252,5 +278,41 @@ impl Drop for Paced {
             Some(Err(error)) => tracing::warn!("the lateness of paced is not known: {error}"),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokenyard_core::transport::NO_COMMAND;
+
+    use super::*;
+
+    #[test]
+    fn the_first_error_of_all_sources_stays_and_a_refusal_names_the_transport_and_a_fix() {
+        let ended = Cell::new([false; 2]);
+        let source = |index: usize| {
+            let ended = &ended;
+            move || match ended.get()[index] {
+                true => Err(Error::new(ErrorKind::Transport, "test", ["windows", "engine"][index])),
+                false => Ok(()),
+            }
+        };
+        let health = |failure: &OnceLock<Failure>| first_error(failure, source(0), source(1));
+        let failure = OnceLock::new();
+        assert!(health(&failure).is_ok());
+        failure.set(Failure::Refused(NO_COMMAND, "found op 9".to_owned())).unwrap();
+        ended.set([true, true]);
+        let error = health(&failure).unwrap_err();
+        assert_eq!((error.message(), error.fix().is_some()), ("found op 9", true));
+        assert!(error.to_string().contains(COMPONENT), "{error}");
+
+        let failure = OnceLock::new();
+        ended.set([false, true]);
+        assert_eq!(health(&failure).unwrap_err().message(), "engine");
+        ended.set([true, true]);
+        assert!(failure.set(Failure::Refused(NO_COMMAND, String::new())).is_err());
+        assert_eq!(health(&failure).unwrap_err().message(), "engine");
     }
 }

@@ -57,7 +57,11 @@ PacerArgs arguments() {
 }
 
 // Puts of any length between any offsets: each arrives whole before its signal, and nothing else changes.
-void check_queue(u32 queue, u32 puts, bool has_fault) {
+//
+// A put is there once its signal is, and before it counts as done (INV-1): so a look behind both would miss a signal
+// that comes first. Where a fault concerns the signal itself, the end of the put says that it is there.
+void check_queue(u32 queue, u32 puts, u32 fault) {
+  bool by_signal = fault == kNone || fault == kSignalFirst;
   std::mt19937 random(queue);
   u64 base = queue * kRoom;
   std::vector<u8> expected(kRoom);
@@ -67,18 +71,22 @@ void check_queue(u32 queue, u32 puts, bool has_fault) {
     if (random() % 2) src &= ~15ull, dst &= ~15ull, bytes &= ~15ull;
     for (u64 k = 0; k < bytes; k++) expected[dst + k] = window_of_all[base + src + k] = (u8)random();
     post(queue, i, kHalf + base + dst, base + src, bytes);
-    if (!has_fault) wait_for(&signals_of_all[queue], i + 1);
-    wait_done(queue, i + 1);
+    wait_for(by_signal ? &signals_of_all[queue] : &done[queue], i + 1);
     if (memcmp(window_of_all + kHalf + base, expected.data(), kRoom) != 0) fail("a put is not there, or more is");
+    wait_done(queue, i + 1);
+    bool is_raised = __atomic_load_n(&signals_of_all[queue], __ATOMIC_ACQUIRE) > i;
+    if (fault == kWrongQueue && !is_raised) fail("a signal is not there");
     if (random() % 20 == 0) usleep(5000);
   }
 }
 
-void random_puts(u32 puts, bool has_fault) {
+void random_puts(u32 puts, u32 fault) {
   std::vector<std::thread> threads;
-  for (u32 q = 0; q < kQueues; q++) threads.emplace_back([=] { check_queue(q, puts, has_fault); });
+  // Signals of another queue would hide that those of this one are missing.
+  u32 queues = fault == kWrongQueue ? 1 : kQueues;
+  for (u32 q = 0; q < queues; q++) threads.emplace_back([=] { check_queue(q, puts, fault); });
   for (auto& t : threads) t.join();
-  if (has_fault) return;
+  if (fault != kNone) return;
   if (wire.raised != kQueues * puts) fail("signals were not counted");
 }
 
@@ -94,9 +102,9 @@ void rows() {
     }
   for (u32 q = 0; q < kQueues; q++) {
     wait_for(&signals_of_all[q], kRows);
-    wait_done(q, kRows);
     u64 at = q * (kRoom & ~15ull);
     if (memcmp(window_of_all + kHalf + at, window_of_all + at, kRows * kRow) != 0) fail("a row is not there");
+    wait_done(q, kRows);
   }
 }
 
@@ -133,8 +141,10 @@ int main(int, char** names) {
   if (name == "short_launches") a.most = 3 * kMs;
   // 10 us a byte: 0.6 s of a put.
   if (name == "long_put") a.byte_cost = 10000ull << 20, a.idle = 200 * kMs;
+  if (name == "signal_first") a.fault = kSignalFirst;
   if (name == "lost") a.fault = kLost;
   if (name == "done_early") a.fault = kDoneEarly;
+  if (name == "wrong_queue") a.fault = kWrongQueue;
   std::atomic<bool> is_over{false};
   std::thread engine([&] {
     while (!is_over) {
@@ -146,7 +156,7 @@ int main(int, char** names) {
   if (name == "quiet_queue") quiet_queue();
   else if (name == "rows") rows();
   else if (name == "long_put") long_put();
-  else random_puts(60, a.fault != 0);
+  else random_puts(60, a.fault);
   is_over = true;
   engine.join();
   return 0;

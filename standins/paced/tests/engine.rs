@@ -72,7 +72,11 @@ fn check(bulk: bool) {
     for case in ["free", "paced", "short_launches", "rows", "quiet_queue", "long_put"] {
         assert_eq!(run(case), (Some(0), String::new()), "{case}");
     }
-    for case in ["lost", "done_early"] {
-        assert_eq!(run(case), (Some(1), "a put is not there, or more is\n".to_owned()), "{case}");
+    let put = "a put is not there, or more is\n";
+    let signal = "a signal is not there\n";
+    for (case, found) in
+        [("signal_first", put), ("lost", put), ("done_early", put), ("wrong_queue", signal)]
+    {
+        assert_eq!(run(case), (Some(1), found.to_owned()), "{case}");
     }
 }

@@ -16,7 +16,15 @@ namespace ty {
 // Pieces of bf16 of a block, and of a group. Then bytes of the words of a block's groups, and of a block.
 constexpr u32 kBlockPieces = 512 / Bf16::kLanes;
 template <class Q>
-constexpr u32 kGroupPieces = Q::group / Bf16::kLanes;
+__device__ constexpr u32 group_pieces() {
+  constexpr u32 pieces = Q::group / Bf16::kLanes;
+  static_assert(Q::group % Bf16::kLanes == 0 && pieces >= 1 && pieces <= kWave && (pieces & (pieces - 1)) == 0 &&
+                    (Q::bits == 9 || Q::bits == 10),
+                "the lanes of a group reduce by halves, and the high bits of two pieces fit a word");
+  return pieces;
+}
+template <class Q>
+constexpr u32 kGroupPieces = group_pieces<Q>();
 template <class Q>
 constexpr u32 kGroupWordBytes = 4 * (kBlockPieces / kGroupPieces<Q>);
 template <class Q>
@@ -157,7 +165,6 @@ __device__ TY_INLINED void decode_piece(const uint4& piece, u32 word, float* val
 // The places of a piece in a row.
 template <class Q>
 struct CodedPlace {
-  static_assert(Q::bits > 8 && Q::bits <= 10, "the high bits of two pieces fit a word");
   u8* block;
   u32 piece;  // of the block
 

@@ -1,9 +1,11 @@
-//! The capacity of the link, for tools: copies between GPUs by multiprocessors and by copy engines, barriers,
-//! exchanges of counts. All use the windows and the device API of the transport between devices. And a
-//! [`Timer`] for calls on a stream.
+//! Kernels of tools: they measure a link, the ring to the host ([`RingProbe`]) and puts of one rank to itself
+//! ([`NicProbe`]). And a [`Timer`] for calls on a stream.
 //!
-//! Each measurement is collective: all ranks make the same calls in the same order. ProbeKernels end their
-//! waits by a cap (INV-6), and the error names the rank that they waited for.
+//! The probe of the link copies between GPUs by multiprocessors and by copy engines, passes barriers and exchanges
+//! counts. It uses the windows and the device API of the transport between devices. Each of its measurements is
+//! collective: all ranks make the same calls in the same order. Its error names the rank that was waited for.
+//!
+//! All kernels end their waits by a cap (INV-6).
 
 mod args;
 mod nic;

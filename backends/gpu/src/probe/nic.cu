@@ -29,8 +29,8 @@ using Up = up::DeviceApi;
 static_assert(sizeof(Up::Params) == TY_UP_PARAM_BYTES && alignof(Up::Params) <= 8,
               "the host passes other parameters than the device API takes");
 
-// TY_PHASE_QUEUE of the plugin ABI.
-constexpr u32 kQueue = 6;
+// TY_PHASE_ROWS of the plugin ABI. Such a wait names its queue in the place of a peer: there is only one peer.
+constexpr u32 kRows = 3;
 
 __device__ inline bool post(const Up& up, const NicProbeArgs& a, u32 queue, u64 number, Guard& guard) {
   if (a.bytes == 0) return up.signal(queue, 0, {0, 1}, guard);
@@ -43,7 +43,7 @@ __device__ inline void end(const Up& up, const NicProbeArgs& a, u64 begun, u64 p
   u32 queue = blockIdx.x;
   up.submit(queue);
   u64 posted = now_ns(), expected = load_relaxed(a.raised + queue) + puts;
-  if (!wait_signal(up, queue, {kQueue, 0, 0, expected}, guard)) return;
+  if (!wait_signal(up, queue, {kRows, queue, 0, expected}, guard)) return;
   u64 seen = now_ns();
   if (!up.flush(Thread(), queue, guard)) return;
   store_relaxed(a.raised + queue, expected);
@@ -80,7 +80,7 @@ TY_KERNEL(64) ty_nic_stream(TY_ARGUMENT ty::NicProbeArgs a, TY_ARGUMENT ty::Up::
     if (!post(up, a, blockIdx.x, number, guard)) return;
     up.submit(blockIdx.x);
     if (mine < a.window) continue;
-    if (!wait_signal(up, blockIdx.x, {kQueue, 0, 0, before + mine - a.window + 1}, guard)) return;
+    if (!wait_signal(up, blockIdx.x, {kRows, blockIdx.x, 0, before + mine - a.window + 1}, guard)) return;
   }
   end(up, a, begun, mine, guard);
 }
@@ -97,7 +97,7 @@ TY_KERNEL(64) ty_nic_trips(TY_ARGUMENT ty::NicProbeArgs a, TY_ARGUMENT ty::Up::P
     if (!post(up, a, 0, i, guard)) return;
     up.submit(0);
     u64 posted = now_ns();
-    if (!wait_signal(up, 0, {kQueue, 0, 0, before + i + 1}, guard)) return;
+    if (!wait_signal(up, 0, {kRows, 0, 0, before + i + 1}, guard)) return;
     a.times[3 * i] = begun;
     a.times[3 * i + 1] = posted;
     a.times[3 * i + 2] = now_ns();

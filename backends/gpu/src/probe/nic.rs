@@ -32,6 +32,10 @@ const MOST_TIMES: u32 = 4096;
 /// Bytes of the sources, and of the destinations: more than the caches hold.
 const ROOM: u64 = 128 << 20;
 const DEADLINE: Duration = Duration::from_secs(20);
+/// Commands of a queue that are under way at most.
+const QUEUE_DEPTH: u32 = 256;
+/// The fix for sizes that no benchmark asks for.
+const OUT_OF_RANGE: &str = "report this: a benchmark asks for sizes that its kernels do not have";
 
 /// As in `nic.cu`.
 #[repr(C)]
@@ -122,7 +126,7 @@ impl NicProbe {
             windows: 1,
             queues,
             signals: 1,
-            queue_depth: 1,
+            queue_depth: QUEUE_DEPTH.min(component.probe(table)?.max_queue_depth),
             largest_put: ROOM,
             deadline: DEADLINE,
         };
@@ -197,7 +201,7 @@ impl NicProbe {
         let Flood { warps, puts, bytes } = *flood;
         if !(1..=16).contains(&warps) {
             let text = format!("found {warps} warps; expected 1 to 16");
-            return Err(Error::new(ErrorKind::InvalidInput, "put in a loop", text));
+            return Err(out_of_range(text));
         }
         let launch = Launch::of_threads(self.queues, warps * self.wave, 0);
         self.launch(&self.puts, launch, &PutFlow { puts, bytes, window: 0 })?;
@@ -227,7 +231,7 @@ impl NicProbe {
     pub fn trips(&mut self, count: u32, bytes: u64) -> Result<Vec<Trip>> {
         if !(1..=MOST_TIMES).contains(&count) {
             let text = format!("found {count} puts; expected 1 to {MOST_TIMES}");
-            return Err(Error::new(ErrorKind::InvalidInput, "put in a loop", text));
+            return Err(out_of_range(text));
         }
         let stream = PutFlow { puts: count.into(), bytes, window: 0 };
         self.launch(&self.trips, Launch::of_threads(1, self.wave, 0), &stream)?;
@@ -250,7 +254,7 @@ impl NicProbe {
         if bytes > ROOM || !bytes.is_multiple_of(16) {
             let text =
                 format!("found puts of {bytes} bytes; expected a multiple of 16, {ROOM} at most");
-            return Err(Error::new(ErrorKind::InvalidInput, "put in a loop", text));
+            return Err(out_of_range(text));
         }
         let next = Buffer::of(&self.context, &[0_u64])?;
         let arguments = NicProbeArgs {
@@ -279,9 +283,47 @@ impl NicProbe {
         if report.ended == 0 {
             return Ok(());
         }
-        let text = format!("puts did not arrive in {} s", CAP_NS / 1_000_000_000);
-        Err(Error::new(ErrorKind::Deadline, "put in a loop", text)
-            .with_context("expected", report.expected)
-            .with_context("found", report.found))
+        Err(deadline(&report))
+    }
+}
+
+fn out_of_range(text: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, "put in a loop", text).with_fix(OUT_OF_RANGE)
+}
+
+/// The error of a wait that has ended. A device API names its queue in the place of a signal, `nic.cu` in the place of
+/// a peer.
+fn deadline(report: &WaitReport) -> Error {
+    let (phase, queue) = match report.phase {
+        abi::TY_PHASE_QUEUE => ("queue room", report.signal),
+        _ => ("signals", report.peer),
+    };
+    let text = format!(
+        "a wait for {phase} has ended: it lasted {} s, or the transport's device API ended it",
+        CAP_NS / 1_000_000_000
+    );
+    Error::new(ErrorKind::Deadline, "put in a loop", text)
+        .with_context("phase", phase)
+        .with_context("queue", queue)
+        .with_context("expected", report.expected)
+        .with_context("found", report.found)
+        .with_fix("set TOKENYARD_LOG=info and run it again: the transport logs what ended it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_has_ended_names_its_phase_and_queue_whichever_side_waited() {
+        let rows = WaitReport { phase: abi::TY_PHASE_ROWS, peer: 3, ..WaitReport::default() };
+        let room = WaitReport { phase: abi::TY_PHASE_QUEUE, signal: 3, ..WaitReport::default() };
+        for (report, phase) in [(rows, "signals"), (room, "queue room")] {
+            let error = deadline(&report);
+            let text = error.to_string();
+            assert!(text.contains(&format!("a wait for {phase} has ended")), "{text}");
+            assert!(text.contains("queue 3") || text.contains("queue: 3"), "{text}");
+            assert!(text.contains("device API ended it") && error.fix().is_some(), "{text}");
+        }
     }
 }
