@@ -92,10 +92,13 @@ fn a_stale_file_does_not_mislead_and_none_is_left() {
 #[test]
 fn the_file_of_another_living_job_is_refused_by_that_job() {
     let (ours, theirs) = (Meeting::new(), Meeting::new());
+    // Else our rank 0 may publish its file first, and the wrong one replaces it.
+    let written = Gate::new(3);
     on_threads(4, |thread| match thread {
         // The other job waits for its rank 1, which joins last.
         0 => drop(theirs.join(0, 2).unwrap()),
         1 => {
+            written.wait();
             std::thread::sleep(Duration::from_millis(300));
             drop(theirs.join(1, 2).unwrap());
         }
@@ -106,10 +109,12 @@ fn the_file_of_another_living_job_is_refused_by_that_job() {
             std::fs::write(ours.path(), text).unwrap();
             let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
             std::fs::set_permissions(ours.path(), private).unwrap();
+            written.wait();
             let world = ours.join(1, 2).unwrap();
             world.barrier("met").unwrap();
         }
         _ => {
+            written.wait();
             std::thread::sleep(Duration::from_millis(150));
             let world = ours.join(0, 2).unwrap();
             world.barrier("met").unwrap();
