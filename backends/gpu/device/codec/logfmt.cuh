@@ -16,15 +16,14 @@ namespace ty {
 // Pieces of bf16 of a block, and of a group. Then bytes of the words of a block's groups, and of a block.
 constexpr u32 kBlockPieces = 512 / Bf16::kLanes;
 template <class Q>
-__device__ constexpr u32 group_pieces() {
-  constexpr u32 pieces = Q::group / Bf16::kLanes;
-  static_assert(Q::group % Bf16::kLanes == 0 && pieces >= 1 && pieces <= kWave && (pieces & (pieces - 1)) == 0 &&
+struct GroupPieces {
+  static constexpr u32 kCount = Q::group / Bf16::kLanes;
+  static_assert(Q::group % Bf16::kLanes == 0 && kCount >= 1 && kCount <= kWave && (kCount & (kCount - 1)) == 0 &&
                     (Q::bits == 9 || Q::bits == 10),
                 "the lanes of a group reduce by halves, and the high bits of two pieces fit a word");
-  return pieces;
-}
+};
 template <class Q>
-constexpr u32 kGroupPieces = group_pieces<Q>();
+constexpr u32 kGroupPieces = GroupPieces<Q>::kCount;
 template <class Q>
 constexpr u32 kGroupWordBytes = 4 * (kBlockPieces / kGroupPieces<Q>);
 template <class Q>
