@@ -87,6 +87,8 @@ fn most_spills(kernel: &str) -> [u32; 2] {
         "ty_dispatch_decode_cast_long" => [20, 44],
         "ty_dispatch_decode_long" => [0, 16],
         "ty_ring_posts" => [8, 0],
+        // Around waits that last.
+        "ty_nic_stream" => [16, 0],
         "ty_combine_decode_bf16" => [0, 20],
         "ty_combine_decode_f16" => [0, 12],
         "ty_combine_decode_f32" => [0, 16],
