@@ -296,28 +296,29 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
     judge(&args.common.output, &report)
 }
 
-fn ring(args: &RingArgs) -> Result<ExitCode> {
-    let config = Config::load(&args.config)?;
-    check_files(
-        Files::default().reads("the config", &args.config),
-        &config,
-        &[("--out", &args.output.out)],
-    )?;
+/// Measures one GPU by itself. `what` is measured.
+fn alone(
+    path: &Path,
+    output: &Output,
+    what: &str,
+    measure: fn(&Config) -> anyhow::Result<BenchReport>,
+) -> Result<ExitCode> {
+    let config = Config::load(path)?;
+    let files = Files::default().reads("the config", path);
+    check_files(files, &config, &[("--out", &output.out)])?;
     preload::try_plugins(Some(&config))?;
-    print_head(&config, "commands of kernels through the ring of the host", args.output.json);
-    judge(&args.output, &tokenyard_bench::gpu::ring::measure(&config)?)
+    print_head(&config, what, output.json);
+    judge(output, &measure(&config)?)
+}
+
+fn ring(args: &RingArgs) -> Result<ExitCode> {
+    let what = "commands of kernels through the ring of the host";
+    alone(&args.config, &args.output, what, tokenyard_bench::gpu::ring::measure)
 }
 
 fn nic(args: &NicArgs) -> Result<ExitCode> {
-    let config = Config::load(&args.config)?;
-    check_files(
-        Files::default().reads("the config", &args.config),
-        &config,
-        &[("--out", &args.output.out)],
-    )?;
-    preload::try_plugins(Some(&config))?;
-    print_head(&config, "puts of kernels in a loop on one GPU", args.output.json);
-    judge(&args.output, &tokenyard_bench::gpu::nic::measure(&config)?)
+    let what = "puts of kernels in a loop on one GPU";
+    alone(&args.config, &args.output, what, tokenyard_bench::gpu::nic::measure)
 }
 
 fn link(args: &LinkArgs) -> Result<ExitCode> {

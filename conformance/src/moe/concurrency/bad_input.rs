@@ -7,12 +7,12 @@ use tokenyard_core::communicator::{
 };
 use tokenyard_core::moe::{DType, Layout as MoeLayout};
 
-use super::{EXPERT_MAJOR, close, expect_error, open, open_with, small};
+use super::{EXPERT_MAJOR, close, expect_error, l2, open, open_with, small};
 use crate::device::Copies;
 use crate::moe::exchange::{self, Aligned, Buffers};
 use crate::moe::oracle::{Case, Layout, Tokens};
 use crate::moe::round::{Live, Round};
-use crate::suite::{Level, Rank, Test};
+use crate::suite::{Rank, Test};
 
 /// Spoils the arguments of a dispatch.
 type SpoilDispatch = for<'a> fn(&mut Dispatch<'a>, &'a Material) -> Result<()>;
@@ -271,15 +271,8 @@ fn test(
     name: &str,
     body: impl Fn(&Rank<'_>) -> Result<Vec<Communicator>> + Send + Sync + 'static,
 ) -> Test {
-    Test {
-        name: format!("l2/bad_input/{name}"),
-        level: Level::L2,
-        ranks: 3,
-        about: "a mistake of one rank is refused on all before a row moves".to_owned(),
-        in_processes: false,
-        lacks: None,
-        body: Box::new(move |rank| close(body(rank)?)),
-    }
+    let about = "a mistake of one rank is refused on all before a row moves";
+    l2(&format!("bad_input/{name}"), about, 3, move |rank| close(body(rank)?))
 }
 
 /// The rank that makes the mistake.

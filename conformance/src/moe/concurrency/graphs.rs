@@ -15,11 +15,11 @@ use tokenyard_core::moe::DType;
 
 use self::fixed_memory::{FixedMemory, GraphRoom, Variant, most_rows, spoil, variants};
 use super::streams::{Delay, Plan, Track, WRONG, plain};
-use super::{LAYOUTS, close, expect_error, lacked_by, open_with};
+use super::{LAYOUTS, close, expect_error, l2, lacked_by, open_with};
 use crate::moe::exchange::{self, dtype};
 use crate::moe::oracle::{self, Case, Layout};
 use crate::moe::round::Round;
-use crate::suite::{Level, Outcome, Rank, Test};
+use crate::suite::{Outcome, Rank, Test};
 
 /// The body that every rank of a test runs on a communicator that skips synchronisation. It returns false
 /// if an error has closed the communicator, and the world with it.
@@ -63,15 +63,7 @@ pub(super) fn tests() -> Vec<Test> {
 }
 
 fn with_graphs(name: &str, about: &str, layout: Layout, body: OnCommunicator) -> Test {
-    Test {
-        name: format!("l2/graphs/{name}"),
-        level: Level::L2,
-        ranks: 2,
-        about: about.to_owned(),
-        in_processes: false,
-        lacks: None,
-        body: Box::new(move |rank| run(rank, layout, body)),
-    }
+    l2(&format!("graphs/{name}"), about, 2, move |rank| run(rank, layout, body))
 }
 
 fn run(rank: &Rank<'_>, layout: Layout, body: OnCommunicator) -> Result<Outcome> {

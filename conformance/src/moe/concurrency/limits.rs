@@ -2,11 +2,11 @@ use anyhow::{Result, bail, ensure};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
 
-use super::{close, expect_error, in_every_layout, open_with, small};
+use super::{close, expect_error, in_every_layout, l2, open_with, small};
 use crate::moe::exchange;
 use crate::moe::oracle::{Case, Layout, Routing, Tokens};
 use crate::moe::round::Round;
-use crate::suite::{Level, Outcome, Rank, Test};
+use crate::suite::{Outcome, Rank, Test};
 
 pub(super) fn tests() -> Vec<Test> {
     let arena: [(&str, &str, Holders); 2] = [
@@ -15,15 +15,7 @@ pub(super) fn tests() -> Vec<Test> {
     ];
     let mut tests: Vec<Test> = arena
         .into_iter()
-        .map(|(name, about, holders)| Test {
-            name: format!("l2/{name}"),
-            level: Level::L2,
-            ranks: 2,
-            about: about.to_owned(),
-            in_processes: false,
-            lacks: None,
-            body: Box::new(move |rank| arena_full(rank, holders)),
-        })
+        .map(|(name, about, holders)| l2(name, about, 2, move |rank| arena_full(rank, holders)))
         .collect();
     let about = "no free handle is an error on all ranks, and the communicator goes on";
     tests.extend(in_every_layout("handles_taken", about, 2, handles_taken));

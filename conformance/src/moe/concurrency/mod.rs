@@ -62,8 +62,13 @@ fn close(comms: Vec<Communicator>) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
-/// A test that passes or fails, in one layout.
-fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test {
+/// A test of this level.
+fn l2(
+    name: &str,
+    about: &str,
+    ranks: u32,
+    body: impl Fn(&Rank<'_>) -> Result<Outcome> + Send + Sync + 'static,
+) -> Test {
     Test {
         name: format!("l2/{name}"),
         level: Level::L2,
@@ -71,11 +76,16 @@ fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test
         about: about.to_owned(),
         in_processes: false,
         lacks: None,
-        body: Box::new(move |rank| match lacked(rank, layout)? {
-            Some(form) => Ok(Outcome::NotSupported(form.to_string())),
-            None => close(body(rank, layout)?),
-        }),
+        body: Box::new(body),
     }
+}
+
+/// A test that passes or fails, in one layout.
+fn test(name: &str, about: &str, layout: Layout, ranks: u32, body: Body) -> Test {
+    l2(name, about, ranks, move |rank| match lacked(rank, layout)? {
+        Some(form) => Ok(Outcome::NotSupported(form.to_string())),
+        None => close(body(rank, layout)?),
+    })
 }
 
 /// The layout, if the kernel set does not take it. Collective.

@@ -5,11 +5,11 @@ use tokenyard_core::communicator::Communicator;
 use tokenyard_core::ops::SessionOptions;
 
 use super::chains::{beside, interleaved, two_cases};
-use super::{LAYOUTS, close, lacked_by, small};
+use super::{LAYOUTS, close, l2, lacked_by, small};
 use crate::moe::exchange;
 use crate::moe::oracle::{Case, Layout};
 use crate::ops::end::is_lack;
-use crate::suite::{Level, Outcome, Rank, Test};
+use crate::suite::{Outcome, Rank, Test};
 
 pub(super) fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = LAYOUTS
@@ -35,15 +35,7 @@ pub(super) fn tests() -> Vec<Test> {
 type Body = fn(&Rank<'_>, Layout) -> Result<Outcome>;
 
 fn shared(name: &str, about: &str, layout: Layout, body: Body) -> Test {
-    Test {
-        name: format!("l2/shared_session/{name}"),
-        level: Level::L2,
-        ranks: 2,
-        about: about.to_owned(),
-        in_processes: false,
-        lacks: None,
-        body: Box::new(move |rank| body(rank, layout)),
-    }
+    l2(&format!("shared_session/{name}"), about, 2, move |rank| body(rank, layout))
 }
 
 /// Opens communicators for `cases` in one session, does this work, and closes them.

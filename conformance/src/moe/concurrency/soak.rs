@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use tokenyard_core::communicator::Communicator;
 
 use super::streams::Track;
-use super::{LAYOUTS, chains, close, lacked_by, open, small};
+use super::{LAYOUTS, chains, close, l2, lacked_by, open, small};
 use crate::moe::exchange::Got;
 use crate::moe::oracle::rng::{Rng, Stream};
 use crate::moe::oracle::{Case, Layout};
 use crate::moe::round::{Live, Round};
-use crate::suite::{Level, Outcome, Rank, Test};
+use crate::suite::{Outcome, Rank, Test};
 
 /// The variable that sets another number of rounds than the suite's own.
 const ROUNDS: &str = "TOKENYARD_SOAK_ROUNDS";
@@ -23,15 +23,8 @@ const USUAL: u64 = 100;
 const PAUSE_US: usize = 5000;
 
 pub(super) fn tests() -> Vec<Test> {
-    vec![Test {
-        name: "l2/soak".to_owned(),
-        level: Level::L2,
-        ranks: 2,
-        about: format!("{USUAL} rounds, or {ROUNDS}: late ranks, poison, every layout, halves"),
-        in_processes: false,
-        lacks: None,
-        body: Box::new(soak),
-    }]
+    let about = format!("{USUAL} rounds, or {ROUNDS}: late ranks, poison, every layout, halves");
+    vec![l2("soak", &about, 2, soak)]
 }
 
 fn rounds() -> Result<u64> {

@@ -15,13 +15,13 @@ use tokenyard_core::moe::DType;
 use self::none_to_have::none_to_have;
 use super::chains::nth;
 use super::replay::gradients;
-use super::{LAYOUTS, close, expect_error, lacked_by, open_with, small};
+use super::{LAYOUTS, close, expect_error, l2, lacked_by, open_with, small};
 use crate::moe::exchange::{self, dtype, row_dtype};
 use crate::moe::oracle::{
     self, Case, Combined, ExpertOutput, Input, Layout, RowType, Sums, expected_combine,
 };
 use crate::moe::round::Round;
-use crate::suite::{Level, Outcome, Rank, Test};
+use crate::suite::{Outcome, Rank, Test};
 
 /// The body that every rank of a test runs on a communicator with streams.
 type OnCommunicator = fn(&Case, &mut Communicator) -> Result<()>;
@@ -41,45 +41,34 @@ pub(super) fn tests() -> Vec<Test> {
                 .map(|(word, layout)| with_streams(&format!("{name}/{word}"), about, layout, body))
         })
         .collect();
-    tests.push(Test {
-        name: "l2/streams/none_to_have".to_owned(),
-        level: Level::L2,
-        ranks: 2,
-        about: "a kernel set without streams refuses one on all ranks".to_owned(),
-        in_processes: false,
-        lacks: None,
-        body: Box::new(none_to_have),
-    });
+    tests.push(l2(
+        "streams/none_to_have",
+        "a kernel set without streams refuses one on all ranks",
+        2,
+        none_to_have,
+    ));
     tests
 }
 
 fn with_streams(name: &str, about: &str, layout: Layout, body: OnCommunicator) -> Test {
-    Test {
-        name: format!("l2/streams/{name}"),
-        level: Level::L2,
-        ranks: 2,
-        about: about.to_owned(),
-        in_processes: false,
-        lacks: None,
-        body: Box::new(move |rank| {
-            let case = plain(rank, layout);
-            let mut comm = open_with(rank, exchange::options(&case))?;
-            if !comm.has_streams() {
-                let kernels = comm.report().choices.kernels.clone();
-                close(vec![comm])?;
-                let why = format!("kernel set `{kernels}` has no streams");
-                return Ok(Outcome::NotSupported(why));
-            }
-            if let Some(form) = lacked_by(&comm, layout) {
-                close(vec![comm])?;
-                return Ok(Outcome::NotSupported(form.to_string()));
-            }
-            body(&case, &mut comm)?;
-            // Plain calls work after calls on a stream.
-            Round::new(&case, comm.rank()).run(&mut comm).context("without a stream")?;
-            close(vec![comm])
-        }),
-    }
+    l2(&format!("streams/{name}"), about, 2, move |rank| {
+        let case = plain(rank, layout);
+        let mut comm = open_with(rank, exchange::options(&case))?;
+        if !comm.has_streams() {
+            let kernels = comm.report().choices.kernels.clone();
+            close(vec![comm])?;
+            let why = format!("kernel set `{kernels}` has no streams");
+            return Ok(Outcome::NotSupported(why));
+        }
+        if let Some(form) = lacked_by(&comm, layout) {
+            close(vec![comm])?;
+            return Ok(Outcome::NotSupported(form.to_string()));
+        }
+        body(&case, &mut comm)?;
+        // Plain calls work after calls on a stream.
+        Round::new(&case, comm.rank()).run(&mut comm).context("without a stream")?;
+        close(vec![comm])
+    })
 }
 
 /// A case whose rows travel and come back unchanged.
