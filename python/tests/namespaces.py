@@ -18,6 +18,11 @@ KINDS = ("pid", "ipc", "mnt", "uts", "user")
 FORMS = {**{kind: (kind,) for kind in KINDS}, "all": KINDS}
 
 
+def apart(kinds):
+    """The kinds of which a rank behind `kinds` has a namespace of its own: its own `/proc` needs mounts of its own."""
+    return {*kinds, "mnt"} if "pid" in kinds else set(kinds)
+
+
 def behind(kinds, rank, words):
     """The command that runs `words` in own namespaces of these kinds."""
     options = [option for kind in kinds for option in OPTIONS[kind]]
