@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::frame::FrameKind;
+use super::hub::Hub;
 use super::identity::RankId;
 use super::liveness::Liveness;
 use super::message::{
     CollectiveFailure, End, MAX_REASON, Op, Start, decode, decode_outcome, encode_reason,
 };
+use super::spoke::Spoke;
 use super::text::clean;
 use super::waiting::Join;
 use super::warnings::Waiting;
@@ -25,24 +26,55 @@ pub(super) const LINGER: Duration = Duration::from_millis(500);
 
 /// A rank's connection to the other ranks: all collectives go through it. Between collectives it
 /// watches the other ranks.
-#[async_trait]
-pub(super) trait Bootstrap: Send {
+pub(super) enum Bootstrap {
+    /// Of rank 0.
+    Hub(Box<Hub>),
+    /// Of any other rank.
+    Spoke(Box<Spoke>),
+}
+
+impl Bootstrap {
     /// Takes part in one collective. Ends when the result has arrived, when all ranks fail alike, or
     /// when a rank is lost. The timing bounds it.
-    async fn collective(&mut self, call: Call) -> Result<Outcome>;
+    pub(super) async fn collective(&mut self, call: Call) -> Result<Outcome> {
+        match self {
+            Self::Hub(hub) => hub.collective(call).await,
+            Self::Spoke(spoke) => spoke.collective(call).await,
+        }
+    }
 
     /// The first collective of this rank.
-    fn start(&self) -> Start;
+    pub(super) fn start(&self) -> Start {
+        match self {
+            Self::Hub(_) => Start::default(),
+            Self::Spoke(spoke) => spoke.start(),
+        }
+    }
 
     /// Sends heartbeats and receives those of others, for ever. May be dropped at any `await`.
-    async fn watch(&mut self);
+    pub(super) async fn watch(&mut self) {
+        match self {
+            Self::Hub(hub) => hub.watch().await,
+            Self::Spoke(spoke) => spoke.watch().await,
+        }
+    }
 
-    /// Tells the other ranks of a call that this rank is about to make. Waits until it has left this process, for
+    /// Reports a call that this rank is about to make to the other ranks. Waits until it has left this process, for
     /// [`LINGER`] at most.
-    async fn announce(&mut self, call: &str);
+    pub(super) async fn announce(&mut self, call: &str) {
+        match self {
+            Self::Hub(hub) => hub.announce(call).await,
+            Self::Spoke(spoke) => spoke.announce(call).await,
+        }
+    }
 
     /// Reports to the other ranks that this rank ends, and waits for [`LINGER`] at most.
-    async fn leave(&mut self, farewell: Farewell);
+    pub(super) async fn leave(&mut self, farewell: Farewell) {
+        match self {
+            Self::Hub(hub) => hub.leave(farewell).await,
+            Self::Spoke(spoke) => spoke.leave(farewell).await,
+        }
+    }
 }
 
 /// One collective, as its caller requests it.
@@ -127,7 +159,7 @@ pub(super) enum Request {
 
 /// Serves one world until it is requested to end, or until no caller is left.
 pub(super) async fn serve(
-    mut bootstrap: Box<dyn Bootstrap>,
+    mut bootstrap: Bootstrap,
     mut requests: UnboundedReceiver<Request>,
     mut farewells: UnboundedReceiver<Farewell>,
 ) {

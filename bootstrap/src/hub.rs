@@ -9,12 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::announcer::with_call;
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
+    Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::door::Door;
 use super::frame::{FrameKind, ReceivedFrame};
@@ -477,9 +476,9 @@ async fn next_claim(door: &mut Option<Door>) -> Option<Claim> {
     }
 }
 
-#[async_trait]
-impl Bootstrap for Hub {
-    async fn collective(&mut self, call: Call) -> Result<Outcome> {
+/// The calls of [`Bootstrap`](super::control::Bootstrap).
+impl Hub {
+    pub(super) async fn collective(&mut self, call: Call) -> Result<Outcome> {
         let Call { op, topic, data } = call;
         let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
@@ -499,17 +498,13 @@ impl Bootstrap for Hub {
         }
     }
 
-    fn start(&self) -> Start {
-        Start::default()
-    }
-
-    async fn watch(&mut self) {
+    pub(super) async fn watch(&mut self) {
         loop {
             self.step().await;
         }
     }
 
-    async fn announce(&mut self, call: &str) {
+    pub(super) async fn announce(&mut self, call: &str) {
         let payload = Arc::new(encode_reason(call));
         let links = self.peers.iter().flatten().map(|peer| &peer.link);
         let sent: Vec<_> =
@@ -523,7 +518,7 @@ impl Bootstrap for Hub {
         let _ = tokio::time::timeout(LINGER, all).await;
     }
 
-    async fn leave(&mut self, farewell: Farewell) {
+    pub(super) async fn leave(&mut self, farewell: Farewell) {
         self.close_door().await;
         self.returning.clear();
         let (kind, payload) = farewell.frame();

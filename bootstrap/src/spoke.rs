@@ -5,14 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::announcer::with_call;
 use super::control::{
-    Bootstrap, Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
+    Call, Farewell, LINGER, Look, Member, Outcome, Ticker, describe_silence, result_of,
 };
 use super::frame::{FrameKind, ReceivedFrame};
 use super::handshake::{Credentials, HANDSHAKE_LIMIT, Setback, introduce, refused};
@@ -78,7 +77,7 @@ impl Spoke {
         let late = member.timing.late;
         let secured = connect(&member, route, credentials).await?;
         member.waiting.waits_for("rank 0 answers, and has not let this rank in yet".into());
-        let mut spoke = Self::start(member, secured);
+        let mut spoke = Self::new(member, secured);
         // Rank 0 ends the join first, and names the missing ranks.
         let limit = late + spoke.member.timing.deadline;
         while spoke.start.is_none() {
@@ -101,7 +100,7 @@ impl Spoke {
         Ok(spoke)
     }
 
-    fn start(member: Member, secured: Secured) -> Self {
+    fn new(member: Member, secured: Secured) -> Self {
         let (sender, events) = mpsc::channel(64);
         let liveness = Arc::clone(&member.liveness);
         let link =
@@ -258,9 +257,9 @@ impl Spoke {
     }
 }
 
-#[async_trait]
-impl Bootstrap for Spoke {
-    async fn collective(&mut self, call: Call) -> Result<Outcome> {
+/// The calls of [`Bootstrap`](super::control::Bootstrap).
+impl Spoke {
+    pub(super) async fn collective(&mut self, call: Call) -> Result<Outcome> {
         let Call { op, topic, data } = call;
         let operation = op.name();
         if let Some(error) = self.member.liveness.gone(operation) {
@@ -292,22 +291,22 @@ impl Bootstrap for Spoke {
         }
     }
 
-    fn start(&self) -> Start {
+    pub(super) fn start(&self) -> Start {
         self.start.clone().unwrap_or_default()
     }
 
-    async fn watch(&mut self) {
+    pub(super) async fn watch(&mut self) {
         loop {
             self.step().await;
         }
     }
 
-    async fn announce(&mut self, call: &str) {
+    pub(super) async fn announce(&mut self, call: &str) {
         let sent = self.link.hand_over(FrameKind::Calling, Arc::new(encode_reason(call)));
         let _ = timeout(LINGER, sent).await;
     }
 
-    async fn leave(&mut self, farewell: Farewell) {
+    pub(super) async fn leave(&mut self, farewell: Farewell) {
         self.pass_warnings();
         let (kind, payload) = farewell.frame();
         self.link.send(kind, payload);

@@ -537,18 +537,19 @@ fn run(
 }
 
 /// Joins in the role of this rank.
-pub(super) async fn bring_up(next: NextStep, member: Member) -> Result<Box<dyn Bootstrap>> {
+pub(super) async fn bring_up(next: NextStep, member: Member) -> Result<Bootstrap> {
     let waiting = Arc::clone(&member.waiting);
-    let bootstrap: Box<dyn Bootstrap> = match next {
-        NextStep::Alone => Box::new(Hub::new(member)),
+    let bootstrap = match next {
+        NextStep::Alone => Bootstrap::Hub(Box::new(Hub::new(member))),
         NextStep::Hub { listener, credentials, notice, only_here } => {
             let mut hub = Hub::new(member);
             hub.only_here = only_here;
             hub.join(listener, credentials, notice).await?;
-            Box::new(hub)
+            Bootstrap::Hub(Box::new(hub))
         }
         NextStep::Spoke { target, credentials, local } => {
-            Box::new(Spoke::join(member, &Route { target, local }, credentials).await?)
+            let spoke = Spoke::join(member, &Route { target, local }, credentials).await?;
+            Bootstrap::Spoke(Box::new(spoke))
         }
     };
     waiting.done();

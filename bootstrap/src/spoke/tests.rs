@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::control::{Bootstrap, Call, Member, Timing};
+use super::super::control::{Call, Member, Timing};
 use super::super::identity::{Identity, RankId, Rendezvous};
 use super::super::liveness::Liveness;
 use super::super::message::Op;

@@ -8,7 +8,7 @@ use super::*;
 /// process.
 pub(super) struct Puppet {
     runtime: tokio::runtime::Runtime,
-    bootstrap: Box<dyn Bootstrap>,
+    bootstrap: Bootstrap,
     pub(super) liveness: Arc<Liveness>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::control::{Bootstrap, Farewell, Member, Timing};
+use super::super::control::{Farewell, Member, Timing};
 use super::super::rendezvous::NextStep;
 use super::super::spoke::{Route, Spoke};
 use super::loss::Puppet;
