@@ -20,6 +20,10 @@
 //! - a slot returns a status (`TY_OK` is 0); details go to the caller's [`TyError`];
 //! - a plugin must not unwind or `longjmp` across a slot; libraries are never unloaded;
 //! - each slot states the threads that may call it.
+//!
+//! A structure or a number here is a promise to plugins that are built: append, and move nothing. `cargo xtask
+//! header` then writes `abi/include` again. Watched by the tests in these files (layouts of earlier versions),
+//! `core/tests/plugin_handshake.rs`, and `cli/tests/guide.rs`.
 
 #![no_std]
 

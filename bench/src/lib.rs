@@ -13,6 +13,9 @@
 //! - [`gpu`]: dispatch and combine on GPUs, against the rate of the link between them;
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - the package `tokenyard-bench-abi` measures the plugin ABI.
+//!
+//! It measures; rules are the suite's. Watched by the tests in these files, and `tests` for counts and allocations.
+//! Times are taken by hand: `docs/performance.md`.
 
 pub mod ceiling;
 pub mod counting;

@@ -33,6 +33,10 @@
 //! `link`: one connection · `hub`, `rounds`, `agreement`: rank 0 · `spoke`: the others · `liveness` ·
 //! `members`: the present ranks · `waiting`: reports of waits · `warnings` · `announcer` · `control`, `world`:
 //! the thread and its interface.
+//!
+//! # Tests
+//! A change of a message is a new version of the protocol (`noise`). Watched by the tests in these files, `tests`
+//! (whole worlds with threads as ranks), and `fuzz/fuzz_targets/frame.rs`.
 
 mod agreement;
 mod announcer;

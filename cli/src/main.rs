@@ -1,4 +1,7 @@
 //! The `tokenyard` command.
+//!
+//! A command is a file or a folder of its name. It parses, calls a library and prints; rules belong to the libraries.
+//! Watched by the tests in these files, and `cli/tests`, which run the binary.
 
 #[cfg(feature = "full")]
 mod bench;

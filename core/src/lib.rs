@@ -16,6 +16,9 @@
 //!   and [`wire`].
 //!
 //! See `docs/architecture.md` for an overview, `docs/invariants.md` for INV-1 to INV-8.
+//!
+//! Its faces are held by `lints/src/faces.rs`. Watched by the tests in these files, `core/tests` (plugins, proxies),
+//! and the suite of `conformance`, which depends on this crate.
 
 pub mod arena_output;
 pub mod call;

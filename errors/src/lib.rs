@@ -2,6 +2,8 @@
 //!
 //! An error answers four questions in one line: the operation that failed, the value found, the value
 //! expected, and the fix. Callers branch on [`ErrorKind`]; people read the `Display` form.
+//!
+//! A text here is read by people and by tests of many crates. Watched by the tests in these files, and `cli/tests`.
 
 pub mod words;
 

@@ -11,6 +11,8 @@
 //! process substitution. Every rank reads a config once, and a pipe can be read only once in all.
 //!
 //! All functions may be called from any thread.
+//!
+//! Watched by `tests/opening.rs`; `lints/src/sources.rs` holds that no other code opens such a path.
 
 use std::fmt;
 use std::fs::{File, Metadata};

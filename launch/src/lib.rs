@@ -15,6 +15,8 @@
 //!   secret. Ranks share the launcher's process group, so Ctrl-C reaches them as well.
 //!
 //! The launcher does not follow forks: a rank must itself end the processes that it starts.
+//!
+//! Watched by the tests in these files, and `tests/{jobs,orphans,hosts}.rs`.
 
 mod adopt;
 mod event;

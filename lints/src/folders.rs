@@ -11,17 +11,23 @@ const FEW: usize = 6;
 /// Pages about a folder.
 const PAGES: [&str; 2] = ["README.md", "docs.md"];
 
+/// Kinds of sources, and of pages.
+const KINDS: [&str; 7] = ["rs", "py", "cuh", "h", "c", "cpp", "md"];
+
 /// Roots of modules, whose documentation is about their folder.
 const ROOTS: [&str; 4] = ["mod.rs", "lib.rs", "main.rs", "__init__.py"];
 
-/// Whether a folder has a page, or the root of its module begins with documentation.
-fn says(folder: &str, texts: &BTreeMap<String, String>) -> bool {
+/// The text of a folder's page, and the documentation of its root.
+fn words(folder: &str, texts: &BTreeMap<String, String>) -> String {
+    let text = |path: String| texts.get(&path).map(String::as_str);
+    let pages = PAGES.iter().filter_map(|name| text(format!("{folder}/{name}")));
     let inside = ROOTS.iter().map(|name| format!("{folder}/{name}"));
-    let mut roots = inside.chain([format!("{folder}.rs")]);
-    let begins = |path: String| {
-        texts.get(&path).is_some_and(|text| text.starts_with("//!") || text.starts_with("\"\"\""))
-    };
-    PAGES.iter().any(|page| texts.contains_key(&format!("{folder}/{page}"))) || roots.any(begins)
+    let roots = inside.chain([format!("{folder}.rs")]).filter_map(text);
+    let heads = roots.filter_map(|text| match text.strip_prefix("\"\"\"") {
+        Some(text) => text.split("\"\"\"").next().map(str::to_owned),
+        None => Some(text.lines().take_while(|line| line.starts_with("//!")).collect()),
+    });
+    pages.map(str::to_owned).chain(heads).collect()
 }
 
 /// The folder that a path is in.
@@ -29,19 +35,41 @@ fn above(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-#[test]
-fn a_folder_of_many_sources_says_what_is_inside() {
-    let texts: BTreeMap<_, _> =
-        files(&["rs", "py", "cuh", "h", "c", "cpp", "md"]).into_iter().collect();
+/// Folders of many sources, and those of the root of a crate.
+fn of_many_sources(texts: &BTreeMap<String, String>) -> Vec<&str> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for path in texts.keys().filter(|path| !path.ends_with(".md")) {
-        *counts.entry(above(path)).or_default() += 1;
+        let is_root = path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
+        *counts.entry(above(path)).or_default() += if is_root { FEW } else { 1 };
     }
-    let many = counts.into_iter().filter(|(folder, count)| *count >= FEW && !folder.is_empty());
-    let silent: Vec<_> = many
-        .map(|(folder, _)| folder)
-        .filter(|folder| ![*folder, above(folder)].iter().any(|folder| says(folder, &texts)))
+    counts.retain(|folder, count| *count >= FEW && !folder.is_empty());
+    counts.into_keys().collect()
+}
+
+#[test]
+fn a_folder_of_many_sources_names_the_tests_that_watch_it() {
+    let texts: BTreeMap<_, _> = files(&KINDS).into_iter().collect();
+    let many = of_many_sources(&texts);
+    let of_product = many.iter().filter(|folder| !folder.split('/').any(|part| part == "tests"));
+    let unwatched: Vec<_> = of_product
+        .filter(|folder| {
+            ![*folder, above(folder)].iter().any(|folder| words(folder, &texts).contains("test"))
+        })
         .collect();
+    assert!(
+        unwatched.is_empty(),
+        "folders of which nothing says which tests watch them: {unwatched:?}. Name the tests in their README.md, or in \
+         the documentation of the module: \"Watched by the tests in these files, and ...\""
+    );
+}
+
+#[test]
+fn a_folder_of_many_sources_says_what_is_inside() {
+    let texts: BTreeMap<_, _> = files(&KINDS).into_iter().collect();
+    let many = of_many_sources(&texts);
+    let is_silent = |folder: &str| words(folder, &texts).is_empty();
+    let silent: Vec<_> =
+        many.iter().filter(|folder| is_silent(folder) && is_silent(above(folder))).collect();
     assert!(root().join("backends/gpu/device/README.md").exists(), "the root is elsewhere");
     assert!(
         silent.is_empty(),
@@ -52,10 +80,12 @@ fn a_folder_of_many_sources_says_what_is_inside() {
 
 #[test]
 fn a_page_or_a_documented_root_speaks_for_a_folder() {
-    let texts = |path: &str, text: &str| BTreeMap::from([(path.to_owned(), text.to_owned())]);
-    assert!(says("a/b", &texts("a/b/README.md", "")));
-    assert!(says("a/b", &texts("a/b.rs", "//! About b.")));
-    assert!(says("a/b", &texts("a/b/__init__.py", "\"\"\"About b.\"\"\"")));
-    assert!(!says("a/b", &texts("a/b/mod.rs", "mod c;")));
-    assert!(!says("a/b", &texts("a/b/c.rs", "//! About c.")));
+    let of = |path: &str, text: &str| {
+        words("a/b", &BTreeMap::from([(path.to_owned(), text.to_owned())]))
+    };
+    assert_eq!(of("a/b/README.md", "About b.\nTests: c.rs"), "About b.\nTests: c.rs");
+    assert_eq!(of("a/b.rs", "//! About b.\n\nmod tests;"), "//! About b.");
+    assert_eq!(of("a/b/__init__.py", "\"\"\"About b.\"\"\"\nimport test"), "About b.");
+    assert_eq!(of("a/b/mod.rs", "mod c;"), "");
+    assert_eq!(of("a/b/c.rs", "//! About c."), "");
 }

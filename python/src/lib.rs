@@ -8,6 +8,9 @@
 //!   that is no tensor) is refused on all ranks, as what core sees is.
 //! - **Outputs** are claims. Nothing that frees one takes the GIL, unless a record belongs to it.
 //! - **A forked child** owns nothing of its parent: see `owned.rs`.
+//!
+//! Names and defaults of arguments are promises to callers; `python/tokenyard/_native.pyi` says them again. Watched
+//! by `python/tests`, which run on ranks as processes.
 
 mod all_gather;
 mod anchors;

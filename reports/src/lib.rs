@@ -3,6 +3,9 @@
 //! `set` chooses one report per rank · `evidence` gathers the knowledge of each rank about the
 //! others · `graph` holds the waits of ranks for each other · `causes` tries one cause after the
 //! other, the root of all others first; `links` has those that lie in transports and links.
+//!
+//! Watched by `tests/recorded.rs` (reports of real jobs, and their verdicts) and `any_bytes.rs`; `cli/tests/reports`
+//! plays the jobs.
 
 mod causes;
 mod evidence;

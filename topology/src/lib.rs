@@ -1,4 +1,6 @@
 //! The `auto` topology: the place of this process, from the operating system.
+//!
+//! Watched by the tests in these files, and `tests/on_trees` on recorded nodes; `docs/topology.md` has its rules.
 
 mod built_in;
 mod config;

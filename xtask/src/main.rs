@@ -1,4 +1,7 @@
 //! Developer tasks. `cargo xtask` prints a list of them.
+//!
+//! `steps` is the table of `cargo xtask test`; `lanes`, `exec` and `unit` run it, `report` and `results` print.
+//! Watched by the tests in these files, which the step `xtask` runs.
 
 mod configs;
 mod exec;

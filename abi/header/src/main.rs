@@ -1,5 +1,7 @@
 //! Writes the C header of the plugin ABI, or with `--check` says whether the checked-in one is up to date.
 //! `cargo xtask header` runs it. It is a program of its own, so that other tasks build without a parser of Rust.
+//!
+//! Watched by the tests in these files; the steps `header` and `c-plugin` of `cargo xtask test` compile its output.
 
 mod header;
 

@@ -4,6 +4,10 @@
 //! Core validates every argument; this crate trusts what core promises and checks what comes from
 //! other processes. It keeps no process-wide state, so that several ranks may be threads of one
 //! process. `docs.md` in this folder is the page for operators.
+//!
+//! `engine` concerns every operation; `moe`, `ops` and `transport` may change alone. Loops on vectors (`convert`,
+//! `sum`, `coded`) give the same bits on every processor. Watched by the tests in these files, `tests` beside them,
+//! and the whole suite: `conformance/tests/in_threads.rs` (L0 to L2), `faults.rs` (L3) and `same_bits.rs`.
 
 mod built_in;
 pub mod coded;

@@ -3,6 +3,8 @@
 //! Windows and signals are sealed memfds whose descriptors cross abstract Unix sockets while ranks
 //! connect; after that no system call is made. A command is done when `post` returns. Ranks may as
 //! well be threads of one process: nothing here is process-wide.
+//!
+//! Watched by `tests/{commands,connect,allocations}.rs`, and L0 of the suite.
 
 mod commands;
 mod memory;

@@ -5,6 +5,9 @@
 //! and the names. Nothing of CUDA is linked: driver and compiler are loaded at run time, and `probe`
 //! reports where they are missing. nvcc runs as a program, for a device API that includes headers.
 //! `docs.md` in this folder is the page for operators.
+//!
+//! Watched by the tests in these files and `tests/nvcc.rs`, without a GPU; `docs/testing-gpus.md` has the commands
+//! for one.
 
 mod built_in;
 mod driver;

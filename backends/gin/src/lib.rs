@@ -4,6 +4,9 @@
 //! kernels are compiled with them by nvcc. NCCL chooses the hardware that carries the bytes: GDAKI on
 //! ConnectX, GPI, EFA-GDA, or a thread of NCCL's own for any other. `docs.md` in this folder is the page for
 //! operators.
+//!
+//! Watched by the tests in these files, `tests/kernels.rs` (compiled with NCCL's headers), `tests/probe.rs`, and
+//! `standins/softgin`.
 
 mod config;
 mod headers;

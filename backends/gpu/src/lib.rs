@@ -6,6 +6,10 @@
 //!
 //! Kernels are templates over a transport's device API (`device/common/transport.cuh`) and compiled for the
 //! present device. One process drives one device.
+//!
+//! All of it serves every maker and names none; `engine` names no operation. A kernel and its launch change
+//! together. Watched by the tests in these files (over `tests/doubles`), `tests/exchange.rs` (the kernels on a model
+//! of a GPU), `tests/{args,dialect,region}.rs`, and on GPUs the suite: `docs/testing-gpus.md`.
 
 pub mod compile;
 mod config;

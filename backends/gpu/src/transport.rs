@@ -3,6 +3,8 @@
 //! Windows and signals are shareable allocations (VMM); their descriptors cross sockets while ranks
 //! connect. Legacy IPC is not used: it is undefined when an owner dies. Kernels use the device API;
 //! the host API copies with the copy engines and is for callers without kernels.
+//!
+//! Watched by the tests in these files, and on GPUs by L0 of the suite.
 
 mod card;
 mod memory;

@@ -8,6 +8,9 @@
 //!
 //! Nothing here has run on a ConnectX, and the device side has not run on a GPU: `docs.md` lists what has run on
 //! stand-ins.
+//!
+//! Watched by the tests in these files, `tests/model.rs` (the device API over a software ConnectX), and
+//! `cli/tests/software_hca.rs` (the suite).
 
 mod bell;
 mod config;

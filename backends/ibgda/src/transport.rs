@@ -3,6 +3,9 @@
 //! API.
 //!
 //! A put is an RDMA write. Its signal is an atomic addition behind it on the same connection.
+//!
+//! It shares `tokenyard_verbs::connection` with `verbs`: a change there touches both. Watched by the tests
+//! in these files and `cli/tests/software_hca.rs`.
 
 mod commands;
 mod device_side;

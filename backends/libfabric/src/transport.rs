@@ -4,6 +4,8 @@
 //! queues. A thread that posts or polls locks the rail for a batch of commands; a thread that finds
 //! it locked leaves the work to the other. So there is one uncontended lock per batch, and none per
 //! command. With proxy threads, each of these has its own rails and queues.
+//!
+//! Watched by the tests in these files, and `tests/{providers,served,allocations}.rs`.
 
 mod backlog;
 mod commands;

@@ -6,6 +6,9 @@
 //! The kernels and the host code are those of `tokenyard-gpu`. This crate adds the driver over HIP, the
 //! compilers hiprtc and clang, and the names. Nothing of ROCm is linked: its libraries are loaded at run
 //! time, and `probe` reports where they are missing.
+//!
+//! Watched by the tests in these files and `tests`, over a library of HIP's names; `standins/hip_on_cuda` runs it on
+//! GPUs of NVIDIA.
 
 mod built_in;
 mod clang;

@@ -6,6 +6,9 @@
 //! `docs.md` in this folder is the page for operators.
 //!
 //! The transport `ibgda` shares the choice of ports, endpoints and [`connection`] with it.
+//!
+//! Watched by the tests in these files, `tests` beside them over NICs of `standins/nic`, the steps `hca` and `vm` of
+//! `cargo xtask test` (the suite), and `fuzz/fuzz_targets/verbs_endpoint.rs`.
 
 pub mod config;
 mod device;

@@ -2,6 +2,9 @@
 //!
 //! A put is an RDMA write. Its signal is immediate data of the same write, or an atomic addition
 //! after it on the same connection. The calling thread posts and polls; the device does the rest.
+//!
+//! `failure`, `flight`, `health`, `memory` and `owned` serve `ibgda` too. Watched by the tests in these files, and
+//! `tests/{behaviour,masking,allocations}.rs`.
 
 mod batch;
 mod commands;

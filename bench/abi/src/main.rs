@@ -4,6 +4,8 @@
 //! through the built-in table, and through the table of the loaded library. Run with `cargo build
 //! --release -p tokenyard-plugin-cpu && cargo run --release -p tokenyard-bench-abi`. Exit code 1 if
 //! the loaded library costs more than [`MOST_NS`] over either of the others.
+//!
+//! No test watches it: it is run by hand, as `docs/performance.md` says.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};

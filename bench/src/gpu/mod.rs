@@ -4,6 +4,8 @@
 //! operations by events around calls that follow each other on a stream, everything included: counting,
 //! exchange, rows, scales, ids, weights, drain. [`figures`] turns both into lines: bytes and floors come
 //! from [`bytes`]. [`mod@plot`] draws them. Only the first two need a GPU.
+//!
+//! Watched by the tests in these files: figures, bytes and texts. `docs/testing-gpus.md` has the runs on GPUs.
 
 pub mod auto_sms;
 mod backend;

@@ -4,6 +4,8 @@
 //! has the facts that only a running process can find, `asked` the demands of a config, `launched` the ranks
 //! of the launcher. `text` and `columns` print; `distances` shows how far NICs are from GPUs, `matrix` how
 //! all devices are linked, `worldwide` compares all ranks.
+//!
+//! Watched by `cli/tests/{doctor,doctor_topology}.rs` with their goldens; a rule itself is watched in `node/doctor`.
 
 mod asked;
 mod columns;

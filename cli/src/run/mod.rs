@@ -4,6 +4,8 @@
 //! the work of one process · `launch` starts the processes and reads their messages · `message`
 //! defines the messages · `diagnosis` finds the cause of a failure · `summary` prints the result,
 //! with the `times` of operations · `results` writes it to a file.
+//!
+//! Watched by the tests in these files, and `cli/tests/{run,endings,signals,warnings,mpirun,hosts}.rs`.
 
 mod diagnosis;
 mod judge;

@@ -4,6 +4,8 @@
 //! victim, fails at its phase. Every other rank must get an error within the deadline plus a second. The
 //! error must name the victim and the awaited event. Then the rank must end, and nothing may be left
 //! behind. The launcher measures and judges (`judge`).
+//!
+//! Watched by the tests in these files, and `conformance/tests/{faults,domain_faults,hosts,links}.rs`.
 
 mod hosts;
 mod judge;

@@ -6,6 +6,9 @@
 //!
 //! A case that fails on one rank ends that rank's part in the world, so that the others do not wait for their
 //! deadline. After a failure the world is not used again.
+//!
+//! `docs/plugin-contract.md` names the case of each clause. Watched by the tests in these files, and in
+//! `conformance/tests` by `mutants`, `lost_peers` and `commit`: broken transports, each of which a case must catch.
 
 mod bring_up;
 mod clock;

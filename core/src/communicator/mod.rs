@@ -19,6 +19,9 @@
 //! write there. So synchronise the stream first. After the operation no synchronisation is needed: when a
 //! call that receives returns, the operation has ended on the device. A call through [`Communicator::on`] is
 //! in the order of a [`Stream`] instead, and needs none of this.
+//!
+//! A call, a check or an output of an operation is changed here; places and transports are the session's. Watched by
+//! the tests in these files, L1 and L2 of the suite, and `conformance/tests/{pending,call_forms,reporting}.rs`.
 
 mod abandoned;
 mod arguments;

@@ -9,6 +9,8 @@
 //! kind [`ErrorKind::Config`] and reads `read config: FILE:LINE: value found; value expected`.
 //!
 //! All types are plain data: they may be read from any thread.
+//!
+//! Watched by `tests`, with the exact message of each fault, and `fuzz/fuzz_targets/config.rs`.
 
 mod component_table;
 mod schema;

@@ -4,6 +4,8 @@
 //! catches panics (an instance that panicked answers `TY_PANIC` for ever), checks the sizes of the
 //! structures that it receives, and turns [`Error`](crate::Error) into a status and a filled
 //! [`TyError`](crate::abi::TyError).
+//!
+//! Watched by `core/tests/plugin_panics` and `plugin_handshake.rs`.
 
 mod call;
 mod device;

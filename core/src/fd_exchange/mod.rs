@@ -4,6 +4,8 @@
 //! descriptors then cross an abstract Unix socket (`SCM_RIGHTS`), with a record that describes them;
 //! both sides compare the values that core promises to be equal. A transport decides the type of
 //! descriptors and maps them: it implements [`Memory`]. Windows in host memory are [`SealedMemory`].
+//!
+//! Watched by the tests in these files, and `backends/cpu/tests/connect.rs`.
 
 mod links;
 mod offer;

@@ -27,6 +27,8 @@
 //!   wake it.
 //!
 //! [`proxy`](crate::proxy) has another purpose: it serves transports whose own calls are slow.
+//!
+//! Watched by the step `model` of `cargo xtask test` (all schedules), and `backends/cpu/tests/gpu_ring.rs`.
 
 mod check;
 mod counts;

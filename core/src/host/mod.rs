@@ -1,4 +1,7 @@
 //! The host's side of the plugin ABI: safe handles over judged tables, the loader and the registry.
+//!
+//! Tables of plugins are judged here before any of their code runs. Watched by the tests in these files,
+//! `core/tests/plugin_handshake.rs`, and `plugins/*/tests/load.rs`.
 
 mod attended;
 mod calls;

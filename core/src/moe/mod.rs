@@ -14,6 +14,8 @@
 //!
 //! The plans allocate in `new` for the worst case and never in `build`, so a steady step of a communicator
 //! allocates nothing.
+//!
+//! Watched by the tests in these files; the oracle of the suite computes the same results by code of its own.
 
 mod arena;
 mod cast;

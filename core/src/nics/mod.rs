@@ -9,6 +9,8 @@
 //! is refused before anything moves. Otherwise all ranks would wait for it, without a visible reason. It is a
 //! warning where NICs of all names reach each other, because the operator has then configured that; no NIC is
 //! skipped without a message.
+//!
+//! Watched by the tests in these files, and `conformance/tests/nics.rs`.
 
 pub(crate) mod rails;
 pub(crate) mod share;

@@ -1,4 +1,7 @@
 //! Operations beside MoE, and sessions that they share with communicators.
+//!
+//! Watched by `conformance/tests/{pipes,gathers}.rs` and the cases of `conformance/src/ops`; sessions of several
+//! users by the cases `l2/shared`.
 
 pub mod gather;
 pub mod pipe;

@@ -24,6 +24,9 @@
 //!   the thread rule finds it set.
 //!
 //! The ring's memory layout is described in `ring.rs`.
+//!
+//! Watched by the step `model` of `cargo xtask test` (all schedules), `core/tests/proxy`, and `bench/tests/proxy.rs`
+//! for allocations.
 
 mod bell;
 mod health;

@@ -3,6 +3,9 @@
 //!
 //! Reports can be read without any part of the job. Input is not trusted: [`read`] refuses bytes that are no report,
 //! and every report that it accepts can be printed.
+//!
+//! A change of the format is a new version, and `docs/reports.md` follows. Watched by the tests in these files,
+//! `reports/tests/any_bytes.rs`, and `cli/tests/reports`.
 
 mod clean;
 mod format;

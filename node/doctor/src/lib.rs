@@ -10,6 +10,9 @@
 //! and entries are the same ([`catalogue`]).
 //!
 //! A thing that does not matter to the job is never slow or broken: it is shown as not needed.
+//!
+//! Watched by `tests`. A new rule takes an entry in `docs/findings.md`, and a node in `node/machine/trees/faults` in
+//! which it finds the fault.
 
 mod amd;
 mod bonds;

@@ -13,6 +13,8 @@
 //! [`commands`] for facts that no file holds. [`near`] finds the NICs that are nearest to a GPU,
 //! [`rails`] the GPUs that lack a NIC, [`mod@switches`] the GPUs that are missing, [`topology`] the
 //! link between any two GPUs or NICs.
+//!
+//! Watched by the tests in these files, and `tests`, which read the nodes of `trees`.
 
 mod bytes;
 pub mod commands;

@@ -1,4 +1,5 @@
 //! The cpu backend as a loadable plugin.
+//! Watched by `tests/load.rs`.
 
 tokenyard_core::export_transports!(tokenyard_cpu::Shm);
 tokenyard_core::export_topologies!(tokenyard_topology::HostTopology);

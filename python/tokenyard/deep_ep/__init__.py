@@ -1,7 +1,8 @@
 """DeepEP's Python interface, on tokenyard. See docs/deep_ep.md of the repository.
 
 `import deep_ep` is this package where the distribution tokenyard-deep-ep is installed, or after
-`tokenyard.alias_deep_ep()`. It needs torch, numpy and ml_dtypes; to import it takes no GPU.
+`tokenyard.alias_deep_ep()`. It needs torch, numpy and ml_dtypes; to import it takes no GPU. The repository tests it by
+`python/tests/test_deep_ep_*.py`, `gpu_*.py` and `clients`.
 """
 
 import tokenyard

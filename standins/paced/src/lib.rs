@@ -7,6 +7,9 @@
 //! it breaks one promise: see [`Fault`].
 //!
 //! Where a time is shown that was measured over it, it is named as a stand-in.
+//!
+//! Watched by the tests in these files, and `tests/engine.rs`, which runs the engine on the model of a GPU;
+//! `docs/testing-gpus.md` has its checks on GPUs.
 
 mod config;
 mod engine;

@@ -7,6 +7,8 @@
 //!
 //! Its times are those of two GPUs, whose links carry what a switch would spread over R. Ranks from 2 on only open and
 //! close.
+//!
+//! Watched by the tests in this file, and on GPUs by `python/tests/gpu_twin.py`.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,5 +1,7 @@
 //! Opens the C libraries that the other crates of `sys` bind, at run time: nothing is linked, so a program starts
 //! on machines that lack them. The errors belong to those crates, because each names its own fix.
+//!
+//! Watched by the tests of the crates that use it.
 
 use std::ffi::OsStr;
 

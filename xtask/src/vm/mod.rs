@@ -1,5 +1,7 @@
 //! `cargo xtask vm`: runs a command of the repository in an emulated machine that has soft-RoCE.
 //! `docs/testing-rdma.md` describes the hardware that it stands in for.
+//!
+//! Watched by the tests in these files; the step `vm` runs it.
 
 mod guest;
 mod image;

@@ -1,6 +1,9 @@
 //! Kernels are compiled at run time for the present device.
 //!
 //! The sources are embedded; the device API comes from the transport, the compiler from the platform.
+//!
+//! A change of the key of the cache makes every node compile again. Watched by the tests in these files, and the
+//! steps `cuda-compile` and `rocm-compile` of `cargo xtask test`.
 
 mod cache;
 mod library;

@@ -2,6 +2,9 @@
 //!
 //! Each maker implements [`Driver`]; the objects hold the driver through their context.
 //! [`Driver::load`] must have succeeded before any other call; `Device::choose` ensures this.
+//!
+//! A new call of a driver needs an arm in `backends/{cuda,rocm}/src/driver`, and one in the double. Watched by the
+//! tests in these files over `tests/doubles/stream_model`, and by `backends/rocm/tests/driver.rs`.
 
 mod device;
 mod graph;

@@ -1,5 +1,8 @@
 //! The base of every operation, whatever it moves: launches, the order of streams, waits and their outcomes, places of
 //! the arena.
+//!
+//! It knows ranks; `lints/src/{arrows,below_operations}.rs` hold that it names no operation. A change here touches all
+//! of them. Watched by the tests in these files, over `tests/doubles/order_model`, and on GPUs by the suite.
 
 pub(crate) mod agree;
 pub(crate) mod args;

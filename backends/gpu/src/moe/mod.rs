@@ -1,4 +1,8 @@
 //! Dispatch and combine: their shapes, calls, routing and rows, over an [engine](crate::engine).
+//!
+//! `dispatch` and `combine` have the launches of each; `args` is the kernels' record, the twin of
+//! `device/moe/moe_args.cuh`. Watched by the tests in these files, `tests/{args,region,exchange}.rs`, and L1 to L3 of
+//! the suite on GPUs.
 
 pub(crate) mod args;
 pub(crate) mod blocks;

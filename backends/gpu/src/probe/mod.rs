@@ -6,6 +6,9 @@
 //! collective: all ranks make the same calls in the same order. Its error names the rank that was waited for.
 //!
 //! All kernels end their waits by a cap (INV-6).
+//!
+//! No operation uses them. Watched by the tests in these files; their kernels run on GPUs alone, by `tokenyard
+//! bench`.
 
 mod args;
 mod nic;

@@ -4,6 +4,8 @@
 //! and receive apart · `replay`: replays and backward passes · `limits`: a full resource is an error and does no
 //! further harm · `bad_input`: a mistake of one rank is refused on all ranks · `streams`: calls in the order of a
 //! stream · `graphs`: calls without synchronisation, captured and not · `soak`: all of these for a long time.
+//!
+//! Watched by `conformance/tests/{in_threads,call_forms}.rs` and `mutants`.
 
 mod bad_input;
 mod chains;

@@ -7,6 +7,8 @@
 //! rank, and once when an error closes it. Threads of their own write the files and query the transports
 //! (`checkup`). A file system or a component may block for ever, and neither the job nor the error may wait
 //! for it (INV-6).
+//!
+//! Watched by the tests in these files, `conformance/tests/{reporting,mute}.rs`, and `cli/tests/reports`.
 
 mod capture;
 mod checkup;
