@@ -5,7 +5,7 @@
 //! only the makers ([`MAKERS`]).
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -38,7 +38,21 @@ pub(crate) fn print(root: &Path) -> Result<()> {
 
 /// Lines of code by the folder of their crate.
 fn count(root: &Path) -> Result<BTreeMap<String, usize>> {
+    let sources = sources(root)?;
+    let tests: Vec<_> = sources.iter().flat_map(|(path, text)| test_modules(path, text)).collect();
+    let is_of_tests = |path: &Path| {
+        tests.iter().any(|module| path.starts_with(module) || path.with_extension("") == *module)
+    };
     let mut counts = BTreeMap::new();
+    for (path, text) in sources.iter().filter(|(path, _)| !is_of_tests(path)) {
+        *counts.entry(crate_of(path)).or_default() += code_lines(text);
+    }
+    Ok(counts)
+}
+
+/// The sources below `root`, tests in files of their own left out: paths below it, and texts.
+fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let mut sources = Vec::new();
     let mut folders = vec![root.to_path_buf()];
     while let Some(folder) = folders.pop() {
         let entries = folder.read_dir().with_context(|| format!("list {}", folder.display()))?;
@@ -52,11 +66,35 @@ fn count(root: &Path) -> Result<BTreeMap<String, usize>> {
             } else if is_source(below) {
                 let text = std::fs::read_to_string(&path)
                     .with_context(|| format!("read {}", path.display()))?;
-                *counts.entry(crate_of(below)).or_default() += code_lines(&text);
+                sources.push((below.to_path_buf(), text));
             }
         }
     }
-    Ok(counts)
+    Ok(sources)
+}
+
+/// The modules in files of their own that a source has behind `#[cfg(test)]`: their paths, without `.rs`.
+fn test_modules(source: &Path, text: &str) -> Vec<PathBuf> {
+    let name = source.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let folder = match name {
+        "lib" | "main" | "mod" => source.parent().unwrap_or(Path::new("")).to_path_buf(),
+        _ => source.with_extension(""),
+    };
+    let mut modules = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if is_for_tests(line) {
+            let item = lines.by_ref().find(|line| !line.starts_with("#["));
+            let module = item.and_then(|item| item.split_once("mod ")?.1.strip_suffix(';'));
+            modules.extend(module.map(|module| folder.join(module)));
+        }
+    }
+    modules
+}
+
+/// Whether a line says that the item behind it is one of tests.
+fn is_for_tests(line: &str) -> bool {
+    ["#[cfg(test)]", "#[cfg(all(test,"].iter().any(|begin| line.starts_with(begin))
 }
 
 /// Whether a folder may hold code of the product.
@@ -93,7 +131,7 @@ fn code_lines(text: &str) -> usize {
     let mut count = 0;
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
-        if line == "#[cfg(test)]" {
+        if is_for_tests(line) {
             skip_item(&mut lines);
             continue;
         }
@@ -124,6 +162,25 @@ mod tests {
         let text = "//! About.\n\nfn a() {\n    // Why.\n    b();\n}\n\n#[cfg(test)]\nmod tests {\n    fn c() {\n        d();\n    }\n}\n";
         assert_eq!(code_lines(text), 3);
         assert_eq!(code_lines("use a;\n#[cfg(test)]\nmod tests;\nfn b() {}\n"), 2);
+    }
+
+    #[test]
+    fn modules_behind_cfg_test_do_not_count_whatever_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write(
+            "a/src/lib.rs",
+            "mod b;\n#[cfg(test)]\nmod samples;\n#[cfg(all(test, feature = \"loom\"))]\npub mod model;\n",
+        );
+        write("a/src/samples.rs", "fn c() {}\n");
+        write("a/src/model/mod.rs", "fn d() {}\n");
+        write("a/src/b.rs", "#[cfg(test)]\n#[allow(dead_code)]\nmod double;\nfn e() {}\n");
+        write("a/src/b/double.rs", "fn f() {}\n");
+        assert_eq!(count(folder.path()).unwrap(), [("a".to_owned(), 2)].into());
     }
 
     #[test]
