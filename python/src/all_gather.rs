@@ -16,8 +16,8 @@ use crate::argument::Argument;
 use crate::array::Array;
 use crate::config::Config;
 use crate::dlpack::Dims;
-use crate::errors::{invalid, raise, to_python};
-use crate::guarded::Guarded;
+use crate::errors::{invalid, raise};
+use crate::guarded::{Guarded, methods_of_opened, open};
 use crate::operations::received_before;
 use crate::tensor::Tensor;
 use crate::world::World;
@@ -203,6 +203,8 @@ impl OutputForms {
     }
 }
 
+methods_of_opened!(Gather, core, report);
+
 #[pymethods]
 impl Gather {
     #[new]
@@ -215,22 +217,13 @@ impl Gather {
         max_bytes: Argument<u64>,
         in_flight: Argument<u32>,
     ) -> PyResult<Self> {
-        let world = world.core().map_err(|error| raise(py, &error))?;
         let read = || {
             let max_bytes = max_bytes.get("max_bytes")?;
             let options = GatherOptions { max_bytes, in_flight: in_flight.get("in_flight")? };
-            Ok::<_, Error>((Config::read_to_open(config)?, options))
+            Ok((Config::read_to_open(config)?, options))
         };
-        let read = read();
-        let opened = py.detach(|| {
-            let world = world.get()?;
-            let opened = match read {
-                Ok((config, options)) => CoreGather::open(world, &config, options)?,
-                Err(why) => return Err(CoreGather::refuse_open(world, why)),
-            };
-            Ok((opened, world.ranks()))
-        });
-        let (gather, ranks) = opened.map_err(|error| raise(py, &error))?;
+        let (gather, world) = open::<CoreGather>(py, world, read)?;
+        let ranks = world.get().map_err(|error| raise(py, &error))?.ranks();
         let (options, report) = (gather.options(), gather.report().clone());
         Ok(Self { core: Guarded::new(gather, world), options, report, ranks })
     }
@@ -277,18 +270,6 @@ impl Gather {
         Ok(PendingGather { core, pending: Mutex::new(Some(pending)), forms: shards.forms })
     }
 
-    /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks,
-    /// window bytes.
-    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        to_python(py, &self.report)
-    }
-
-    /// This rank.
-    #[getter]
-    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
-        self.core.rank().map_err(|error| raise(py, &error))
-    }
-
     /// The most bytes of the shards of one rank in a call.
     #[getter]
     fn max_bytes(&self) -> u64 {
@@ -301,33 +282,11 @@ impl Gather {
         self.options.in_flight
     }
 
-    /// Whether it was closed on this rank: by `close`, or by an error, which every later call then raises.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.core.is_closed()
-    }
-
     /// Closes it on all ranks together. Collective; again is no error.
     ///
     /// Raises InvalidInputError for a call that was sent and not received, and what ended it before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.core.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (kind=None, value=None, traceback=None))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: Option<&Bound<'_, PyAny>>,
-        value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let _ = (kind, traceback);
-        self.core.leave(py, value)
     }
 
     fn __repr__(&self) -> String {

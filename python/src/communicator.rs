@@ -11,7 +11,8 @@ use tokenyard_core::moe::Shape;
 use crate::argument::{Argument, Word, word};
 use crate::array::Array;
 use crate::config::Config;
-use crate::errors::{invalid, raise, to_python};
+use crate::errors::{invalid, raise};
+use crate::guarded::{methods_of_opened, open};
 use crate::operations::{self, CallStream, Given, Giving};
 use crate::options;
 use crate::output::{Handle, Received};
@@ -46,6 +47,8 @@ pub(crate) struct Communicator {
     pub(crate) shared: Arc<Shared>,
 }
 
+methods_of_opened!(Communicator, shared.comm, shared.report);
+
 #[pymethods]
 impl Communicator {
     #[new]
@@ -64,7 +67,6 @@ impl Communicator {
         in_flight: Argument<u32>,
         handles: Argument<u32>,
     ) -> PyResult<Self> {
-        let world = world.core().map_err(|error| raise(py, &error))?;
         let read = || {
             let options = CommunicatorOptions {
                 experts: experts.get("experts")?,
@@ -74,18 +76,9 @@ impl Communicator {
                 in_flight: in_flight.get("in_flight")?,
                 handles: handles.get("handles")?,
             };
-            let config = Config::read_to_open(config)?;
-            Ok((config, options))
+            Ok((Config::read_to_open(config)?, options))
         };
-        let read = read();
-        let opened = py.detach(|| {
-            let world = world.get()?;
-            match read {
-                Ok((config, options)) => CoreCommunicator::open(world, &config, options),
-                Err(why) => Err(CoreCommunicator::refuse_open(world, why)),
-            }
-        });
-        let comm = opened.map_err(|error| raise(py, &error))?;
+        let (comm, world) = open::<CoreCommunicator>(py, world, read)?;
         Ok(Self { shared: Arc::new(Shared::new(comm, world)) })
     }
 
@@ -230,12 +223,6 @@ impl Communicator {
         self.shared.comm.call(py, CoreCommunicator::flush)
     }
 
-    /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks,
-    /// window bytes.
-    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        to_python(py, &self.shared.report)
-    }
-
     /// Ranks that this communicator goes on without, in order. Empty where a loss stops it.
     fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         self.shared.comm.call(py, |comm| Ok(comm.lost_ranks()))
@@ -285,12 +272,6 @@ impl Communicator {
         self.shared.held.load(Ordering::Relaxed)
     }
 
-    /// This rank.
-    #[getter]
-    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
-        self.shared.comm.rank().map_err(|error| raise(py, &error))
-    }
-
     /// R: ranks.
     #[getter]
     fn ranks(&self) -> u32 {
@@ -327,33 +308,11 @@ impl Communicator {
         self.shared.works_on_device
     }
 
-    /// Whether it was closed on this rank: by `close`, or by an error, which every later call then raises.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.shared.comm.is_closed()
-    }
-
     /// Closes it on all ranks together. Collective; again is no error. Outputs stay readable.
     ///
     /// Raises InvalidInputError for an operation that was sent and not received, and what ended it before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.comm.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (kind=None, value=None, traceback=None))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: Option<&Bound<'_, PyAny>>,
-        value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let _ = (kind, traceback);
-        self.shared.comm.leave(py, value)
     }
 
     fn __repr__(&self) -> String {

@@ -4,20 +4,30 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use tokenyard_core::bootstrap::World as CoreWorld;
-use tokenyard_core::communicator::Communicator;
-use tokenyard_core::ops::gather::Gather;
-use tokenyard_core::ops::pipe::Pipe;
+use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
+use tokenyard_core::config::Config;
+use tokenyard_core::ops::gather::{Gather, GatherOptions};
+use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::errors::raise;
 use crate::exit::{self, Waits};
 use crate::owned::{Owned, drop_detached};
+use crate::world::World;
 
 /// A thing that core opens on all ranks of a world.
 pub(crate) trait Opened: Send + 'static {
     /// Its name, and its use by a caller, for messages.
     const NAME: &'static str;
     const USE: &'static str;
+    type Options: Send;
+
+    fn open(world: &Arc<CoreWorld>, config: &Config, options: Self::Options) -> Result<Self>
+    where
+        Self: Sized;
+
+    /// Takes part in the opening of the other ranks with a refusal, and returns what to raise.
+    fn refuse_open(world: &CoreWorld, why: Error) -> Error;
 
     fn is_closed(&self) -> bool;
 
@@ -25,10 +35,19 @@ pub(crate) trait Opened: Send + 'static {
 }
 
 macro_rules! opened {
-    ($kind:ty, $name:literal) => {
+    ($kind:ty, $options:ty, $name:literal) => {
         impl Opened for $kind {
             const NAME: &'static str = $name;
             const USE: &'static str = concat!("use ", $name);
+            type Options = $options;
+
+            fn open(world: &Arc<CoreWorld>, config: &Config, options: $options) -> Result<Self> {
+                <$kind>::open(world, config, options)
+            }
+
+            fn refuse_open(world: &CoreWorld, why: Error) -> Error {
+                <$kind>::refuse_open(world, why)
+            }
 
             fn is_closed(&self) -> bool {
                 self.is_closed()
@@ -41,9 +60,71 @@ macro_rules! opened {
     };
 }
 
-opened!(Communicator, "communicator");
-opened!(Pipe, "pipe");
-opened!(Gather, "gather");
+opened!(Communicator, CommunicatorOptions, "communicator");
+opened!(Pipe, PipeOptions, "pipe");
+opened!(Gather, GatherOptions, "gather");
+
+/// Opens one on all ranks of `world`, with the arguments of a Python call. Those that cannot be read are refused on all
+/// ranks.
+pub(crate) fn open<T: Opened>(
+    py: Python<'_>,
+    world: &World,
+    read: impl FnOnce() -> Result<(Config, T::Options)>,
+) -> PyResult<(T, Arc<Owned<Arc<CoreWorld>>>)> {
+    let world = world.core().map_err(|error| raise(py, &error))?;
+    let read = read();
+    let opened = py.detach(|| {
+        let world = world.get()?;
+        match read {
+            Ok((config, options)) => T::open(world, &config, options),
+            Err(why) => Err(T::refuse_open(world, why)),
+        }
+    });
+    Ok((opened.map_err(|error| raise(py, &error))?, world))
+}
+
+/// The methods that every class over a [`Guarded`] has: the class, its fields with the `Guarded` and with the report.
+macro_rules! methods_of_opened {
+    ($class:ident, $($core:ident).+, $($report:ident).+) => {
+        #[pymethods]
+        impl $class {
+            /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks,
+            /// window bytes.
+            fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+                $crate::errors::to_python(py, &self.$($report).+)
+            }
+
+            /// This rank.
+            #[getter]
+            fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+                self.$($core).+.rank().map_err(|error| $crate::errors::raise(py, &error))
+            }
+
+            /// Whether it was closed on this rank: by `close`, or by an error, which every later call then raises.
+            #[getter]
+            fn closed(&self) -> bool {
+                self.$($core).+.is_closed()
+            }
+
+            fn __enter__(slf: Py<Self>) -> Py<Self> {
+                slf
+            }
+
+            #[pyo3(signature = (kind=None, value=None, traceback=None))]
+            fn __exit__(
+                &self,
+                py: Python<'_>,
+                kind: Option<&Bound<'_, PyAny>>,
+                value: Option<&Bound<'_, PyAny>>,
+                traceback: Option<&Bound<'_, PyAny>>,
+            ) -> PyResult<()> {
+                let _ = (kind, traceback);
+                self.$($core).+.leave(py, value)
+            }
+        }
+    };
+}
+pub(crate) use methods_of_opened;
 
 /// See the [module](self). One thread at a time is inside of a call.
 pub(crate) struct Guarded<T: Opened> {

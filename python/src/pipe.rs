@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use tokenyard_core::Result;
 use tokenyard_core::communicator::BringUpReport;
 use tokenyard_core::ops::pipe::{Pipe as CorePipe, PipeOptions};
-use tokenyard_core::{Error, Result};
 
 use crate::argument::Argument;
 use crate::config::Config;
-use crate::errors::{raise, to_python};
-use crate::guarded::Guarded;
+use crate::guarded::{Guarded, methods_of_opened, open};
 use crate::tensor::Tensor;
 use crate::world::World;
 
@@ -59,6 +58,8 @@ fn read<T>(
     }
 }
 
+methods_of_opened!(Pipe, core, report);
+
 #[pymethods]
 impl Pipe {
     #[new]
@@ -71,21 +72,12 @@ impl Pipe {
         max_bytes: Argument<u64>,
         in_flight: Argument<u32>,
     ) -> PyResult<Self> {
-        let world = world.core().map_err(|error| raise(py, &error))?;
         let read = || {
             let max_bytes = max_bytes.get("max_bytes")?;
             let options = PipeOptions { max_bytes, in_flight: in_flight.get("in_flight")? };
-            Ok::<_, Error>((Config::read_to_open(config)?, options))
+            Ok((Config::read_to_open(config)?, options))
         };
-        let read = read();
-        let opened = py.detach(|| {
-            let world = world.get()?;
-            match read {
-                Ok((config, options)) => CorePipe::open(world, &config, options),
-                Err(why) => Err(CorePipe::refuse_open(world, why)),
-            }
-        });
-        let pipe = opened.map_err(|error| raise(py, &error))?;
+        let (pipe, world) = open::<CorePipe>(py, world, read)?;
         let (options, report) = (pipe.options(), pipe.report().clone());
         Ok(Self { core: Guarded::new(pipe, world), options, report })
     }
@@ -138,22 +130,10 @@ impl Pipe {
         self.core.call(py, CorePipe::flush)
     }
 
-    /// The choices and their reasons, as a dictionary: kernel set, transports, domains, places of all ranks,
-    /// window bytes.
-    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        to_python(py, &self.report)
-    }
-
     /// Nanoseconds, by rank, that calls of this pipe have waited for each rank.
     fn waited_ns(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let waited = self.core.call(py, |pipe| Ok(pipe.waited()))?;
         Ok(waited.into_iter().map(|time| time.as_nanos() as u64).collect())
-    }
-
-    /// This rank.
-    #[getter]
-    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
-        self.core.rank().map_err(|error| raise(py, &error))
     }
 
     /// The most bytes of a message.
@@ -168,34 +148,12 @@ impl Pipe {
         self.options.in_flight
     }
 
-    /// Whether it was closed on this rank: by `close`, or by an error, which every later call then raises.
-    #[getter]
-    fn closed(&self) -> bool {
-        self.core.is_closed()
-    }
-
     /// Closes it on all ranks together, once all messages of this rank are taken. Collective; again is no error.
     ///
     /// Raises the errors of `flush`; then the other ranks learn that this one did not close its pipe. So call `flush`
     /// before where a receiver may refuse.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.core.close(py)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (kind=None, value=None, traceback=None))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: Option<&Bound<'_, PyAny>>,
-        value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let _ = (kind, traceback);
-        self.core.leave(py, value)
     }
 
     fn __repr__(&self) -> String {
