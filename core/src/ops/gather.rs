@@ -12,10 +12,9 @@ use std::sync::Arc;
 use crate::abi;
 use crate::bootstrap::World;
 use crate::communicator::memory::{Argument, check_memory};
-use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
-use crate::config::Config;
+use crate::communicator::{BringUpReport, TensorMut, TensorRef};
 use crate::kernels::KernelShape;
-use crate::session::opening::{OpenedUser, UserSpec, open_one, refuse_open};
+use crate::session::opening::{OpenedUser, UserSpec};
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
@@ -88,58 +87,15 @@ pub struct PendingGather {
     lengths: Vec<u64>,
 }
 
-impl std::fmt::Debug for Gather {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gather")
-            .field("rank", &self.rank())
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
+super::user_of_a_session!(Gather, GatherOptions);
 
 impl Gather {
-    /// Opens a gather on all ranks of `world`. Collective.
-    ///
-    /// # Errors
-    /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where the
-    /// kernel set has no gathers, and where losses are masked.
-    pub fn open(world: &Arc<World>, config: &Config, options: GatherOptions) -> Result<Self> {
-        let ranks = world.ranks();
-        let opened = open_one(world, config, move || options.spec(ranks))?;
-        Ok(Self::made(opened, options))
-    }
-
     /// The gather of a user that was opened.
     pub(super) fn made(opened: OpenedUser, options: GatherOptions) -> Self {
         let OpenedUser { user, standing, report } = opened;
         let _world = Arc::clone(&standing.world);
         let identity = Arc::default();
         Self { standing, user, options, report, next_operation: 0, open_slots: 0, identity, _world }
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> u32 {
-        self.standing.rank()
-    }
-
-    /// The options that all ranks agreed on.
-    pub fn options(&self) -> GatherOptions {
-        self.options
-    }
-
-    /// The chosen components and the reasons, for display and for JSON.
-    pub fn report(&self) -> &BringUpReport {
-        &self.report
-    }
-
-    /// As [`Communicator::reporter`](crate::communicator::Communicator::reporter).
-    pub fn reporter(&self) -> Reporter {
-        Reporter::new(&self.standing.recorder.0)
-    }
-
-    /// Whether an error has closed the gather.
-    pub fn is_closed(&self) -> bool {
-        self.standing.is_closed()
     }
 
     /// Gives each rank the shards of all ranks: `outs[i]` is contiguous, and gets `shards[i]` of rank 0, then that of
@@ -327,11 +283,6 @@ impl Gather {
             Err(error) => error,
             Ok(_) => Error::new(ErrorKind::Internal, "refuse gather", "the call was sent"),
         }
-    }
-
-    /// As [`Communicator::refuse_open`](crate::communicator::Communicator::refuse_open).
-    pub fn refuse_open(world: &World, why: Error) -> Error {
-        refuse_open(world, why)
     }
 }
 

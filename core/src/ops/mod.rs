@@ -3,6 +3,70 @@
 //! Watched by `conformance/tests/{pipes,gathers}.rs` and the cases of `conformance/src/ops`; sessions of several
 //! users by the cases `l2/shared`.
 
+/// Methods of every user without experts: how it is opened on all ranks, and what it says of itself. The fields are
+/// `standing`, `options` and `report`.
+macro_rules! user_of_a_session {
+    ($user:ident, $options:ident) => {
+        impl std::fmt::Debug for $user {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($user))
+                    .field("rank", &self.rank())
+                    .field("options", &self.options)
+                    .finish_non_exhaustive()
+            }
+        }
+
+        impl $user {
+            /// Opens it on all ranks of `world`, in a session of its own. Collective.
+            ///
+            /// # Errors
+            /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where
+            /// the kernel set has no such operations, and where losses are masked.
+            pub fn open(
+                world: &Arc<World>,
+                config: &crate::config::Config,
+                options: $options,
+            ) -> Result<Self> {
+                let ranks = world.ranks();
+                let spec = move || options.spec(ranks);
+                let opened = crate::session::opening::open_one(world, config, spec)?;
+                Ok(Self::made(opened, options))
+            }
+
+            /// As [`Communicator::refuse_open`](crate::communicator::Communicator::refuse_open).
+            pub fn refuse_open(world: &World, why: Error) -> Error {
+                crate::session::opening::refuse_open(world, why)
+            }
+
+            /// This rank.
+            pub fn rank(&self) -> u32 {
+                self.standing.rank()
+            }
+
+            /// The options that all ranks agreed on.
+            pub fn options(&self) -> $options {
+                self.options
+            }
+
+            /// The chosen components and the reasons, for display and for JSON.
+            pub fn report(&self) -> &BringUpReport {
+                &self.report
+            }
+
+            /// As [`Communicator::reporter`](crate::communicator::Communicator::reporter).
+            pub fn reporter(&self) -> crate::communicator::Reporter {
+                crate::communicator::Reporter::new(&self.standing.recorder.0)
+            }
+
+            /// Whether an error has closed it.
+            pub fn is_closed(&self) -> bool {
+                self.standing.is_closed()
+            }
+        }
+    };
+}
+use user_of_a_session;
+
 pub mod gather;
 pub mod pipe;
 

@@ -18,10 +18,9 @@ use std::time::Duration;
 use crate::abi;
 use crate::bootstrap::World;
 use crate::communicator::memory::{Argument, check_memory};
-use crate::communicator::{BringUpReport, Reporter, TensorMut, TensorRef};
-use crate::config::Config;
+use crate::communicator::{BringUpReport, TensorMut, TensorRef};
 use crate::kernels::KernelShape;
-use crate::session::opening::{OpenedUser, UserSpec, open_one, refuse_open};
+use crate::session::opening::{OpenedUser, UserSpec};
 use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
@@ -85,57 +84,14 @@ pub struct Pipe {
     _world: Arc<World>,
 }
 
-impl std::fmt::Debug for Pipe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipe")
-            .field("rank", &self.rank())
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
+super::user_of_a_session!(Pipe, PipeOptions);
 
 impl Pipe {
-    /// Opens a pipe on all ranks of `world`. Collective.
-    ///
-    /// # Errors
-    /// As [`Communicator::open`](crate::communicator::Communicator::open). [`ErrorKind::Unsupported`] where the
-    /// kernel set has no pipes, and where losses are masked.
-    pub fn open(world: &Arc<World>, config: &Config, options: PipeOptions) -> Result<Self> {
-        let ranks = world.ranks();
-        let opened = open_one(world, config, move || options.spec(ranks))?;
-        Ok(Self::made(opened, options))
-    }
-
     /// The pipe of a user that was opened.
     pub(super) fn made(opened: OpenedUser, options: PipeOptions) -> Self {
         let OpenedUser { user, standing, report } = opened;
         let _world = Arc::clone(&standing.world);
         Self { standing, user, options, report, calls: 0, _world }
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> u32 {
-        self.standing.rank()
-    }
-
-    /// The options that all ranks agreed on.
-    pub fn options(&self) -> PipeOptions {
-        self.options
-    }
-
-    /// The chosen components and the reasons, for display and for JSON.
-    pub fn report(&self) -> &BringUpReport {
-        &self.report
-    }
-
-    /// As [`Communicator::reporter`](crate::communicator::Communicator::reporter).
-    pub fn reporter(&self) -> Reporter {
-        Reporter::new(&self.standing.recorder.0)
-    }
-
-    /// Whether an error has closed the pipe.
-    pub fn is_closed(&self) -> bool {
-        self.standing.is_closed()
     }
 
     /// The total time that calls have waited for each rank, by rank.
@@ -201,11 +157,6 @@ impl Pipe {
     /// As [`refuse_send`](Self::refuse_send), for the next message of a rank. It waits for that, and drops it.
     pub fn refuse_recv(&mut self, from: u32, why: Error) -> Error {
         self.refuse(Side::Recv, from, why)
-    }
-
-    /// As [`Communicator::refuse_open`](crate::communicator::Communicator::refuse_open).
-    pub fn refuse_open(world: &World, why: Error) -> Error {
-        refuse_open(world, why)
     }
 
     fn pass(&mut self, side: Side, tensor: TensorRef<'_>, peer: u32) -> Result<()> {
