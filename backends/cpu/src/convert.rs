@@ -3,7 +3,7 @@
 use tokenyard_core::moe::Quant;
 
 use crate::element::{Bf16, Element, F16, F32};
-pub use crate::element::{FP8_MAX, FloatType, f32_to_fp8, fp8_to_f32};
+pub use crate::element::{FP8_MAX, FloatType, f32_to_fp8};
 use crate::lanes::{Lanes, multiversion};
 
 multiversion! {

@@ -170,22 +170,6 @@ pub fn f32_to_fp8(value: f32) -> u8 {
     encoded as u8 | sign_of(value)
 }
 
-/// Decodes FP8 e4m3.
-#[inline(always)]
-pub fn fp8_to_f32(byte: u8) -> f32 {
-    let magnitude = u32::from(byte & 0x7f);
-    let bits = match magnitude {
-        0x7f => f32::NAN.to_bits(),
-        8.. => (magnitude << 20) + (120 << 23),
-        // As in fp16: what stands above 2^-6 once 2^-6 is added.
-        _ => {
-            let smallest_normal = f32::from_bits(121 << 23);
-            (f32::from_bits(121 << 23 | magnitude << 20) - smallest_normal).to_bits()
-        }
-    };
-    f32::from_bits(bits | u32::from(byte & 0x80) << 24)
-}
-
 /// The sign bit, where FP8 has it.
 #[inline(always)]
 pub(crate) fn sign_of(value: f32) -> u8 {

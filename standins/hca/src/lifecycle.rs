@@ -115,11 +115,6 @@ impl Hca {
         page
     }
 
-    /// Sets the address of a page of registers.
-    pub fn place_page(&mut self, page: u32, address: u64) {
-        self.store().pages.insert(page, address);
-    }
-
     /// Makes a completion queue, and returns its number.
     ///
     /// # Errors

@@ -78,6 +78,5 @@ pub const FI_ADDR_NOTAVAIL: u64 = u64::MAX;
 // Errors, positive as in `fi_errno.h`.
 pub const FI_EAGAIN: i32 = 11;
 pub const FI_EBUSY: i32 = 16;
-pub const FI_ENOPROTOOPT: i32 = 92;
 pub const FI_EAVAIL: i32 = 259;
 pub const FI_ENOKEY: i32 = 266;

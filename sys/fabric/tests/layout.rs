@@ -238,7 +238,6 @@ fn constants() -> Vec<(&'static str, u64)> {
         FI_EAGAIN,
         FI_EAVAIL,
         FI_ENOKEY,
-        FI_ENOPROTOOPT,
     ]
 }
 

@@ -22,8 +22,6 @@ pub mod layout {
     pub const OPCODE_QPN: usize = 56;
     /// Index of the request, 16 bits.
     pub const COUNTER: usize = 60;
-    /// Signature.
-    pub const SIGNATURE: usize = 62;
     /// Kind (4 bits), form (2 bits), solicited, owner.
     pub const KIND_OWNER: usize = 63;
 }

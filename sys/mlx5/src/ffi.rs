@@ -8,11 +8,7 @@ pub use tokenyard_sys_verbs::ffi::{Device, RawContext, RawCq, RawPd, RawQp};
 
 /// The device lets this process send commands of its own.
 pub const CONTEXT_FLAGS_DEVX: u32 = 1;
-/// Kinds of objects for `mlx5dv_init_obj`.
-pub const OBJ_QP: u64 = 1;
-/// A completion queue.
-pub const OBJ_CQ: u64 = 1 << 1;
-/// An address handle.
+/// Kind of an object for `mlx5dv_init_obj`: an address handle.
 pub const OBJ_AH: u64 = 1 << 5;
 /// A protection domain.
 pub const OBJ_PD: u64 = 1 << 6;

@@ -74,8 +74,6 @@ pub mod layout {
 
 /// Bits of [`layout::CTRL_FLAGS`].
 pub mod flags {
-    /// The peer's completion raises an event.
-    pub const SOLICITED: u8 = 1 << 1;
     /// The request asks for a completion; without this bit only a failure completes.
     pub const COMPLETION: u8 = 2 << 2;
     /// Both bits of the completion mode.
@@ -84,8 +82,6 @@ pub mod flags {
     pub const FENCE_SHIFT: u32 = 5;
     /// Waits for earlier reads and atomics, as `IBV_SEND_FENCE` does.
     pub const FENCE: u8 = 4 << FENCE_SHIFT;
-    /// Waits for this queue's earlier local work.
-    pub const INITIATOR_SMALL_FENCE: u8 = 1 << FENCE_SHIFT;
 }
 
 /// Memory of the peer.

@@ -59,8 +59,6 @@ macro_rules! values {
 fn constants() -> Vec<Pair> {
     values! {
         "MLX5DV_CONTEXT_FLAGS_DEVX" ffi::CONTEXT_FLAGS_DEVX,
-        "MLX5DV_OBJ_QP" ffi::OBJ_QP,
-        "MLX5DV_OBJ_CQ" ffi::OBJ_CQ,
         "MLX5DV_OBJ_AH" ffi::OBJ_AH,
         "MLX5DV_OBJ_PD" ffi::OBJ_PD,
         "MLX5DV_UMEM_MASK_DMABUF" ffi::UMEM_MASK_DMABUF,
@@ -74,10 +72,8 @@ fn constants() -> Vec<Pair> {
         "MLX5_OPCODE_RDMA_READ" opcode::RDMA_READ,
         "MLX5_OPCODE_ATOMIC_CS" opcode::ATOMIC_CS,
         "MLX5_OPCODE_ATOMIC_FA" opcode::ATOMIC_FA,
-        "MLX5_WQE_CTRL_SOLICITED" flags::SOLICITED,
         "MLX5_WQE_CTRL_CQ_UPDATE" flags::COMPLETION,
         "MLX5_WQE_CTRL_FENCE" flags::FENCE,
-        "MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE" flags::INITIATOR_SMALL_FENCE,
         "(unsigned)MLX5_INLINE_SEG" wqe::INLINE,
         "MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR" syndrome::LOCAL_LENGTH,
         "MLX5_CQE_SYNDROME_LOCAL_QP_OP_ERR" syndrome::LOCAL_QP_OPERATION,
@@ -134,7 +130,6 @@ fn offsets() -> Vec<Pair> {
         ("mlx5_cqe64", "byte_cnt", cqe::BYTE_COUNT),
         ("mlx5_cqe64", "sop_drop_qpn", cqe::OPCODE_QPN),
         ("mlx5_cqe64", "wqe_counter", cqe::COUNTER),
-        ("mlx5_cqe64", "signature", cqe::SIGNATURE),
         ("mlx5_cqe64", "op_own", cqe::KIND_OWNER),
         ("mlx5_err_cqe", "vendor_err_synd", cqe::VENDOR),
         ("mlx5_err_cqe", "syndrome", cqe::SYNDROME),

@@ -40,9 +40,5 @@ pub const GIN_CONNECTION_FULL: c_uint = 1;
 /// Ranks reach those of their rail.
 pub const GIN_CONNECTION_RAIL: c_uint = 2;
 
-/// For `ncclCommWindowRegister`: nothing special.
-pub const WIN_DEFAULT: c_int = 0;
-/// The window has equal sizes on all ranks, which register it together.
+/// For `ncclCommWindowRegister`: the window has equal sizes on all ranks, which register it together.
 pub const WIN_COLL_SYMMETRIC: c_int = 1;
-/// Addresses of windows are multiples of this.
-pub const WIN_REQUIRED_ALIGNMENT: usize = 4096;

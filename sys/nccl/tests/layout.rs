@@ -96,9 +96,7 @@ fn numbers() -> Vec<(&'static str, i64)> {
         ("NCCL_GIN_CONNECTION_NONE", i64::from(consts::GIN_CONNECTION_NONE)),
         ("NCCL_GIN_CONNECTION_FULL", i64::from(consts::GIN_CONNECTION_FULL)),
         ("NCCL_GIN_CONNECTION_RAIL", i64::from(consts::GIN_CONNECTION_RAIL)),
-        ("NCCL_WIN_DEFAULT", i64::from(consts::WIN_DEFAULT)),
         ("NCCL_WIN_COLL_SYMMETRIC", i64::from(consts::WIN_COLL_SYMMETRIC)),
-        ("NCCL_WIN_REQUIRED_ALIGNMENT", consts::WIN_REQUIRED_ALIGNMENT as i64),
     ]
 }
 
