@@ -6,14 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::handshake::Credentials;
 use super::identity::{ExchangeFn, RankId};
-use super::interface::Local;
+use super::interface::{INTERFACE_VARIABLE, Local};
 use super::message::{MAX_REASON, decode, encode};
 use super::other_hosts::OtherHosts;
 use super::rendezvous::{Address, Entry, NextStep, OPERATION, Target, listen_anywhere};
 use super::roster::{Card, Roster};
 use super::secret::Secret;
 use super::text::Text;
-use super::world::INTERFACE_VARIABLE;
 use tokenyard_errors::{Error, ErrorKind, Result};
 
 /// The bytes of one rank.

@@ -8,6 +8,10 @@ use nix::ifaddrs::getifaddrs;
 use super::rendezvous::OPERATION;
 use tokenyard_errors::{Error, ErrorKind, Result};
 
+/// Names the network interface for the rendezvous where no config does: for frameworks whose users have
+/// no config.
+pub(super) const INTERFACE_VARIABLE: &str = "TOKENYARD_INTERFACE";
+
 /// The address at which rank 0 listens, and from which the other ranks connect.
 #[derive(Clone, Debug)]
 pub(super) enum Local {

@@ -15,7 +15,7 @@ use super::control::{Bootstrap, Call, Farewell, LINGER, Member, Outcome, Request
 use super::frame::MAX_PAYLOAD;
 use super::hub::Hub;
 use super::identity::{Identity, Launched, RankId};
-use super::interface::Local;
+use super::interface::{INTERFACE_VARIABLE, Local};
 use super::liveness::Liveness;
 use super::message::{
     Contribution, MAX_AGREED, MAX_TOPIC, Op, Start, encode, encode_items, items_bytes,
@@ -89,10 +89,6 @@ impl WorldOptions {
         }
     }
 }
-
-/// Names the network interface for the rendezvous where no config does: for frameworks whose users have
-/// no config.
-pub(super) const INTERFACE_VARIABLE: &str = "TOKENYARD_INTERFACE";
 
 fn interface_of_environment() -> Option<String> {
     environment(INTERFACE_VARIABLE).filter(|name| !name.is_empty())
