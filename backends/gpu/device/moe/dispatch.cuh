@@ -126,7 +126,7 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
     if (d == a.c.rank) own_region() = region;
     t.needed[d] = region.bytes;
     if (region.bytes > (u64)head[kHeadCapacity] * kRegionAlign) atomic_min(&full, d);
-    if (a.stages_rows()) {
+    if (a.stages_rows() && !(d == a.c.rank && a.keeps_own())) {
       aim_at_staging(a, t, d);
       continue;
     }
@@ -154,6 +154,7 @@ __device__ TY_INLINED void put_own_rows(const DispatchArgs& a, const Up& up, con
   if (a.is_flat()) {
     for (u32 i = threadIdx.x; i < a.c.ranks; i += blockDim.x) {
       u32 d = (a.c.rank + i) % a.c.ranks;
+      if (i == 0 && a.keeps_own()) continue;
       StagedRows rows{0, rows_before(a, own.first, d), rows_before(a, own.end, d)};
       put_rows(a, up, t, landing_at(a, t, d), rows, guard);
     }
@@ -181,6 +182,7 @@ __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const
   constexpr u32 kBeside = kStagedArrays - 1;
   for (u32 i = threadIdx.x; i < a.c.ranks * kBeside; i += blockDim.x) {
     u32 d = (a.c.rank + i / kBeside) % a.c.ranks;
+    if (d == a.c.rank && a.keeps_own()) continue;
     put_rows(a, up, t, landing_at(a, t, d), {1 + i % kBeside, 0, rows_for(a, t, d)}, guard);
   }
   submit_block(up, own_queue(a.c));
@@ -267,7 +269,7 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     }
     // Rows in tiles have all been received when this kernel ends.
     u64 signals = a.in_tiles() ? 0 : t.heard[s * n + kHeadVerdict] >> 8;
-    if (a.stages_rows()) signals = signals_of_rows(a, rows_from(a, t.heard, me, s));
+    if (a.stages_rows()) signals = s == me && a.keeps_own() ? 0 : signals_of_rows(a, rows_from(a, t.heard, me, s));
     a.c.expect(a.c.rows_totals(), s, signals);
   }
   bool ok = note_experts(a, up, t, base, &rows, guard);

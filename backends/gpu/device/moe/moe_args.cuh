@@ -117,6 +117,9 @@ struct DispatchArgs {
     if constexpr (!kPuts) return false;
     return staged;
   }
+  // Rows that stay on this rank go straight to their place, with their metadata, and no put carries them. In the
+  // layouts by experts a row is staged in the order of tokens, and put to the place of its first expert.
+  __device__ bool keeps_own() const { return !kGrouped && stages_rows() && is_flat(); }
   __device__ bool in_tiles() const {
     if constexpr (!kMayTile) return false;
     return tile_rows > 0;

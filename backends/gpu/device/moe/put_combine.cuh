@@ -2,7 +2,8 @@
 // rows.
 //
 // The rows that an owner has of one source are consecutive, so they move in one run to the place
-// that the source wants. Two kernels, with a wait for the rows between them.
+// that the source wants. Rows of the owner itself are read where they lie, except where groups keep them apart.
+// Two kernels, with a wait for the rows between them.
 #pragma once
 #include "combine.cuh"
 
@@ -41,6 +42,9 @@ __device__ inline Decision check_returned(const CombineArgs& a, const u32* heard
   return {kGo, a.c.rank};
 }
 
+// Whether this rank reads the rows of its own tokens that it owns where they lie.
+__device__ inline bool reads_own(const CombineArgs& a, u32 owner) { return !kGrouped && owner == a.c.rank; }
+
 __device__ inline u64 weight_bytes(const CombineArgs& a) {
   return a.returns_weights ? 4 * (u64)a.c.topk : 0;
 }
@@ -70,6 +74,7 @@ template <class Up>
 __device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* heard, u32 part,
                                  Guard& guard) {
   u32 source = (a.c.rank + part / 2) % a.c.ranks;
+  if (reads_own(a, source)) return true;
   bool weights = part % 2 != 0;
   const u32* head = heard + source * return_words(a);
   u64 width = weights ? weight_bytes(a) : a.row_bytes, from = weights ? a.weights : a.x;
@@ -86,6 +91,7 @@ __device__ bool combine_put_part(const CombineArgs& a, const Up& up, const u32* 
 
 // The expected total of the signals of an owner's rows.
 __device__ inline u64 signals_back(const CombineArgs& a, u32 owner) {
+  if (reads_own(a, owner)) return 0;
   u64 rows = 0;
   for (u32 g = 0; g < a.c.groups(); g++)
     rows += kGrouped ? a.r.group_counts[owner * a.c.groups() + g] : a.r.counts[owner];
@@ -144,6 +150,9 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared) {
     // Weights are addressed by the owner's own rows, where those of this rank lie together.
     u64 named = kGrouped ? 0 : a.r.row_base[d];
     weights[d] = arena + a.landing_weights + (rows - named) * weight_bytes(a);
+    if (!reads_own(a, d)) continue;
+    first[d] = arena + a.x + a.r.row_base[d] * a.row_bytes;
+    weights[d] = arena + a.weights;
   }
   Returned back{first, weights, kGrouped ? nullptr : a.r.row_base};
   sum_partials<Type>({a, back, Units(), nullptr, a.out}, (u32)(made >> 32), shared + a.table_bytes);
