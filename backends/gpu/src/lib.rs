@@ -23,6 +23,7 @@ mod platform;
 pub mod probe;
 pub mod resident;
 mod transport;
+pub mod twin;
 pub mod warm;
 
 pub use config::{Decode, Devices, GpuConfig, Outside, PeersConfig, RowCopy, Sms};

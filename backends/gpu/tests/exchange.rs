@@ -278,8 +278,17 @@ fn defines(device_api: DeviceApi, rows: Rows) -> [String; 5] {
 
 /// The model of several domains: a device API inside, and one between them.
 fn domains(up: DeviceApi, out: DeviceApi, wave: u32) -> Model {
+    twin_of_domains(up, out, wave, 0)
+}
+
+/// The same where only so many ranks of the first domain are there; 0 is all of all domains.
+fn twin_of_domains(up: DeviceApi, out: DeviceApi, wave: u32, twins: u32) -> Model {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned(), format!("-DMODEL_WAVE={wave}")];
+    let mut defines = vec![
+        "-DTY_ROWS_TMA=0".to_owned(),
+        format!("-DMODEL_WAVE={wave}"),
+        format!("-DTWINS={twins}"),
+    ];
     for (name, device_api) in [("up", up), ("out", out)] {
         write_all(&folder.path().join(name), device_api, Rows::Vector, name);
         let name = name.to_uppercase();
@@ -416,6 +425,13 @@ fn among_domains_rows_are_put_at_both_levels() {
 #[test]
 fn among_domains_kernels_put_on_several_queues() {
     domains(NVLINK, DEVICE_PUT, 32).is_well();
+}
+
+#[test]
+fn ranks_of_a_twin_exchange_what_a_rank_of_as_many_domains_would() {
+    for twins in [2, 4] {
+        twin_of_domains(NVLINK, DEVICE_PUT, 32, twins).is_well();
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub mod nested;
 mod ring;
 mod server;
 mod transport;
+pub mod twins;
 
 pub use config::{DevicePutConfig, Fault};
 pub use transport::DevicePut;

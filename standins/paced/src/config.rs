@@ -4,6 +4,7 @@ use serde::Deserialize;
 use tokenyard_core::Result;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_gpu::Devices;
+use tokenyard_gpu::twin::GPUS;
 
 pub(crate) const COMPONENT: &str = "paced";
 const MOST_BLOCKS: u32 = 16;
@@ -77,6 +78,10 @@ pub struct PacedConfig {
     /// The device that this rank drives; several ranks may share one. Default: as `nvlink` chooses.
     #[serde(default)]
     pub device: Option<Devices>,
+    /// In a twin, its GPUs, of which each drives one rank of the first domain: 2 or 4. Their rails are loops, and other
+    /// ranks have no engine.
+    #[serde(default)]
+    pub twin: Option<u32>,
     /// The one promise that is broken.
     #[serde(default)]
     pub fault: Option<Fault>,
@@ -117,6 +122,10 @@ impl PacedConfig {
             let found = format!("found {}; expected 1 to {MOST_BLOCKS}", config.blocks);
             return Err(table.invalid(COMPONENT, "blocks", &found));
         }
+        if let Some(found) = config.twin.filter(|gpus| !GPUS.contains(gpus)) {
+            let found = format!("found {found}; expected one of {GPUS:?}");
+            return Err(table.invalid(COMPONENT, "twin", &found));
+        }
         Ok(config)
     }
 
@@ -151,6 +160,14 @@ mod tests {
     fn the_defaults_are_those_to_which_benchmarks_hold_the_engine() {
         let config = PacedConfig::read(&ComponentTable::from_text("", "a.toml")).unwrap();
         assert_eq!((config.rate, config.latency_us, config.million_messages), (46.0, 4.0, 0.0));
+    }
+
+    #[test]
+    fn a_twin_has_2_or_4_gpus() {
+        let read = |text| PacedConfig::read(&ComponentTable::from_text(text, "a.toml"));
+        assert_eq!(read("twin = 4").unwrap().twin, Some(4));
+        let text = read("twin = 1").unwrap_err().to_string();
+        assert!(text.contains("found 1; expected one of [2, 4]"), "{text}");
     }
 
     #[test]

@@ -9,7 +9,9 @@ use tokenyard_core::transport::{
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_cuda::{Nvlink, PLATFORM};
 use tokenyard_device_put::nested;
+use tokenyard_device_put::twins::{Mirror, defines};
 use tokenyard_gpu::driver::{Buffer, Context, Device};
+use tokenyard_gpu::twin::stand_in;
 use tokenyard_gpu::{Devices, PeersConfig};
 
 use crate::config::{COMPONENT, PacedConfig, Poster};
@@ -30,6 +32,9 @@ pub struct Paced {
     /// The value of `DeviceApi::Params`, and the table that it names.
     device_side: OnceLock<(Vec<u64>, Buffer)>,
     queues: Queues,
+    part: Part,
+    /// Of a loop: this rank's windows in the place of all others'.
+    mirror: Option<Mirror>,
     nvlink: Nvlink,
     context: Arc<Context>,
     config: PacedConfig,
@@ -40,6 +45,38 @@ pub struct Paced {
     bounds: Bounds,
     /// Set once.
     failure: OnceLock<Failure>,
+}
+
+/// This rank's part in its rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// One of several ranks that are all there.
+    Rank,
+    /// The rank of a GPU of a twin: what it puts to others arrives in its own windows, as if they had put it.
+    Loop,
+    /// A rank that a GPU of a twin stands for: it runs no operation, so an engine would take time from that GPU alone.
+    Idle,
+}
+
+impl Part {
+    /// Of the rank at place `me` of a rail of these world ranks, where the twin has so many GPUs.
+    fn new(twin: Option<u32>, me: u32, world_ranks: &[u32]) -> Result<Self> {
+        let Some(gpus) = twin else { return Ok(Self::Rank) };
+        let rank = world_ranks.get(me as usize).copied().unwrap_or(0);
+        match (rank < gpus, me) {
+            (false, _) => Ok(Self::Idle),
+            (true, 0) => Ok(Self::Loop),
+            (true, _) => Err(Error::new(
+                ErrorKind::Config,
+                "open transport",
+                format!(
+                    "found rank {rank} at place {me} of its rail; expected the first {gpus} ranks in the first domain"
+                ),
+            )
+            .with_context("transport", COMPONENT)
+            .with_fix("give domains at least as many ranks as `twin` names GPUs")),
+        }
+    }
 }
 
 /// The source of the first asynchronous error. Each source repeats its own.
@@ -97,13 +134,19 @@ impl Paced {
 
     /// `DeviceApi::Params` of `paced.cuh`, and the table of queues.
     fn params(&self) -> Result<(Vec<u64>, Buffer)> {
-        let table = self.queues.for_kernels(&self.context, self.engine()?.failed())?;
+        // No kernel of a rank that is idle looks at it.
+        let failed = if self.part == Part::Idle { 0 } else { self.engine()?.failed() };
+        let table = self.queues.for_kernels(&self.context, failed)?;
         let own: [u64; OWN_PARAMS] = [
             table.address(),
             u64::from(CAPACITY - 1) | u64::from(self.signals) << 32,
             self.me.into(),
         ];
-        Ok((nested::params(&self.nvlink, &own)?, table))
+        let params = match &self.mirror {
+            Some(mirror) => [mirror.params(), &own].concat(),
+            None => nested::params(&self.nvlink, &own)?,
+        };
+        Ok((params, table))
     }
 
     /// `nvlink` knows no queues: each has signals of its own there.
@@ -146,6 +189,8 @@ impl Transport for Paced {
         let below = TransportNeeds { signals: needs.queues * needs.signals, ..*needs };
         Ok(Self {
             engine: None,
+            part: Part::new(config.twin, team.me, &team.world_ranks)?,
+            mirror: None,
             device_side: OnceLock::new(),
             queues: Queues::new(&context, needs.queues, config.posts == Poster::Host)?,
             nvlink: Nvlink::open(inner, &TransportOpen { needs: &below, ..*open })?,
@@ -183,8 +228,17 @@ impl Transport for Paced {
 
     fn commit(&mut self) -> Result<()> {
         self.nvlink.commit()?;
-        let windows = self.nvlink.device_api()?;
-        // SAFETY: `nvlink` and the queues outlive the engine, by the order of the fields.
+        if self.part == Part::Idle {
+            return Ok(());
+        }
+        let mut windows = self.nvlink.device_api()?;
+        if self.part == Part::Loop {
+            let sizes = [self.bounds.windows.len() as u32, self.bounds.peers];
+            let of_this_rank = |peer| stand_in(1, 0, peer);
+            let mirror = Mirror::new(&self.nvlink, &self.context, sizes, of_this_rank)?;
+            windows.params = self.mirror.insert(mirror).params().as_ptr().cast();
+        }
+        // SAFETY: `nvlink`, the queues and the mirror outlive the engine, by the order of the fields.
         let engine = unsafe {
             Pacer::start(&self.context, &windows, &self.queues, &self.config, self.signals)?
         };
@@ -246,7 +300,14 @@ impl Transport for Paced {
                 self.device_side.get_or_init(|| made)
             }
         };
-        Ok(abi::TyDeviceApi { params: params.as_ptr().cast(), ..Self::device_source()? })
+        let source = Self::device_source()?;
+        let twin = if self.part == Part::Rank { None } else { Some(defines(1)) };
+        Ok(abi::TyDeviceApi {
+            params: params.as_ptr().cast(),
+            defines: twin.map_or(source.defines, <[_]>::as_ptr),
+            define_count: twin.map_or(source.define_count, <[_]>::len),
+            ..source
+        })
     }
 
     fn device_source() -> Result<abi::TyDeviceApi> {
@@ -256,8 +317,10 @@ impl Transport for Paced {
     fn link_name(&self, peer: u32) -> String {
         let PacedConfig { rate, latency_us, .. } = self.config;
         let below = self.nvlink.link_name(peer);
-        let text =
-            format!("paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us) over {below}");
+        let twin = if self.part == Part::Rank { "" } else { ", a loop" };
+        let text = format!(
+            "paced (a stand-in for a NIC, {rate} GB/s, {latency_us} us{twin}) over {below}"
+        );
         match self.engine.as_ref().map(Pacer::lateness) {
             Some(Ok(late)) if late.signals > 0 => format!("{text}; {late}"),
             _ => text,
@@ -288,6 +351,17 @@ mod tests {
     use tokenyard_core::transport::NO_COMMAND;
 
     use super::*;
+
+    #[test]
+    fn of_a_twin_the_rails_of_the_first_ranks_are_loops_and_other_ranks_are_idle() {
+        let part = |twin, me, ranks: &[u32]| Part::new(twin, me, ranks);
+        assert_eq!(part(None, 1, &[1, 9]).unwrap(), Part::Rank);
+        assert_eq!(part(Some(2), 0, &[1, 9]).unwrap(), Part::Loop);
+        assert_eq!(part(Some(2), 1, &[1, 9]).unwrap(), Part::Idle);
+        assert_eq!(part(Some(2), 0, &[2, 10]).unwrap(), Part::Idle);
+        let text = part(Some(4), 1, &[0, 2]).unwrap_err().to_string();
+        assert!(text.contains("found rank 2 at place 1 of its rail"), "{text}");
+    }
 
     #[test]
     fn the_first_error_of_all_sources_stays_and_a_refusal_names_the_transport_and_a_fix() {

@@ -1,92 +1,96 @@
-//! A tool for measurements: the transport `twin`, with which two GPUs have the load of two of many.
+//! A tool for measurements: the transport `twin`, with which two GPUs, or four, have the load of some of many.
 //!
-//! The ranks of a world are processes on two GPUs, but only ranks 0 and 1 run operations. In the device API of each of
-//! these, the window of every rank from 2 on is that of the other. Low-latency kernels write there under the number of
-//! the rank that they mean (`writer_at`). So each of the two sends as many rows as one of R ranks, and gets as many:
-//! rows that the other has sent to rank r arrive as if they came from rank r. All sums are exact.
+//! The ranks of a world are processes on these GPUs, but only the first ones, one for each GPU, run operations. In the
+//! device API of each of these, the window of every other rank is that of another GPU. Kernels write there under the
+//! number of the rank that they mean (`writer_at`). So each sends as many rows as one of R ranks, and gets as many.
+//! Rows that the other GPU has sent to rank r arrive as if they came from rank r. All sums are exact.
 //!
-//! Its times are those of two GPUs, whose links carry what a switch would spread over R. Ranks from 2 on only open and
+//! Inside one of several domains it does the same. Between domains, `paced` with its key `twin` makes each rail a loop.
+//!
+//! Its times are those of these GPUs, whose links carry what a switch would spread over R. Other ranks only open and
 //! close.
 //!
 //! Watched by the tests in this file, and on GPUs by `python/tests/gpu_twin.py`.
 
 use std::sync::{Arc, OnceLock};
 
+use serde::Deserialize;
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
     Capabilities, Command, Event, MemoryNeeds, Transport, TransportOpen, Window,
 };
 use tokenyard_core::{Result, abi};
 use tokenyard_cuda::{Nvlink, PLATFORM};
-use tokenyard_gpu::driver::{Buffer, Context, Device};
+use tokenyard_device_put::twins::{Mirror, defines};
+use tokenyard_gpu::driver::{Context, Device};
+use tokenyard_gpu::twin::{GPUS, stand_in};
 use tokenyard_gpu::{Devices, PeersConfig};
 
 tokenyard_core::export_transports!(Twin);
 
-const DEFINE: &str = "TY_TWIN=1";
-const DEFINES: &[abi::TyStr] = &[abi::TyStr { data: DEFINE.as_ptr(), bytes: DEFINE.len() }];
+const COMPONENT: &str = "twin";
+
+/// The component's own table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TwinConfig {
+    /// The GPUs, one for each of the first ranks of a domain: 2 or 4.
+    #[serde(default = "two")]
+    pub gpus: u32,
+    /// The device that this rank drives. Default: as `nvlink` chooses.
+    #[serde(default)]
+    pub device: Option<Devices>,
+}
+
+fn two() -> u32 {
+    2
+}
+
+impl TwinConfig {
+    fn inner(&self) -> PeersConfig {
+        PeersConfig { device: self.device.clone(), ..PeersConfig::default() }
+    }
+}
 
 /// The transport; see the crate.
 #[derive(Debug)]
 pub struct Twin {
-    /// The table that `params` names.
-    table: OnceLock<(Buffer, Vec<u64>)>,
+    mirror: OnceLock<Mirror>,
     nvlink: Nvlink,
     context: Arc<Context>,
+    gpus: u32,
     windows: u32,
     me: u32,
     peers: u32,
 }
 
-/// The rank whose window stands for that of `peer` on rank `me`.
-fn stands_for(me: u32, peer: u32) -> u32 {
-    if me < 2 && peer > 1 { 1 - me } else { peer }
-}
-
-impl Twin {
-    /// The table of windows, and `DeviceApi::Params` of `nvlink` with it.
-    fn params(&self) -> Result<(Buffer, Vec<u64>)> {
-        let inner = self.nvlink.device_api()?;
-        let mut params = vec![0u64; inner.param_bytes.div_ceil(size_of::<u64>())];
-        let from = inner.params.cast::<u8>();
-        // SAFETY: `nvlink`, which lives, reports as many bytes; the words have room for them, and are apart.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from, params.as_mut_ptr().cast(), inner.param_bytes);
-        }
-        let places = (0..self.windows).flat_map(|window| (0..self.peers).map(move |p| (window, p)));
-        let addresses = places.map(|(window, peer)| {
-            let address = self.nvlink.peer_address(window, stands_for(self.me, peer))?;
-            Ok(address as u64)
-        });
-        let table = Buffer::of(&self.context, &addresses.collect::<Result<Vec<u64>>>()?)?;
-        // `DeviceApi::Params` in nvlink.cuh begins with the address of the table.
-        if let Some(first) = params.first_mut() {
-            *first = table.address();
-        }
-        Ok((table, params))
-    }
-}
-
 impl Transport for Twin {
-    const NAME: &'static str = "twin";
-    const ABOUT: &'static str = "a tool for measurements: two GPUs with the load of two of many";
-    type Config = PeersConfig;
+    const NAME: &'static str = COMPONENT;
+    const ABOUT: &'static str =
+        "a tool for measurements: two GPUs, or four, with the load of some of many";
+    type Config = TwinConfig;
 
-    fn configure(table: &ComponentTable) -> Result<PeersConfig> {
-        Nvlink::configure(table)
+    fn configure(table: &ComponentTable) -> Result<TwinConfig> {
+        let config: TwinConfig = table.parse(COMPONENT)?;
+        if !GPUS.contains(&config.gpus) {
+            let found = format!("found {}; expected one of {GPUS:?}", config.gpus);
+            return Err(table.invalid(COMPONENT, "gpus", &found));
+        }
+        Ok(config)
     }
 
-    fn probe(config: &PeersConfig) -> Result<Capabilities> {
-        Nvlink::probe(config)
+    fn probe(config: &TwinConfig) -> Result<Capabilities> {
+        Nvlink::probe(&config.inner())
     }
 
-    fn open(config: PeersConfig, open: &TransportOpen<'_>) -> Result<Self> {
+    fn open(config: TwinConfig, open: &TransportOpen<'_>) -> Result<Self> {
         let TransportOpen { team, .. } = *open;
         let device = config.device.as_ref().map(Devices::mine).or(open.device);
         Ok(Self {
-            table: OnceLock::new(),
+            mirror: OnceLock::new(),
             context: Context::retain(Device::choose(&PLATFORM, device)?)?,
-            nvlink: Nvlink::open(config, open)?,
+            nvlink: Nvlink::open(config.inner(), open)?,
+            gpus: config.gpus,
             windows: 0,
             me: team.me,
             peers: team.world_ranks.len() as u32,
@@ -138,21 +142,29 @@ impl Transport for Twin {
     }
 
     fn device_api(&self) -> Result<abi::TyDeviceApi> {
-        let (_, params) = match self.table.get() {
+        let mirror = match self.mirror.get() {
             Some(made) => made,
             None => {
-                let made = self.params()?;
-                self.table.get_or_init(|| made)
+                let sizes = [self.windows, self.peers];
+                let stands_for = |peer| stand_in(self.gpus, self.me, peer);
+                let made = Mirror::new(&self.nvlink, &self.context, sizes, stands_for)?;
+                self.mirror.get_or_init(|| made)
             }
         };
-        Ok(abi::TyDeviceApi { params: params.as_ptr().cast(), ..Self::device_source()? })
+        let defines = defines(self.gpus);
+        Ok(abi::TyDeviceApi {
+            defines: defines.as_ptr(),
+            define_count: defines.len(),
+            params: mirror.params().as_ptr().cast(),
+            ..Self::device_source()?
+        })
     }
 
     fn device_source() -> Result<abi::TyDeviceApi> {
-        let below = Nvlink::device_source()?;
+        let (below, defines) = (Nvlink::device_source()?, defines(two()));
         Ok(abi::TyDeviceApi {
-            defines: DEFINES.as_ptr(),
-            define_count: DEFINES.len(),
+            defines: defines.as_ptr(),
+            define_count: defines.len(),
             params: std::ptr::null(),
             param_alignment: align_of::<u64>(),
             ..below
@@ -166,12 +178,14 @@ impl Transport for Twin {
 
 #[cfg(test)]
 mod tests {
-    use super::stands_for;
+    use super::*;
 
     #[test]
-    fn the_windows_of_ranks_from_2_on_are_those_of_the_other_gpu() {
-        assert_eq!([0, 1, 2, 7].map(|peer| stands_for(0, peer)), [0, 1, 1, 1]);
-        assert_eq!([0, 1, 2, 7].map(|peer| stands_for(1, peer)), [0, 1, 0, 0]);
-        assert_eq!([0, 1, 2, 7].map(|peer| stands_for(5, peer)), [0, 1, 2, 7]);
+    fn two_gpus_are_the_default_and_other_numbers_than_2_and_4_are_refused() {
+        let read = |text| Twin::configure(&ComponentTable::from_text(text, "a.toml"));
+        assert_eq!(read("").unwrap(), TwinConfig { gpus: 2, device: None });
+        assert_eq!(read("gpus = 4").unwrap().gpus, 4);
+        let text = read("gpus = 3").unwrap_err().to_string();
+        assert!(text.contains("found 3; expected one of [2, 4]"), "{text}");
     }
 }

@@ -229,6 +229,47 @@ struct Common {
   }
 };
 
+// TY_TWIN: the ranks that have a GPU, in a world where GPUs stand for the others (standins/twin); else 0.
+#ifndef TY_TWIN
+#define TY_TWIN 0
+#endif
+
+// The number under which this rank writes into the window of `peer`: its own. Where a GPU stands for `peer`, the
+// number of that rank: the GPU takes it as if that rank had sent it.
+__device__ inline u32 writer_at(const Common& c, u32 peer) {
+#if TY_TWIN
+  return peer >= TY_TWIN ? peer : c.rank;
+#else
+  return c.rank;
+#endif
+}
+// The number at `peer` of a signal that is this rank's own.
+__device__ inline u32 signal_at(const Common& c, u32 signal, u32 peer) {
+  return signal + writer_at(c, peer) - c.rank;
+}
+
+#if TY_TWIN
+// The rank whose GPU stands for `rank` in the eyes of `me`; `stand_in` of standins/twin says the same.
+__device__ inline u32 stand_in(u32 me, u32 rank) {
+  constexpr u32 kOthers = TY_TWIN > 1 ? TY_TWIN - 1 : 1;
+  if (rank < TY_TWIN) return rank;
+  return TY_TWIN == 1 ? me : me ^ (1 + (rank - TY_TWIN) % kOthers);
+}
+#endif
+
+// The record that counts the rows of `source` for `owner`, and the column there. GPUs that stand for ranks send their
+// own counts under those ranks' numbers.
+struct CountedBy {
+  u32 source, owner;
+
+  __device__ CountedBy(const Common& c, u32 from, u32 to) : source(from), owner(to) {
+#if TY_TWIN
+    u32 at = stand_in(c.rank, to);
+    source = stand_in(at, from), owner = from < TY_TWIN ? at : from;
+#endif
+  }
+};
+
 // Waits for one signal of every rank, and until the sources of this rank's puts may be overwritten.
 struct ArriveArgs {
   const u64* abort;

@@ -141,7 +141,7 @@ __device__ void post_entry(const Common& c, const Up& up, u32 words, u32 verdict
       u32 peer = (c.rank + first + i / all) % c.ranks, w = i % all;
       u32 value = w < words ? word(peer, w) : text_word(c, verdict, w - words, topk_idx);
       u32 at = w < words ? w : c.entry_words - kTextWords + w - words;
-      store_relaxed(entry_word(c, up, peer, c.rank, at), epoch | value);
+      store_relaxed(entry_word(c, up, peer, writer_at(c, peer), at), epoch | value);
     }
   }
   if constexpr (!Up::kLoadStore) put_records(c, up, guard);
@@ -410,8 +410,10 @@ template <class Up>
 __device__ TY_INLINED bool raise_all(const Common& c, const Up& up, u32 signal, Guard& guard) {
   if constexpr (!Up::kLoadStore) fence_system_all();
   bool ok = sync_block_and(!guard.ended());
-  for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x)
-    ok = up.signal(0, (c.rank + i) % c.ranks, {signal, 1}, guard);
+  for (u32 i = threadIdx.x; i < c.ranks && ok; i += blockDim.x) {
+    u32 peer = (c.rank + i) % c.ranks;
+    ok = up.signal(0, peer, {signal_at(c, signal, peer), 1}, guard);
+  }
   ok = sync_block_and(ok);
   if (threadIdx.x == 0) up.submit(0);
   return ok;

@@ -47,7 +47,8 @@ __device__ TY_INLINED bool put_run(const Common& c, const Up& up, u32 queue, con
     u32 add = at_once == 0 ? 1 : (u32)rows;
     for (; at < end; at += largest)
       if (!up.put_signal(Thread(), queue, run.peer, At{kArena, run.to + at},
-                         At{kArena, run.from + at}, min(largest, end - at), Raise{signal, add}, guard))
+                         At{kArena, run.from + at}, min(largest, end - at),
+                         Raise{signal_at(c, signal, run.peer), add}, guard))
         return false;
   }
   atomic_add(&c.state->put_bytes[run.peer], run.rows * run.width);
@@ -100,12 +101,13 @@ template <class Up>
 __device__ void put_records(const Common& c, const Up& up, Guard& guard) {
   fence_system_all();
   sync_block();
-  u64 to = c.entries() + 8 * (u64)c.rank * c.entry_words, bytes = 8 * (u64)c.entry_words;
+  u64 bytes = 8 * (u64)c.entry_words;
   bool ok = true;
   for (u32 i = 1 + threadIdx.x; i < c.ranks && ok; i += blockDim.x) {
-    u32 peer = (c.rank + i) % c.ranks;
+    u32 peer = (c.rank + i) % c.ranks, writer = writer_at(c, peer);
+    u64 to = c.entries() + bytes * writer;
     ok = up.put_signal(Thread(), 0, peer, At{kControl, to}, At{kControl, outbox(c, peer)}, bytes,
-                       Raise{c.entry_signal(c.rank), 1}, guard);
+                       Raise{c.entry_signal(writer), 1}, guard);
     atomic_add(&c.state->put_bytes[peer], bytes);
   }
   submit_block(up, 0);

@@ -98,13 +98,6 @@ class NearWindows {
   u32 ranks_;
 };
 
-// The number under which this rank writes into the window of `peer`: its own. Where a GPU stands for all ranks from
-// 2 on (standins/twin), it writes there under the number of the rank that it stands for.
-#ifndef TY_TWIN
-#define TY_TWIN 0
-#endif
-__device__ inline u32 writer_at(const Common& c, u32 peer) { return TY_TWIN && peer > 1 ? peer : c.rank; }
-
 // --- How a kernel begins
 
 // Loads the arguments of a kernel into the cache for them, each warp one line: a first use of each in turn would

@@ -64,13 +64,13 @@ __device__ void post_dispatch_entry(const DispatchArgs& a, const Up& up, const E
 
 // Fills the tables that depend on the number of rows for a rank.
 __device__ inline void place_rows(const DispatchArgs& a, const DispatchTables& t, u32 d) {
-  u32 groups = a.c.groups(), me = a.c.rank, first = 0, own = 0;
+  u32 groups = a.c.groups(), me = a.c.rank, first = 0, own = 0, writer = writer_at(a.c, d);
 #pragma unroll 1
   for (u32 g = 0; g < groups; g++)
 #pragma unroll 1
     for (u32 s = 0; s < a.c.ranks; s++) {
-      u32 rows = t.heard[s * words_of(a) + kHead + d * groups + g];
-      if (s == me) {
+      u32 rows = counts_for(a, t, s, d)[g];
+      if (s == writer) {
         t.row_base[g * a.c.ranks + d] = a.rank_major ? a.source_first : first - own;
         if constexpr (kGrouped) own += rows;
       }

@@ -45,13 +45,14 @@ struct Staged {
 __device__ inline const u32* counts_for(const DispatchArgs& a, const DispatchTables& t, u32 source,
                                         u32 d) {
   u32 groups = a.c.groups();
-  return &t.heard[source * (kHead + a.c.ranks * groups) + kHead + d * groups];
+  CountedBy by(a.c, source, d);
+  return &t.heard[by.source * (kHead + a.c.ranks * groups) + kHead + by.owner * groups];
 }
 
 // Rows that this rank has for `d`.
 __device__ inline u32 rows_for(const DispatchArgs& a, const DispatchTables& t, u32 d) {
   u32 rows = 0;
-  for (u32 g = 0; g < a.c.groups(); g++) rows += counts_for(a, t, a.c.rank, d)[g];
+  for (u32 g = 0; g < a.c.groups(); g++) rows += counts_for(a, t, writer_at(a.c, d), d)[g];
   return rows;
 }
 
@@ -111,7 +112,7 @@ __device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const D
                          const Landing& to, const StagedRows& rows, Guard& guard) {
   Staged staged = staged_for(a, t, to.rank);
   u64 width = staged.width_of(rows.array), from = staged.at_of(rows.array);
-  const u32* counts = counts_for(a, t, a.c.rank, to.rank);
+  const u32* counts = counts_for(a, t, writer_at(a.c, to.rank), to.rank);
   bool ok = true;
   for (u32 g = 0, before = 0; g < a.c.groups() && ok; before += counts[g++]) {
     u32 first = max(rows.first, before), end = min(rows.end, before + counts[g]);

@@ -47,8 +47,9 @@ __device__ inline u32 words_of(const DispatchArgs& a) {
 // Rows of a source for `rank`, all groups of them.
 __device__ inline u32 rows_from(const DispatchArgs& a, const u32* heard, u32 rank, u32 source) {
   u32 rows = 0, groups = a.c.groups();
+  CountedBy by(a.c, source, rank);
 #pragma unroll 1
-  for (u32 g = 0; g < groups; g++) rows += heard[source * words_of(a) + kHead + rank * groups + g];
+  for (u32 g = 0; g < groups; g++) rows += heard[by.source * words_of(a) + kHead + by.owner * groups + g];
   return rows;
 }
 

@@ -3,6 +3,11 @@
 // left.
 #include "helpers.h"
 
+// Of the ranks, so many are there in a twin: two of a domain, and one of a rail.
+#ifndef TWINS
+#define TWINS 0
+#endif
+#define TY_TWIN (TWINS > 0)
 #define TY_PUTS OUT_PUTS
 #define TY_QUEUES OUT_QUEUES
 #define TY_UP_PARAM_BYTES OUT_PARAM_BYTES
@@ -15,7 +20,9 @@ namespace out_level {
 #undef TY_QUEUES
 #undef TY_UP_PARAM_BYTES
 #undef TY_GROUPED
+#undef TY_TWIN
 
+#define TY_TWIN TWINS
 #define TY_PUTS UP_PUTS
 #define TY_QUEUES UP_QUEUES
 #define TY_UP_PARAM_BYTES UP_PARAM_BYTES
@@ -299,7 +306,18 @@ void run(const Shape& shape, u32 domains, std::vector<u32> tokens) {
   broken(world);
 }
 
+#if TWINS
+#include "twin.h"
+#endif
+
 int main(int count, char** arguments) {
+#if TWINS
+  // A loop of all its rails; several GPUs; more domains, and a rank without tokens.
+  twin({8, 16, 3, 48, 1, 40, 1 << 20}, 2, {33, 40});
+  twin({24, 48, 6, 80, 3, 36, 112}, 3, {36, 29, 31, 0});
+  puts("all is well");
+  return 0;
+#endif
   // Domains of 2, each path once.
   if (count > 1 && std::string(arguments[1]) == "few") {
     run({4, 8, 3, 48, 1, 9, 1 << 20}, 2, {7, 9, 0});

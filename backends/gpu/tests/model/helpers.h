@@ -41,6 +41,8 @@ struct Inputs {
   std::vector<float> weights;
   unsigned char* x = nullptr;
   std::vector<unsigned> scales;
+  int named = -1;  // the rank that row metadata names, if another one
+  unsigned source() const { return named < 0 ? me : (unsigned)named; }
 };
 
 void bring(Inputs& r, unsigned tokens, std::mt19937& random) {

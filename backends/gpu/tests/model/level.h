@@ -179,7 +179,9 @@ struct Fabric {
 
   explicit Fabric(std::vector<Rank*> all) : ranks(all) {
     share_memory(ranks);
-    for (Rank* r : ranks) threads.emplace_back([this, r] { serve(*r); });
+    // In a loop all are one rank.
+    for (Rank* r : ranks)
+      if (r != ranks[0] || threads.empty()) threads.emplace_back([this, r] { serve(*r); });
   }
   ~Fabric() {
     stop = true;
@@ -416,7 +418,7 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
                          ", row " + std::to_string(n) + ": ";
       const u8* row = source->x + (u64)t * s.row_bytes;
       const u32* scales = source->scales.data() + t * s.scale_words;
-      u32 from = source->me * (a.rank_major ? a.call_tokens : s.max_tokens) + t;
+      u32 from = source->source() * (a.rank_major ? a.call_tokens : s.max_tokens) + t;
       u64 at = a.rank_major ? block_of(a, *source) + n - before : n;
       if (flat) {
         same_bytes(what + "x", base + at * s.row_bytes, row, s.row_bytes);
