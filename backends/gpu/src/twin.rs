@@ -22,14 +22,19 @@ pub fn writer_at(gpus: u32, me: u32, peer: u32) -> u32 {
     if me < gpus && peer >= gpus { peer } else { me }
 }
 
+/// The GPU that sends to `me` as the rank at a place of the world, and the rank for which it takes `me`.
+pub fn sender(gpus: u32, domain_ranks: u32, me: u32, place: u32) -> (u32, u32) {
+    let index = place % domain_ranks;
+    let to = if index < gpus { me } else { index };
+    (stand_in(gpus, me, index), place - index + to)
+}
+
 /// The rows that GPU `me` gets: those that each GPU has for each rank of the world as it knows it, `sends`.
 pub fn received(gpus: u32, domain_ranks: u32, me: u32, sends: &[&[u64]]) -> u64 {
     let ranks = sends.first().map_or(0, |rows| rows.len() as u32);
     let from = |place: u32| {
-        let (domain, index) = (place / domain_ranks, place % domain_ranks);
-        let sender = stand_in(gpus, me, index);
-        let to = if index < gpus { me } else { index };
-        sends[sender as usize][(domain * domain_ranks + to) as usize]
+        let (sender, to) = sender(gpus, domain_ranks, me, place);
+        sends[sender as usize][to as usize]
     };
     (0..ranks).map(from).sum()
 }

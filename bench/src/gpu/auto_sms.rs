@@ -53,8 +53,26 @@ fn work(case: &Case, fixed: &Fixed, ranks: u32) -> Option<FlatWork> {
     })
 }
 
-/// One line for each operation that the formula decides.
+/// One line for each operation over one level that the formula decides.
 pub(super) fn lines(rows: &[GpuRow], fixed: &Fixed, ranks: u32) -> Vec<AutoSms> {
+    each(rows, |row, same| {
+        let one_level = row.levels.is_none();
+        let work = work(&row.case, fixed, ranks).filter(|_| one_level)?;
+        line(work.sms(), same)
+    })
+}
+
+/// One line for each operation over two levels that their formula decides. Figures that are void do not count.
+pub(super) fn level_lines(rows: &[GpuRow]) -> Vec<AutoSms> {
+    each(rows, |row, same| {
+        let is_valid = |row: &&GpuRow| row.levels.as_ref().is_some_and(|levels| !levels.is_void);
+        let valid: Vec<&GpuRow> = same.iter().copied().filter(is_valid).collect();
+        line(row.levels.as_ref()?.formula_sms?, &valid)
+    })
+}
+
+/// A line of each operation and routing, from its rows.
+fn each(rows: &[GpuRow], line: impl Fn(&GpuRow, &[&GpuRow]) -> Option<AutoSms>) -> Vec<AutoSms> {
     let of = |row: &GpuRow| (row.case, row.routing.clone());
     let mut seen = Vec::new();
     let mut lines = Vec::new();
@@ -65,14 +83,13 @@ pub(super) fn lines(rows: &[GpuRow], fixed: &Fixed, ranks: u32) -> Vec<AutoSms> 
         }
         seen.push((case, routing.clone()));
         let same: Vec<&GpuRow> = rows.iter().filter(|other| of(other) == of(row)).collect();
-        lines.extend(work(&case, fixed, ranks).and_then(|work| line(&work, &same)));
+        lines.extend(line(row, &same));
     }
     lines
 }
 
 /// The line of one operation, from its times with several SM counts.
-fn line(work: &FlatWork, rows: &[&GpuRow]) -> Option<AutoSms> {
-    let auto_sms = work.sms();
+fn line(auto_sms: u32, rows: &[&GpuRow]) -> Option<AutoSms> {
     let counted = rows.iter().filter(|row| COUNTS.contains(&row.sms));
     let best = counted.min_by(|a, b| a.us.total_cmp(&b.us))?;
     let auto_us = rows.iter().find(|row| row.sms == auto_sms).map(|row| row.us);
@@ -91,7 +108,7 @@ fn line(work: &FlatWork, rows: &[&GpuRow]) -> Option<AutoSms> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tests::{case, row};
+    use super::super::figures::tests::{case, levels_of, row};
     use super::*;
 
     const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
@@ -119,6 +136,21 @@ mod tests {
         assert_eq!((found[0].auto_sms, found[0].best_sms), (16, 24));
         assert_eq!((found[0].auto_us, found[0].ratio, found[0].holds), (None, None, None));
         assert!(lines(&rows(case(Rows::Fp8), &[(64, 90.0)]), &FIXED, 2).is_empty());
+    }
+
+    #[test]
+    fn two_levels_have_a_formula_of_their_own_and_void_figures_are_not_the_best() {
+        let of = |sms, us, is_void| {
+            let levels = Some(levels_of(is_void));
+            GpuRow { levels, ..row(Rows::Fp8, sms, us) }
+        };
+        let all = [of(8, 250.0, true), of(12, 309.0, false), of(24, 301.0, false)];
+        assert!(lines(&all, &FIXED, 2).is_empty());
+        let found = level_lines(&all);
+        let [line] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!((line.auto_sms, line.auto_us, line.best_sms), (12, Some(309.0), 24));
+        assert_eq!(line.holds, Some(true));
+        assert!(level_lines(&rows(case(Rows::Fp8), &[(12, 300.0)])).is_empty());
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub struct Launches {
 }
 
 /// The figures of one rank.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CeilingFigures {
     /// Bytes that each launch moves from this rank to all others.
     pub bytes: u64,

@@ -19,9 +19,12 @@ use tokenyard_core::communicator::{
 use tokenyard_core::config::Config;
 use tokenyard_core::moe::DType;
 use tokenyard_gpu::probe::Timer;
+use tokenyard_gpu::twin;
 
 use super::Components;
 use super::case::{Calls, Case, Fixed, Layout, Manner, Phase, Routing, Rows};
+use super::nic::Lateness;
+use super::two_levels::{LevelSamples, Setup};
 use super::workload::{InputTensors, Rooms, Routed};
 use crate::ranks::Speaker;
 
@@ -87,6 +90,9 @@ pub struct GpuSamples {
     pub us: Vec<f64>,
     /// The phases of some of them, if the kernels record times.
     pub spent: Vec<Spent>,
+    /// Where there are two levels.
+    #[serde(default)]
+    pub levels: Option<LevelSamples>,
 }
 
 /// The work of one rank, on a GPU with this number of multiprocessors.
@@ -103,13 +109,18 @@ pub(super) fn measure(
     let sms: Vec<u32> = task.sms.iter().copied().filter(|n| *n <= processors).collect();
     ensure!(!sms.is_empty(), "found SM counts {:?}; the GPU has {processors}", task.sms);
     let components = Components::of(config)?;
+    let setup = Setup::of(config)?;
     let cases = routed.len() * task.rows.len() * task.layouts.len();
     let mut found = Vec::new();
     for (turn, sms) in sms.iter().copied().enumerate() {
         let comm = Communicator::open(world, &super::with_sms(config, sms)?, options)?;
+        let domains = domains_of(world, &comm);
         let mut bench = GpuBench {
             world: Arc::clone(world),
             comm,
+            setup: setup.clone(),
+            domains,
+            late: None,
             timer: Timer::new(
                 components.backend.platform(),
                 &components.kernels,
@@ -128,7 +139,11 @@ pub(super) fn measure(
                 let GpuExchangeTask { phase, manner, calls, .. } = *task;
                 let case = Case { phase, rows, layout, manner, calls, tokens };
                 let context = || format!("{case}, {tokens} tokens, {sms} SMs");
-                found.push(bench.case(&case, sms, routed).with_context(context)?);
+                if bench.setup.is_idle(world.rank()) {
+                    bench.look_on(routed).with_context(context)?;
+                } else {
+                    found.push(bench.case(&case, sms, routed).with_context(context)?);
+                }
             }
         }
         bench.comm.close().with_context(|| format!("close communicator {turn}"))?;
@@ -149,6 +164,15 @@ fn routings(world: &World, task: &GpuExchangeTask) -> Result<(Vec<Routed>, u32)>
     Ok((task.tokens.iter().copied().map(generated).collect(), most))
 }
 
+/// The domains that data is routed over; 1 where it goes direct.
+fn domains_of(world: &World, comm: &Communicator) -> u32 {
+    let choices = &comm.report().choices;
+    match (&choices.scale_up, &choices.scale_out) {
+        (Some(inside), Some(_)) => world.ranks() / inside.team.len().max(1) as u32,
+        _ => 1,
+    }
+}
+
 fn most_tokens(world: &World, routed: &Routed) -> Result<u32> {
     let all = world.all_gather("tokens", &routed.tokens().to_le_bytes())?;
     let counts = all.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
@@ -160,6 +184,10 @@ pub(super) struct GpuBench {
     pub(super) comm: Communicator,
     pub(super) timer: Timer,
     pub(super) samples: u32,
+    setup: Setup,
+    domains: u32,
+    /// How late the stand-in between domains was in the last operations that were timed.
+    late: Option<Lateness>,
 }
 
 /// The outputs of an operation, which live as long as a graph that has recorded it.
@@ -174,9 +202,19 @@ fn on(comm: &mut Communicator, stream: Stream, calls: Calls) -> OnStream<'_> {
     if calls.wait() { on } else { on.without_sync() }
 }
 
+/// The barriers before operations that are timed.
+const BEFORE_TIMES: &str = "time operations";
+
 impl GpuBench {
+    /// The part of a rank that runs nothing in what the ranks of a case do together.
+    fn look_on(&self, routed: &Routed) -> Result<()> {
+        self.share(&routed.sends(self.world.ranks()))?;
+        Ok(self.world.barrier(BEFORE_TIMES)?)
+    }
+
     fn case(&mut self, case: &Case, sms: u32, routed: &Routed) -> Result<GpuSamples> {
         let sends = routed.sends(self.world.ranks());
+        self.late = None;
         let inputs = InputTensors::new(&self.comm, case.rows, routed)?;
         let (received, handle) =
             self.comm.dispatch(&inputs.dispatch(case.layout, Calls::Waiting)?)?;
@@ -241,7 +279,12 @@ impl GpuBench {
                 })?
             }
         };
-        Ok(GpuSamples { case: *case, sms, sends, us, spent })
+        let levels = (self.domains > 1).then(|| LevelSamples {
+            tokens: routed.tokens(),
+            to_domains: routed.sends(self.domains),
+            late: self.late,
+        });
+        Ok(GpuSamples { case: *case, sms, sends, us, spent, levels })
     }
 
     fn hidden(&self) -> usize {
@@ -272,7 +315,8 @@ impl GpuBench {
         if calls == Calls::Graph {
             return Ok((self.time_graph(&tool, stream, run)?, Vec::new()));
         }
-        self.world.barrier("time operations")?;
+        self.world.barrier(BEFORE_TIMES)?;
+        let before = self.lateness();
         let comm = &mut self.comm;
         let us = marked(&mut self.timer, stream, self.samples, calls, &mut || {
             run(&mut on(comm, stream, calls)).map(drop)
@@ -282,8 +326,15 @@ impl GpuBench {
         // The last mark is after the flushed operations; copies wait for the streams of tools.
         let _waited = self.comm.buffer(&[0])?;
         let us = self.taken(calls)?;
-        let spent = self.spent(calls, run, stream)?;
+        self.late = self.lateness().map(|late| late.since(before));
+        // Two levels are several exchanges, which keep times apart.
+        let spent = if self.domains > 1 { Vec::new() } else { self.spent(calls, run, stream)? };
         Ok((us, spent))
+    }
+
+    /// How late the stand-in between domains was so far.
+    fn lateness(&self) -> Option<Lateness> {
+        self.comm.rail_link().as_deref().and_then(Lateness::of)
     }
 
     /// The times of launches of a graph with a batch of operations, as a step of a model has one for each layer. A
@@ -356,16 +407,27 @@ impl GpuBench {
     /// Checks that as many tokens arrived as all ranks sent here. Otherwise the figures would be of
     /// another exchange.
     fn check(&self, sends: &[u64], received: &Received) -> Result<()> {
-        let mine = self.world.rank() as usize;
-        let bytes: Vec<u8> = sends.iter().flat_map(|rows| rows.to_le_bytes()).collect();
-        let mut expected = 0;
-        for from in self.world.all_gather("sends", &bytes)? {
-            let rows = from.chunks(8).nth(mine).and_then(|word| word.try_into().ok());
-            expected += rows.map_or(0, u64::from_le_bytes);
-        }
+        let (me, all) = (self.world.rank(), self.share(sends)?);
+        let expected: u64 = match self.setup.twin {
+            Some(gpus) => {
+                let all: Vec<&[u64]> = all.iter().map(Vec::as_slice).collect();
+                twin::received(gpus, self.world.ranks() / self.domains, me, &all)
+            }
+            None => all.iter().map(|rows| rows.get(me as usize).copied().unwrap_or(0)).sum(),
+        };
         let found = received.tokens() as u64;
         ensure!(found == expected, "found {found} tokens received; expected {expected}");
         Ok(())
+    }
+}
+
+impl GpuBench {
+    /// The rows that each rank sends to each. Collective.
+    fn share(&self, sends: &[u64]) -> Result<Vec<Vec<u64>>> {
+        let bytes: Vec<u8> = sends.iter().flat_map(|rows| rows.to_le_bytes()).collect();
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        let all = self.world.all_gather("sends", &bytes)?;
+        Ok(all.iter().map(|rows| rows.chunks(8).map(word).collect()).collect())
     }
 }
 

@@ -20,6 +20,7 @@ pub mod plot;
 pub mod ring;
 mod sends;
 mod show;
+pub mod two_levels;
 mod workload;
 
 use std::path::Path;
@@ -52,6 +53,8 @@ pub struct GpuTask {
     pub link_sms: Vec<u32>,
     /// The operations; without them, only the link is measured.
     pub exchange: Option<exchange::GpuExchangeTask>,
+    /// Rates that are given. With that inside, the link is not measured.
+    pub rates: two_levels::GivenRates,
 }
 
 /// The figures of one rank.
@@ -84,6 +87,12 @@ pub struct GpuReport {
     /// The choice of `sms = "auto"` for each operation that its formula decides.
     #[serde(default)]
     pub auto_sms: Vec<auto_sms::AutoSms>,
+    /// The same of the formula for two levels.
+    #[serde(default)]
+    pub level_sms: Vec<auto_sms::AutoSms>,
+    /// Stand-ins, where there are some: each figure is one over them.
+    #[serde(default)]
+    pub stand_ins: Vec<String>,
 }
 
 /// The components that a config must name for this measurement.
@@ -105,12 +114,16 @@ impl Components {
         let names = &backend.platform().names;
         let kernels = config.kernels.table.parse(names.kernels)?;
         // These times are compared to the ceiling of this transport's links.
-        let link = config.scale_up.as_ref().filter(|choice| choice.name == names.link);
-        let Some(link) = link else {
-            let found = config.scale_up.as_ref().map(|choice| &choice.name);
-            bail!("found transport.scale_up.use = {found:?}; expected {:?}", names.link);
+        let link = match &config.scale_up {
+            Some(choice) if choice.name == names.link => choice.table.parse(names.link)?,
+            // Its links are not measured.
+            Some(choice) if two_levels::is_twin(choice) => PeersConfig::default(),
+            other => {
+                let found = other.as_ref().map(|choice| &choice.name);
+                bail!("found transport.scale_up.use = {found:?}; expected {:?}", names.link);
+            }
         };
-        Ok(Self { backend, kernels, link: link.table.parse(names.link)? })
+        Ok(Self { backend, kernels, link })
     }
 }
 
@@ -126,6 +139,14 @@ pub fn ranks_here(config: &Config) -> Result<u32> {
         registry.transport(&link.name)?.probe(&link.table)?;
     }
     Ok(tokenyard_gpu::probe::devices(components.backend.platform())?)
+}
+
+/// Whether a config says which GPU each rank drives: there may be more ranks than GPUs then.
+///
+/// # Errors
+/// As [`ranks_here`], of the config.
+pub fn names_gpus(config: &Config) -> Result<bool> {
+    Ok(Components::of(config)?.kernels.device.is_some())
 }
 
 /// The config with another number of multiprocessors.
@@ -150,8 +171,16 @@ pub(crate) fn measure(
     let components = Components::of(config)?;
     say.progress(0, 1)?;
     let backend = components.backend;
-    let (about, ceiling) =
-        backend.ceiling(world, &components, &task.link_sms, say).context("measure the link")?;
+    let (about, ceiling) = match task.rates.inside {
+        // Ranks of several hosts, or of a twin, have no link to all others.
+        Some(_) => {
+            let about = tokenyard_gpu::probe::about(backend.platform(), &components.kernels)?;
+            (about, ceiling::CeilingFigures::default())
+        }
+        None => {
+            backend.ceiling(world, &components, &task.link_sms, say).context("measure the link")?
+        }
+    };
     let exchange = match &task.exchange {
         Some(exchange) => exchange::measure(world, config, exchange, about.processors, say)?,
         None => Vec::new(),
@@ -169,16 +198,28 @@ fn today() -> String {
 
 /// The report from the figures of all ranks.
 pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
+    let ranks = all.len() as u32;
+    let setup = two_levels::Setup::of(config)?;
+    let all = &all[..setup.working(ranks) as usize];
     let first = all.first().context("found figures of no rank; expected those of all")?;
     let ceilings: Vec<_> = all.iter().map(|figures| &figures.ceiling).collect();
-    let link = figures::link(&ceilings)?;
+    let mut link = figures::link(&ceilings)?;
+    link.ceiling_gb_s = task.rates.inside.unwrap_or(link.ceiling_gb_s);
     let samples: Vec<_> = all.iter().map(|figures| figures.exchange.as_slice()).collect();
+    let stand_ins = setup.stand_ins.clone();
     let rows = match &task.exchange {
-        Some(exchange) => figures::rows(exchange, &samples, link.ceiling_gb_s)?,
+        Some(exchange) => {
+            let context = two_levels::LevelContext {
+                setup,
+                given: task.rates,
+                fixed: exchange.fixed,
+                measured_gb_s: link.ceiling_gb_s,
+            };
+            figures::rows(exchange, &samples, &context)?
+        }
         None => Vec::new(),
     };
     let sizes = task.exchange.as_ref().map(|exchange| exchange.fixed);
-    let ranks = all.len() as u32;
     // For rows that move by bulk copies.
     let by_vectors = Components::of(config)?.kernels.rows == RowCopy::Vector;
     let has_formula = !by_vectors && first.ceiling.has_bulk_copies();
@@ -186,8 +227,18 @@ pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Res
         Some(fixed) if has_formula => auto_sms::lines(&rows, &fixed, ranks),
         _ => Vec::new(),
     };
-    let machine = first.machine.clone();
-    Ok(GpuReport { date: Some(today()), machine, ranks, link, sizes, rows, auto_sms })
+    let level_sms = auto_sms::level_lines(&rows);
+    Ok(GpuReport {
+        date: Some(today()),
+        machine: first.machine.clone(),
+        ranks,
+        link,
+        sizes,
+        rows,
+        auto_sms,
+        level_sms,
+        stand_ins,
+    })
 }
 
 impl GpuReport {

@@ -18,7 +18,7 @@ use crate::spread::Spread;
 use crate::table::table;
 
 /// The stand-in whose pace is known.
-const PACED: &str = "paced";
+pub(super) const PACED: &str = "paced";
 /// Bytes of the puts whose rate is measured.
 const LARGE: [u64; 3] = [64 << 10, 256 << 10, 1 << 20];
 /// Queues, each with a block that posts.
@@ -73,17 +73,26 @@ pub struct NicRow {
 }
 
 /// How late a stand-in raised signals, by its own clock.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lateness {
     /// Signals.
     pub signals: u64,
-    /// In the mean, and the latest one, in microseconds.
+    /// In the mean, in microseconds.
     pub mean_us: f64,
     /// The latest one.
     pub most_us: f64,
 }
 
 impl Lateness {
+    /// Of the signals that were raised since an earlier look; the latest one is of all.
+    pub(super) fn since(self, before: Option<Self>) -> Self {
+        let all = |late: Self| late.mean_us * late.signals as f64;
+        let (past, past_us) = before.map_or((0, 0.0), |before| (before.signals, all(before)));
+        let signals = self.signals.saturating_sub(past);
+        let mean_us = ((all(self) - past_us) / signals.max(1) as f64).max(0.0);
+        Self { signals, mean_us, ..self }
+    }
+
     /// Reads it out of the words of a stand-in about a link: `N signals late by N ns in all, N ns at most`.
     pub fn of(link: &str) -> Option<Self> {
         let (_, text) = link.rsplit_once("; ")?;
@@ -106,9 +115,9 @@ fn without_lateness(link: &str) -> &str {
 /// The keys of the stand-in's table that decide its pace; defaults as there.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default)]
-struct Pace {
-    rate: f64,
-    latency_us: f64,
+pub(super) struct Pace {
+    pub(super) rate: f64,
+    pub(super) latency_us: f64,
     million_messages: f64,
 }
 
@@ -330,6 +339,10 @@ mod tests {
         let late = Lateness::of(words).unwrap();
         assert_eq!(late, Lateness { signals: 200, mean_us: 0.5, most_us: 7.3 });
         assert_eq!(without_lateness(words), "paced over nvlink");
+        let before = Lateness { signals: 100, mean_us: 0.25, most_us: 7.3 };
+        let since = late.since(Some(before));
+        assert_eq!(since, Lateness { signals: 100, mean_us: 0.75, most_us: 7.3 });
+        assert_eq!(late.since(None), late);
         let other = "nvlink; from device 0 to that of rank 1";
         assert_eq!(Lateness::of(other), None);
         assert_eq!(without_lateness(other), other);

@@ -155,6 +155,7 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
         format!(" x {}, top-{} of {}", sizes.hidden, sizes.topk, sizes.experts)
     });
     let day = report.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
+    let day = if report.stand_ins.is_empty() { day } else { format!("{day}, over stand-ins") };
     let title = format!(
         "{}, {} tokens{sizes}, {} routing, {} x {}{day}",
         first.case, first.case.tokens, first.routing, report.ranks, report.machine.gpu
@@ -167,12 +168,28 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
         let points = report.link.copies.iter().filter(wanted).map(|row| (row.sms, row.gb_s));
         curve(copy.name(), kind, points.collect())
     };
-    let ceiling = report.link.ceiling_gb_s;
+    let (ceiling, ceiling_name) = match &first.levels {
+        None => (report.link.ceiling_gb_s, "ceiling: best of any SM count"),
+        Some(levels) => (levels.slower().2, "rate of the slower level's link"),
+    };
+    let rule = if first.levels.is_some() { "1.08 x floor + 25 us" } else { "1.05 x floor + 20 us" };
     let mut time = vec![
         curve("ours", Kind::Ours, of(|row| row.us)),
-        curve("1.05 x floor + 20 us", Kind::Rule, of(|row| row.rule_us)),
-        curve("floor: bytes at the ceiling", Kind::Bound, of(|row| row.floor_us)),
+        curve(rule, Kind::Rule, of(|row| row.rule_us)),
     ];
+    match &first.levels {
+        None => {
+            time.push(curve("floor: bytes at the ceiling", Kind::Bound, of(|row| row.floor_us)))
+        }
+        Some(levels) => time.extend([
+            curve(
+                &level_name("between domains", levels.out_gb_s),
+                Kind::Bound,
+                flat(levels.out_us),
+            ),
+            curve(&level_name("inside", levels.inside_gb_s), Kind::Push, flat(levels.inside_us)),
+        ]),
+    }
     let operation = first.case.to_string();
     time.extend(peers.iter().filter(|peer| peer.operation == operation).map(|peer| {
         curve(&format!("{}, another run: {:.0}", peer.name, peer.us), Kind::Peer, flat(peer.us))
@@ -181,9 +198,13 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
         curve("ours, own rows excluded", Kind::Ours, of(|row| row.link_gb_s)),
         link(Copy::PushBulk, Kind::Push),
         link(Copy::PullBulk, Kind::Pull),
-        curve("ceiling: best of any SM count", Kind::Bound, flat(ceiling)),
+        curve(ceiling_name, Kind::Bound, flat(ceiling)),
     ];
     [chart(&title, "time in us", time), chart("the same on the link", "GB/s per GPU", bandwidth)]
+}
+
+fn level_name(level: &str, gb_s: f64) -> String {
+    format!("floor {level}: bytes at {gb_s:.0} GB/s")
 }
 
 fn link_charts(report: &GpuReport) -> [Chart; 2] {
@@ -318,7 +339,7 @@ fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::case::{Fixed, Rows};
-    use super::super::figures::tests::{link_of, row};
+    use super::super::figures::tests::{levels_of, link_of, row};
     use super::super::machine::Machine;
     use super::*;
 
@@ -351,6 +372,8 @@ mod tests {
             sizes,
             rows,
             auto_sms: Vec::new(),
+            level_sms: Vec::new(),
+            stand_ins: Vec::new(),
         }
     }
 
@@ -369,6 +392,28 @@ mod tests {
         // Pull was measured with 16 SMs only.
         assert_eq!(bandwidth.curves[2].points.len(), 1);
         assert!(time.most > 330.0 && bandwidth.most > 340.0);
+    }
+
+    #[test]
+    fn two_levels_have_both_floors_beside_the_time_and_stand_ins_are_named() {
+        let levels = Some(levels_of(true));
+        let rows = vec![GpuRow { levels: levels.clone(), ..row(Rows::Fp8, 12, 310.0) }];
+        let report = GpuReport { stand_ins: vec!["paced: 46 GB/s".to_owned()], ..report(rows) };
+        let pairs = charts(std::slice::from_ref(&report), &[]).unwrap();
+        let [time, bandwidth] = &pairs[0];
+        let curve = |chart: &Chart, name: &str| {
+            let found = chart.curves.iter().find(|curve| curve.name.starts_with(name));
+            found.unwrap_or_else(|| panic!("{name}: {chart:?}")).points[0].1
+        };
+        assert_eq!(curve(time, "floor between domains: bytes at 46 GB/s"), 260.9);
+        assert_eq!(curve(time, "floor inside: bytes at 365 GB/s"), 219.2);
+        assert_eq!(curve(bandwidth, "rate of the slower"), 46.0);
+        assert!(time.title.ends_with("over stand-ins"), "{}", time.title);
+        let text = crate::gpu::tables(&report);
+        assert!(text.contains("a stand-in: paced: 46 GB/s"), "{text}");
+        assert!(text.contains("VOID") && text.contains("1234.5"), "{text}");
+        let of_levels = text.lines().skip_while(|line| *line != "the levels").take(3);
+        assert!(of_levels.into_iter().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]

@@ -4,12 +4,16 @@ use super::GpuReport;
 use super::auto_sms::AutoSms;
 use super::case::Case;
 use super::figures::{GpuRow, Link};
+use super::nic::Lateness;
 use crate::report::heading;
 use crate::table::table;
 
 /// The whole report, without the conditions of the host.
 pub fn tables(report: &GpuReport) -> String {
     let mut text = format!("{} · link nvlink\n", report.machine.line(report.ranks));
+    for stand_in in &report.stand_ins {
+        text += &format!("a stand-in: {stand_in}\n");
+    }
     text += &format!("\n{}", link(&report.link));
     if let Some(sizes) = &report.sizes {
         text += &format!(
@@ -19,18 +23,40 @@ pub fn tables(report: &GpuReport) -> String {
             sizes.experts,
             operations(&report.rows)
         );
-        text += "\ntimes: routed input to usable rows, of the slowest rank. MB: through the busiest \
-                 port,\nwithout own rows. ratio: of the link's rate. floor: the bytes at that \
-                 rate.\nrule: 1.05 x floor + 20 us. others count: rows and scales received, own rows \
-                 too.\n";
+        let two_levels = report.rows.iter().any(|row| row.levels.is_some());
+        let rule = if two_levels { "1.08 x floor + 25 us" } else { "1.05 x floor + 20 us" };
+        text += &format!(
+            "\ntimes: routed input to usable rows, of the slowest rank. MB: through the busiest \
+             port,\nwithout own rows. ratio: of the link's rate. floor: the bytes at that \
+             rate.\nrule: {rule}. others count: rows and scales received, own rows too.\n"
+        );
+        if two_levels {
+            text += "two levels: MB, GB/s and floor of the first table are those of the slower one; ratio of\n\
+                     the second is the time as a part of that floor.\n\
+                     late, most: signals of the stand-in behind its own pace, in the mean and at \
+                     most,\nin us; a time is void where the mean is more than 5 % of it.\n";
+        }
         if !report.auto_sms.is_empty() {
-            text += &format!("\n{}", auto_sms(&report.auto_sms));
+            text += &format!(
+                "\nSMs of sms = \"auto\", and the best of 4 to 32; holds: at most 1.03 of the best\n{}",
+                auto_sms(&report.auto_sms)
+            );
+        }
+        if !report.level_sms.is_empty() {
+            text += &format!(
+                "\nSMs by the formula of two levels, and the best of 4 to 32; holds: at most 1.03 of \
+                 it\n{}",
+                auto_sms(&report.level_sms)
+            );
         }
     }
     text
 }
 
 fn link(link: &Link) -> String {
+    if link.copies.is_empty() {
+        return format!("link inside: {:.1} GB/s, as given\n", link.ceiling_gb_s);
+    }
     let mut lines = vec![heading("all_to_all SMs us GB/s")];
     for row in &link.copies {
         lines.push(vec![
@@ -58,6 +84,9 @@ fn operations(rows: &[GpuRow]) -> String {
     for rows in rows.chunk_by(|a, b| of(a) == of(b)) {
         let (case, routing) = of(&rows[0]);
         text += &format!("\n{case}, {routing} routing; times in us\n{}", times(rows));
+        if rows.iter().any(|row| row.levels.is_some()) {
+            text += &format!("the levels\n{}", levels(rows));
+        }
         if rows.iter().any(|row| row.breakdown.is_some()) {
             text += &format!("where they go\n{}", breakdowns(rows));
         }
@@ -85,9 +114,33 @@ fn times(rows: &[GpuRow]) -> String {
     table(0, &lines)
 }
 
-/// The choices of `sms = "auto"`, beside the best ones that were measured.
+/// Bytes and floors of both levels, and how late a stand-in was.
+fn levels(rows: &[GpuRow]) -> String {
+    let mut lines = vec![heading("tokens SMs out_MB floor inside_MB floor ratio late most void")];
+    for row in rows {
+        let Some(level) = &row.levels else { continue };
+        let late = |us: fn(&Lateness) -> f64| {
+            level.late.as_ref().map_or("-".to_owned(), |late| format!("{:.1}", us(late)))
+        };
+        lines.push(vec![
+            row.case.tokens.to_string(),
+            row.sms.to_string(),
+            format!("{:.1}", level.out_bytes as f64 / 1e6),
+            format!("{:.1}", level.out_us),
+            format!("{:.1}", level.inside_bytes as f64 / 1e6),
+            format!("{:.1}", level.inside_us),
+            format!("{:.2}", level.ratio),
+            late(|late| late.mean_us),
+            late(|late| late.most_us),
+            if level.is_void { "VOID" } else { "no" }.to_owned(),
+        ]);
+    }
+    table(0, &lines)
+}
+
+/// The choices of a formula, beside the best ones that were measured.
 fn auto_sms(rows: &[AutoSms]) -> String {
-    let mut lines = vec![heading("operation tokens auto us best us ratio holds")];
+    let mut lines = vec![heading("operation tokens SMs us best us ratio holds")];
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for row in rows {
         lines.push(vec![
@@ -101,10 +154,7 @@ fn auto_sms(rows: &[AutoSms]) -> String {
             or_dash(row.holds.map(|holds| if holds { "yes" } else { "NO" }.to_owned())),
         ]);
     }
-    format!(
-        "SMs of sms = \"auto\", and the best of 4 to 32; holds: at most 1.03 of the best\n{}",
-        table(1, &lines)
-    )
+    table(1, &lines)
 }
 
 fn breakdowns(rows: &[GpuRow]) -> String {

@@ -149,8 +149,7 @@ impl CostModel {
             signals: f64::from(size) + signals + all_of(&own),
             ..inside_records
         };
-        let written = rows.crossing() + rows.to_peers.iter().sum::<f64>();
-        OperationCost { out, inside, sm_bytes: written * self.row_bytes() }
+        OperationCost { out, inside, sm_bytes: rows.by_sms()[0] * self.row_bytes() }
     }
 
     /// A combine of rows that lie in the arena.
@@ -187,7 +186,6 @@ impl CostModel {
             ..entries
         };
         // The forwarder loads the partials of its domain, the source one row per domain.
-        let loaded = rows.to_peers.iter().sum::<f64>() + rows.to_domains.iter().sum::<f64>();
-        OperationCost { out, inside, sm_bytes: loaded * self.back_bytes() }
+        OperationCost { out, inside, sm_bytes: rows.by_sms()[1] * self.back_bytes() }
     }
 }

@@ -15,7 +15,7 @@ mod rows;
 
 pub use cost::{CostModel, LevelCost, OperationCost};
 pub use gate::{Gate, UNIFORM};
-pub use rates::{OperationTime, Rates};
+pub use rates::{OperationTime, Rates, SM_GB_PER_S, sms_of};
 pub use rows::RankRows;
 
 /// D domains of S ranks, and the experts on them.

@@ -45,12 +45,28 @@ impl RankRows {
         let TwoLevels { domains, domain_ranks: size, .. } = *levels;
         let by_domain: Vec<_> = routings.iter().map(|r| reached(r, levels, domains)).collect();
         let by_rank: Vec<_> = routings.iter().map(|r| reached(r, levels, levels.ranks())).collect();
+        let tokens: Vec<_> =
+            routings.iter().map(|r| (r.len() / levels.topk as usize) as f64).collect();
+        Self::of_counts([domains, size], &tokens, &by_domain, &by_rank)
+    }
+
+    /// The rows of each rank of `[D, S]`: from its tokens, and how many of them have experts in each domain and on
+    /// each rank.
+    ///
+    /// # Panics
+    /// A list is shorter than there are ranks.
+    pub fn of_counts(
+        [domains, size]: [u32; 2],
+        tokens: &[f64],
+        by_domain: &[Vec<f64>],
+        by_rank: &[Vec<f64>],
+    ) -> Vec<Self> {
         let rows_of = |rank: u32| {
             let (domain, index) = (rank / size, rank % size);
             let rail = (0..domains).map(|d| (d * size + index) as usize);
             let here = (domain * size) as usize..((domain + 1) * size) as usize;
             Self {
-                tokens: (routings[rank as usize].len() / levels.topk as usize) as f64,
+                tokens: tokens[rank as usize],
                 domain,
                 index,
                 to_domains: by_domain[rank as usize].clone(),
@@ -59,7 +75,7 @@ impl RankRows {
                 from_sources: by_rank.iter().map(|rows| rows[rank as usize]).collect(),
             }
         };
-        (0..levels.ranks()).map(rows_of).collect()
+        (0..domains * size).map(rows_of).collect()
     }
 
     /// The rows of any rank on average, where each has `tokens` tokens. None where the gate does not fit
@@ -92,6 +108,19 @@ impl RankRows {
     /// Rows that this rank puts on its rail.
     pub fn crossing(&self) -> f64 {
         self.others(&self.to_domains).sum()
+    }
+
+    /// The most rows of either direction: to or from other domains, and to or from other ranks of the domain.
+    pub fn busiest(&self) -> [f64; 2] {
+        let came: f64 = self.others(&self.from_domains).sum();
+        let got: f64 = self.split(&self.from_sources)[0].iter().copied().sum();
+        [self.crossing().max(came), self.moved_inside().max(got)]
+    }
+
+    /// Rows that this rank's SMs write in a dispatch, and load in a combine.
+    pub fn by_sms(&self) -> [f64; 2] {
+        let inside = self.to_peers.iter().sum::<f64>();
+        [self.crossing() + inside, inside + self.to_domains.iter().sum::<f64>()]
     }
 
     /// One of the lists by place, without and with this rank alone.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
+use tokenyard_bench::gpu::two_levels::{GivenRates, Setup};
 use tokenyard_bench::gpu::{self, GpuTask, case, exchange};
 use tokenyard_bench::ranks::RunOn;
 use tokenyard_bench::{BenchReport, Sizes};
@@ -31,10 +32,13 @@ Examples:
   tokenyard bench combine configs/nvlink.toml --tokens 128,1024,4096 --sms 8,16 --csv combine.csv
   tokenyard bench pair configs/nvlink.toml --tokens 128 --type cast --layout packed --calls graph
   torchrun --nproc-per-node 8 --no-python tokenyard bench dispatch configs/nvlink.toml --as-rank
+  tokenyard bench dispatch domains.toml --inside-rate 365 --out-rate 46 --sms 6,8,12,16,24,32
 
 Needs GPUs: one rank per GPU of this machine. The link is measured in the same run; an operation must
 take at most 1.05 x (bytes through the busiest port / rate of the link) + 20 us, with 16 SMs or
-fewer. Exit code 0: it measured; 1, with --check: one took more; 2: nothing could be measured.
+fewer. Of a config with several domains each level has a floor; 1.08 x the larger + 25 us is allowed
+there. A figure over a stand-in that was too late is void. Exit code 0: it measured; 1, with --check:
+one took more, or is void; 2: nothing could be measured.
 The method and the columns are explained in docs/performance.md.";
 
 /// Arguments of `tokenyard bench dispatch`, `combine` and `pair`.
@@ -98,6 +102,34 @@ pub(super) struct OperationArgs {
     /// Draw time and bandwidth over SM count
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    rates: Rates,
+}
+
+/// Rates of links that are not measured.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Rates {
+    /// The rate between domains, out of a rank, in GB/s [default: that of `paced`]
+    #[arg(long, value_name = "GB/S", value_parser = rate)]
+    out_rate: Option<f64>,
+    /// The rate inside a domain, out of a rank, in GB/s; it is not measured then
+    #[arg(long, value_name = "GB/S", value_parser = rate)]
+    inside_rate: Option<f64>,
+}
+
+/// The most GB/s of a link.
+const MOST_RATE: f64 = 100_000.0;
+
+fn rate(text: &str) -> Result<f64, String> {
+    let found: Option<f64> = text.parse().ok();
+    let expected = || format!("expected GB/s above 0, at most {MOST_RATE}");
+    found.filter(|rate| *rate > 0.0 && *rate <= MOST_RATE).ok_or_else(expected)
+}
+
+impl Rates {
+    fn given(self) -> GivenRates {
+        GivenRates { inside: self.inside_rate, out: self.out_rate }
+    }
 }
 
 impl OperationArgs {
@@ -230,8 +262,16 @@ pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
 }
 
 pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
-    let task = GpuTask { link_sms: SMS.to_vec(), exchange: Some(exchange_task(phase, args)?) };
-    args.check_files(&Config::load(&args.config)?)?;
+    let exchange = exchange_task(phase, args)?;
+    let rates = args.rates.given();
+    let config = Config::load(&args.config)?;
+    if gpu::is_gpu(&config) {
+        let has_domains = config.domains.is_some_and(|domains| domains > 1);
+        let has_levels = has_domains && config.scale_up.is_some();
+        Setup::of(&config)?.check(has_levels, rates, &exchange)?;
+    }
+    let task = GpuTask { link_sms: SMS.to_vec(), exchange: Some(exchange), rates };
+    args.check_files(&config)?;
     let report = measure(&args.config, &task, &args.ranks, args.output.json)?;
     if let Some(report) = &report {
         args.csv.write(report)?;
@@ -246,7 +286,8 @@ pub(super) fn link(
     output: &Output,
     plot: Option<&Path>,
 ) -> Result<ExitCode> {
-    let task = GpuTask { link_sms: SMS.to_vec(), exchange: None };
+    let rates = GivenRates::default();
+    let task = GpuTask { link_sms: SMS.to_vec(), exchange: None, rates };
     let report = measure(config, &task, ranks, output.json)?;
     show(report, output, plot)
 }
@@ -266,12 +307,15 @@ fn measure(
     }
     let gpus = gpu::ranks_here(&loaded)?;
     let ranks = ranks.ranks.unwrap_or(gpus);
+    // A config may have several ranks share a GPU, to try domains.
+    let most = if gpu::names_gpus(&loaded)? { u32::MAX } else { gpus };
     ensure!(
-        (2..=gpus).contains(&ranks),
+        (2..=most).contains(&ranks),
         "read options: found {gpus} GPUs for {ranks} ranks; expected at least 2 ranks, and a GPU for each"
     );
+    loaded.check_ranks(ranks)?;
     if let Some(exchange) = &task.exchange {
-        check(exchange, ranks)?;
+        check(exchange, ranks, Setup::of(&loaded)?.working(ranks))?;
     }
     let what = match &task.exchange {
         Some(exchange) => {
@@ -284,8 +328,8 @@ fn measure(
     measuring(|progress| tokenyard_bench::run_gpu(task, ranks, &start, progress)).map(Some)
 }
 
-/// Refuses, before a rank starts, sizes that every communicator would refuse.
-fn check(task: &exchange::GpuExchangeTask, ranks: u32) -> Result<()> {
+/// Refuses, before a rank starts, sizes that every communicator would refuse. `working`: the ranks that have tensors.
+fn check(task: &exchange::GpuExchangeTask, ranks: u32, working: u32) -> Result<()> {
     let case::Fixed { hidden, topk, experts } = task.fixed;
     for max_tokens in task.tokens.iter().copied() {
         tokenyard_core::moe::Shape { ranks, experts, topk, hidden, max_tokens }.new()?;
@@ -296,7 +340,7 @@ fn check(task: &exchange::GpuExchangeTask, ranks: u32) -> Result<()> {
     );
     let tokens = task.tokens.iter().copied().max().unwrap_or(0);
     let needed = Sizes { tokens, hidden, topk, experts }.rank_bytes(ranks);
-    memory::ensure_room(needed.saturating_mul(ranks.into()), "a step of these sizes", FEWER)
+    memory::ensure_room(needed.saturating_mul(working.into()), "a step of these sizes", FEWER)
 }
 
 fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::GpuExchangeTask> {
@@ -414,6 +458,21 @@ mod tests {
     }
 
     #[test]
+    fn rates_of_links_are_above_0() {
+        let rates = |more: &str| {
+            let words = ["bench", "a.toml"].into_iter().chain(more.split_whitespace());
+            Cli::try_parse_from(words).map(|cli| cli.args.rates.given())
+        };
+        assert_eq!(rates("").unwrap(), GivenRates::default());
+        let given = GivenRates { inside: Some(365.0), out: Some(46.5) };
+        assert_eq!(rates("--inside-rate 365 --out-rate 46.5").unwrap(), given);
+        for wrong in ["0", "-1", "NaN", "inf", "x"] {
+            let text = rates(&format!("--out-rate={wrong}")).unwrap_err().to_string();
+            assert!(text.contains("expected GB/s above 0"), "{wrong}: {text}");
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         let refused = |phase, more: &str| format!("{:#}", task(phase, more).unwrap_err());
         let (dispatch, combine) = (case::Phase::Dispatch, case::Phase::Combine);
@@ -429,8 +488,8 @@ mod tests {
         assert!(refused(dispatch, "--calls sends --replay").contains("--calls sends"));
         assert!(refused(case::Phase::Pair, "--calls sends").contains("--calls sends"));
         let odd = task(dispatch, "--hidden 100").unwrap();
-        assert!(check(&odd, 2).unwrap_err().to_string().contains("multiple of 16"));
+        assert!(check(&odd, 2, 2).unwrap_err().to_string().contains("multiple of 16"));
         let uneven = task(dispatch, "--experts 255").unwrap();
-        assert!(check(&uneven, 2).is_err());
+        assert!(check(&uneven, 2, 2).is_err());
     }
 }

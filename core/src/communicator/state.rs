@@ -218,6 +218,12 @@ impl Communicator {
         self.course.trace(back)
     }
 
+    /// The words of the transport between domains about its link, as of now; none where there is no such transport.
+    /// A stand-in that measures itself says there how late it was. For tools.
+    pub fn rail_link(&self) -> Option<String> {
+        self.course.components.user.rail_link()
+    }
+
     /// True if tensors must lie in the memory of this communicator's device; else they must lie in host
     /// memory.
     pub fn works_on_device(&self) -> bool {

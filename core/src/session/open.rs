@@ -42,6 +42,11 @@ impl Session {
         let stuck = stuck.clone();
         Ok(Self { _progress: progress, _proxies: proxies, transports, _users: users, stuck })
     }
+
+    /// The words of the transport between domains about its link to the first rank of this rank's team, as of now.
+    pub(crate) fn rail_link(&self) -> Option<String> {
+        self.transports.scale_out.as_ref().map(|transport| transport.link_name(0))
+    }
 }
 
 impl std::fmt::Debug for Session {

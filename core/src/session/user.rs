@@ -33,6 +33,11 @@ impl Drop for User {
 }
 
 impl User {
+    /// See [`Session::rail_link`].
+    pub(crate) fn rail_link(&self) -> Option<String> {
+        self.session.rail_link()
+    }
+
     /// True if the kernel set has one of these bits `TY_KERNELS_CAP_*`.
     pub(crate) fn takes(&self, capability: u32) -> bool {
         self.capabilities & capability != 0

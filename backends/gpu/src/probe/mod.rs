@@ -72,6 +72,15 @@ impl About {
     }
 }
 
+/// The GPU that a kernel set with this config drives.
+///
+/// # Errors
+/// No driver, or no such GPU.
+pub fn about(platform: &'static Platform, kernels: &GpuConfig) -> Result<About> {
+    let context = Context::retain(Device::choose(platform, kernels.ordinal())?)?;
+    About::of(&context)
+}
+
 /// GPUs that this process sees.
 ///
 /// # Errors

@@ -1,0 +1,430 @@
+//! Operations over two levels: the bytes and the floor of each, and figures that a stand-in makes void.
+//!
+//! Rates come from the config and from options, rows from the routing of all ranks. All functions are pure.
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tokenyard_core::config::{ComponentChoice, Config};
+use tokenyard_gpu::twin;
+
+use super::bytes::{PairBytes, us_of};
+use super::case::{Calls, Case, Fixed, Layout, Phase};
+use super::exchange::{GpuExchangeTask, GpuSamples};
+use super::nic::{Lateness, PACED, Pace};
+use crate::levels::{RankRows, sms_of};
+
+/// The stand-in inside a domain.
+const TWIN: &str = "twin";
+/// A figure is void where signals of a stand-in were later than this part of it, in the mean.
+const MOST_LATE: f64 = 0.05;
+
+/// Rates of links that are given and not measured, in GB/s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GivenRates {
+    /// Of a rank to the other ranks of its domain.
+    pub inside: Option<f64>,
+    /// Of a rank to other domains.
+    pub out: Option<f64>,
+}
+
+/// The facts of a config about two levels.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Setup {
+    /// GPUs of a twin: the first ranks have one each, other ranks run nothing.
+    pub twin: Option<u32>,
+    /// The rate that the transport between domains is set to, in GB/s.
+    out: Option<f64>,
+    /// The transports that are no hardware, in words.
+    pub stand_ins: Vec<String>,
+}
+
+/// The key of the table of `twin` that counts; its default as there.
+#[derive(Deserialize)]
+struct TwinKeys {
+    #[serde(default = "two")]
+    gpus: u32,
+}
+
+fn two() -> u32 {
+    2
+}
+
+fn keys<T: serde::de::DeserializeOwned>(choice: &ComponentChoice) -> Result<T> {
+    toml::from_str(choice.table.text())
+        .with_context(|| format!("read the table of {}", choice.name))
+}
+
+/// Whether the transport inside is the stand-in.
+pub(super) fn is_twin(choice: &ComponentChoice) -> bool {
+    choice.name == TWIN
+}
+
+impl Setup {
+    /// Reads them out of a config.
+    ///
+    /// # Errors
+    /// A table of a stand-in that cannot be read.
+    pub fn of(config: &Config) -> Result<Self> {
+        let mut setup = Self::default();
+        if let Some(choice) = config.scale_up.as_ref().filter(|choice| is_twin(choice)) {
+            let TwinKeys { gpus } = keys(choice)?;
+            setup.twin = Some(gpus);
+            setup.stand_ins.push(format!("twin: {gpus} GPUs stand for all ranks"));
+        }
+        if let Some(choice) = config.scale_out.first().filter(|choice| choice.name == PACED) {
+            let Pace { rate, latency_us, .. } = keys(choice)?;
+            setup.out = Some(rate).filter(|rate| *rate > 0.0);
+            let pace = format!("{rate} GB/s, {latency_us} us");
+            setup.stand_ins.push(format!("paced: a kernel stands in for the NIC, {pace}"));
+        }
+        Ok(setup)
+    }
+
+    /// Whether a rank runs nothing, because a GPU of the twin stands for it.
+    pub fn is_idle(&self, rank: u32) -> bool {
+        self.twin.is_some_and(|gpus| rank >= gpus)
+    }
+
+    /// The ranks that run operations, of so many.
+    pub fn working(&self, ranks: u32) -> u32 {
+        self.twin.map_or(ranks, |gpus| gpus.min(ranks))
+    }
+
+    /// Refuses, before a rank starts, what could not be measured.
+    ///
+    /// # Errors
+    /// The rates are not known; a twin does not do the operation.
+    pub fn check(
+        &self,
+        has_domains: bool,
+        given: GivenRates,
+        task: &GpuExchangeTask,
+    ) -> Result<()> {
+        if self.twin.is_some() {
+            ensure!(
+                given.inside.is_some(),
+                "read options: found no --inside-rate; expected one: a twin does not measure its links. Fix: give what \
+                 `tokenyard bench link` finds on these GPUs"
+            );
+            ensure!(
+                task.layouts == [Layout::Flat]
+                    && matches!(task.calls, Calls::Waiting | Calls::NoSync),
+                "read options: found another --layout than flat, or --calls graph or sends; expected neither over \
+                 `twin`"
+            );
+        }
+        ensure!(
+            !has_domains || given.out.or(self.out).is_some(),
+            "read options: found no rate between domains; expected one. Fix: give --out-rate in GB/s, or `rate` of \
+             paced"
+        );
+        Ok(())
+    }
+
+    /// The rates of both links in GB/s, out and inside; 0 where it is not known.
+    fn rates(&self, given: GivenRates, measured: f64) -> [f64; 2] {
+        [given.out.or(self.out).unwrap_or(0.0), given.inside.unwrap_or(measured)]
+    }
+}
+
+/// Facts of one operation of one rank, where there are two levels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LevelSamples {
+    /// T.
+    pub tokens: u32,
+    /// This rank's tokens with experts in each domain.
+    pub to_domains: Vec<u64>,
+    /// How late the stand-in between domains raised this rank's signals; none of a NIC.
+    pub late: Option<Lateness>,
+}
+
+/// Bytes and floors of an operation over two levels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LevelFigures {
+    /// D.
+    pub domains: u32,
+    /// Bytes between domains of the busiest rank, in its busier direction.
+    pub out_bytes: u64,
+    /// The same inside domains, to or from other ranks.
+    pub inside_bytes: u64,
+    /// GB/s that are assumed between domains; 0 where they are not known, as where each host is a domain by itself.
+    pub out_gb_s: f64,
+    /// GB/s inside.
+    pub inside_gb_s: f64,
+    /// The floor between domains: the bytes at that rate, in microseconds.
+    pub out_us: f64,
+    /// The floor inside.
+    pub inside_us: f64,
+    /// The time as a part of the larger floor: 1 is the best possible.
+    pub ratio: f64,
+    /// The number of SMs by the formula; none of a pair.
+    pub formula_sms: Option<u32>,
+    /// How late the stand-in between domains was: of the rank with the latest mean.
+    pub late: Option<Lateness>,
+    /// Whether the stand-in was so late that the figure is void.
+    pub is_void: bool,
+}
+
+impl LevelFigures {
+    /// The larger floor in microseconds, and the bytes and the rate of its level.
+    pub fn slower(&self) -> (f64, u64, f64) {
+        if self.out_us >= self.inside_us {
+            (self.out_us, self.out_bytes, self.out_gb_s)
+        } else {
+            (self.inside_us, self.inside_bytes, self.inside_gb_s)
+        }
+    }
+
+    /// The longest time that the rule allows: 1.08 of the larger floor, and 25 us.
+    pub fn rule_us(&self) -> f64 {
+        1.08 * self.slower().0 + 25.0
+    }
+
+    /// Why the figure is void, if it is.
+    pub fn void(&self, us: f64) -> Option<String> {
+        let late = self.late.filter(|_| self.is_void)?;
+        Some(format!(
+            "void, because the stand-in for a NIC was late by {:.1} us in the mean ({:.1} at most) of {us:.1} us; \
+             expected at most {:.0} %. Fix: give it more blocks, or a lower rate",
+            late.mean_us,
+            late.most_us,
+            1e2 * MOST_LATE
+        ))
+    }
+}
+
+/// The rows of each rank that works. A GPU of a twin has the load of one rank of a whole world: what it sends is its
+/// own, and what it gets is what its channels bring.
+fn rows(setup: &Setup, samples: &[&GpuSamples]) -> Option<Vec<RankRows>> {
+    let levels: Vec<&LevelSamples> =
+        samples.iter().map(|s| s.levels.as_ref()).collect::<Option<_>>()?;
+    let domains = levels.first()?.to_domains.len() as u32;
+    let size = samples.first()?.sends.len() as u32 / domains;
+    let floats = |counts: &[u64]| counts.iter().map(|n| *n as f64).collect::<Vec<f64>>();
+    let tokens: Vec<f64> = levels.iter().map(|level| f64::from(level.tokens)).collect();
+    let by_domain: Vec<_> = levels.iter().map(|level| floats(&level.to_domains)).collect();
+    let by_rank: Vec<_> = samples.iter().map(|s| floats(&s.sends)).collect();
+    let Some(gpus) = setup.twin else {
+        return Some(RankRows::of_counts([domains, size], &tokens, &by_domain, &by_rank));
+    };
+    let of_gpu = |me: u32| {
+        let from = |place: u32| {
+            let (sender, at) = twin::sender(gpus, size, me, place);
+            by_rank[sender as usize][at as usize]
+        };
+        RankRows {
+            tokens: tokens[me as usize],
+            domain: 0,
+            index: me,
+            to_domains: by_domain[me as usize].clone(),
+            from_domains: by_domain[me as usize].clone(),
+            to_peers: by_rank[me as usize].clone(),
+            from_sources: (0..domains * size).map(from).collect(),
+        }
+    };
+    Some((0..gpus).map(of_gpu).collect())
+}
+
+/// Everything that turns samples into figures of two levels.
+#[derive(Clone, Debug)]
+pub(super) struct LevelContext {
+    pub(super) setup: Setup,
+    pub(super) given: GivenRates,
+    pub(super) fixed: Fixed,
+    /// The rate of the link inside that was measured, in GB/s; 0 where it was not.
+    pub(super) measured_gb_s: f64,
+}
+
+impl LevelContext {
+    /// The figures of an operation that took `us`; none over one level.
+    pub(super) fn figures(
+        &self,
+        case: &Case,
+        samples: &[&GpuSamples],
+        us: f64,
+    ) -> Option<LevelFigures> {
+        let rows = rows(&self.setup, samples)?;
+        let bytes = PairBytes::new(case.phase, case.rows, &self.fixed).all() as f64;
+        let most = |of: &dyn Fn(&RankRows) -> f64| rows.iter().map(of).fold(0.0, f64::max);
+        let [out, inside] = [0, 1].map(|level| bytes * most(&|rows| rows.busiest()[level]));
+        let [out_gb_s, inside_gb_s] = self.setup.rates(self.given, self.measured_gb_s);
+        let floor = |bytes: f64, rate: f64| if rate > 0.0 { us_of(bytes, rate) } else { 0.0 };
+        let floors = [floor(out, out_gb_s), floor(inside, inside_gb_s)];
+        let by_sms = |side: usize| bytes * most(&|rows| rows.by_sms()[side]);
+        let formula_sms = match case.phase {
+            Phase::Dispatch => Some(sms_of(by_sms(0), floors)),
+            Phase::Combine => Some(sms_of(by_sms(1), floors)),
+            Phase::Pair => None,
+        };
+        let late = samples.iter().filter_map(|s| s.levels.as_ref()?.late);
+        let late = late.max_by(|a, b| a.mean_us.total_cmp(&b.mean_us));
+        Some(LevelFigures {
+            domains: samples.first()?.levels.as_ref()?.to_domains.len() as u32,
+            out_bytes: out as u64,
+            inside_bytes: inside as u64,
+            out_gb_s,
+            inside_gb_s,
+            out_us: floors[0],
+            inside_us: floors[1],
+            ratio: us / floors[0].max(floors[1]),
+            formula_sms,
+            late,
+            is_void: late.is_some_and(|late| late.mean_us > MOST_LATE * us),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::{Manner, Routing, Rows};
+    use super::super::figures::tests::case;
+    use super::super::workload::Routed;
+    use super::*;
+    use crate::levels::{TwoLevels, UNIFORM};
+
+    const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
+
+    fn config(text: &str) -> Config {
+        let kernels = "[kernels]\nuse = \"cuda\"\n";
+        Config::parse(&format!("{kernels}{text}"), "a.toml").unwrap()
+    }
+
+    const TWIN_CONFIG: &str = "[transport.scale_up]\nuse = \"twin\"\n[transport.scale_out]\nuse = \"paced\"\n\
+                               [transport.scale_out.paced]\nrate = 92.0\ntwin = 2\n";
+
+    fn task(calls: Calls) -> GpuExchangeTask {
+        GpuExchangeTask {
+            phase: Phase::Dispatch,
+            fixed: FIXED,
+            tokens: vec![4096],
+            rows: vec![Rows::Fp8],
+            layouts: vec![Layout::Flat],
+            routing: Routing::Uniform,
+            manner: Manner::Plain,
+            calls,
+            sms: vec![16],
+            samples: 3,
+        }
+    }
+
+    /// The samples of so many ranks of `domains` of `size`, with uniform routing.
+    fn samples(working: u32, [domains, size]: [u32; 2], late_us: f64) -> Vec<GpuSamples> {
+        let of = |rank: u32| {
+            let routed = Routed::generated(FIXED, &Routing::Uniform, rank, 4096);
+            let late = Lateness { signals: 9, mean_us: late_us, most_us: 2.0 * late_us };
+            GpuSamples {
+                case: case(Rows::Fp8),
+                sms: 12,
+                sends: routed.sends(domains * size),
+                us: vec![700.0; 3],
+                spent: Vec::new(),
+                levels: Some(LevelSamples {
+                    tokens: 4096,
+                    to_domains: routed.sends(domains),
+                    late: Some(late),
+                }),
+            }
+        };
+        (0..working).map(of).collect()
+    }
+
+    fn context(setup: Setup) -> LevelContext {
+        let given = GivenRates { inside: Some(365.0), out: Some(46.0) };
+        LevelContext { setup, given, fixed: FIXED, measured_gb_s: 365.0 }
+    }
+
+    fn figures(setup: Setup, samples: &[GpuSamples], phase: Phase) -> LevelFigures {
+        let all: Vec<&GpuSamples> = samples.iter().collect();
+        context(setup).figures(&Case { phase, ..case(Rows::Fp8) }, &all, 700.0).unwrap()
+    }
+
+    #[test]
+    fn floors_are_the_bytes_of_the_busiest_rank_at_the_rates_of_both_links() {
+        for (setup, working) in
+            [(Setup::default(), 16), (Setup { twin: Some(2), ..Setup::default() }, 2)]
+        {
+            let found = figures(setup, &samples(working, [2, 8], 1.0), Phase::Dispatch);
+            let levels = TwoLevels { domains: 2, domain_ranks: 8, experts: 256, topk: 8 };
+            let mean = RankRows::expected(&levels, &UNIFORM, 4096.0).unwrap().busiest();
+            // Of 16 ranks the busiest one has more rows than the mean.
+            for (found, mean) in [found.out_bytes, found.inside_bytes].into_iter().zip(mean) {
+                let ratio = found as f64 / (7460.0 * mean);
+                assert!((0.98..1.04).contains(&ratio), "{working} ranks: {ratio}");
+            }
+            assert!((found.out_us - found.out_bytes as f64 / 46e3).abs() < 1e-9);
+            assert!((found.inside_us - found.inside_bytes as f64 / 365e3).abs() < 1e-9);
+            assert_eq!(found.slower(), (found.out_us, found.out_bytes, 46.0));
+            assert!((found.ratio - 700.0 / found.out_us).abs() < 1e-12);
+            assert_eq!((found.domains, found.formula_sms), (2, Some(12)));
+            assert!((found.rule_us() - 1.08 * found.out_us - 25.0).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn a_combine_returns_the_rows_of_its_dispatch_and_a_pair_has_no_number_of_sms() {
+        let all = samples(16, [2, 8], 1.0);
+        let there = figures(Setup::default(), &all, Phase::Dispatch);
+        let back = figures(Setup::default(), &all, Phase::Combine);
+        assert_eq!(there.out_bytes / 7460, back.out_bytes / 14_336);
+        let both = figures(Setup::default(), &all, Phase::Pair);
+        assert_eq!(both.out_bytes, there.out_bytes + back.out_bytes);
+        assert_eq!(both.formula_sms, None);
+    }
+
+    #[test]
+    fn a_figure_is_void_where_the_stand_in_was_late_by_more_than_a_twentieth() {
+        let of =
+            |late_us| figures(Setup::default(), &samples(16, [2, 8], late_us), Phase::Dispatch);
+        assert!(!of(35.0).is_void && of(35.0).void(700.0).is_none());
+        let void = of(36.0);
+        assert!(void.is_void);
+        let text = void.void(700.0).unwrap();
+        assert!(text.contains("late by 36.0 us in the mean (72.0 at most) of 700.0 us"), "{text}");
+    }
+
+    #[test]
+    fn one_level_has_no_figures_of_two() {
+        let mut all = samples(2, [1, 2], 0.0);
+        all[1].levels = None;
+        let all: Vec<&GpuSamples> = all.iter().collect();
+        assert_eq!(context(Setup::default()).figures(&case(Rows::Fp8), &all, 1.0), None);
+    }
+
+    #[test]
+    fn a_setup_names_its_stand_ins_and_the_rate_that_one_is_set_to() {
+        let setup = Setup::of(&config(TWIN_CONFIG)).unwrap();
+        assert_eq!((setup.twin, setup.out, setup.stand_ins.len()), (Some(2), Some(92.0), 2));
+        assert!(setup.stand_ins[1].contains("92 GB/s, 4 us"), "{:?}", setup.stand_ins);
+        assert_eq!(setup.rates(GivenRates::default(), 340.0), [92.0, 340.0]);
+        let given = GivenRates { inside: Some(365.0), out: Some(46.0) };
+        assert_eq!(setup.rates(given, 340.0), [46.0, 365.0]);
+        assert!(setup.is_idle(2) && !setup.is_idle(1) && setup.working(16) == 2);
+        let plain = Setup::of(&config("[transport.scale_up]\nuse = \"nvlink\"\n")).unwrap();
+        assert_eq!((plain.clone(), plain.working(4)), (Setup::default(), 4));
+        let free = TWIN_CONFIG.replace("92.0", "0.0");
+        let unknown = Setup::of(&config(&free)).unwrap();
+        assert_eq!(unknown.rates(GivenRates::default(), 340.0), [0.0, 340.0]);
+        let all = samples(2, [2, 8], 1.0);
+        let all: Vec<&GpuSamples> = all.iter().collect();
+        let context = LevelContext { given: GivenRates::default(), ..context(unknown) };
+        let found = context.figures(&case(Rows::Fp8), &all, 700.0).unwrap();
+        assert_eq!((found.out_us, found.slower().0), (0.0, found.inside_us));
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_with_the_option_that_is_missing() {
+        let twin = Setup::of(&config(TWIN_CONFIG)).unwrap();
+        let inside = GivenRates { inside: Some(365.0), out: None };
+        let refused = |setup: &Setup, domains, given, calls| {
+            setup.check(domains, given, &task(calls)).unwrap_err().to_string()
+        };
+        assert!(twin.check(true, inside, &task(Calls::Waiting)).is_ok());
+        let text = refused(&twin, true, GivenRates::default(), Calls::Waiting);
+        assert!(text.contains("found no --inside-rate"), "{text}");
+        let text = refused(&twin, true, inside, Calls::Graph);
+        assert!(text.contains("--calls graph or sends"), "{text}");
+        let text = refused(&Setup::default(), true, inside, Calls::Waiting);
+        assert!(text.contains("give --out-rate"), "{text}");
+        assert!(Setup::default().check(false, inside, &task(Calls::Graph)).is_ok());
+    }
+}
