@@ -63,9 +63,13 @@ impl BenchReport {
         for (gpu, sizes) in self.gpu.iter().filter_map(|gpu| Some((gpu, gpu.sizes?))) {
             for row in &gpu.rows {
                 let phase = row.case.phase.to_string();
+                // A line may be read without its report.
+                let over = if gpu.stand_ins.is_empty() { "" } else { ", over stand-ins" };
+                let is_void = row.levels.as_ref().is_some_and(|levels| levels.is_void);
+                let void = if is_void { ", void" } else { "" };
                 csv.serialize(Line {
                     operation: &phase,
-                    variant: format!("{}, {} routing", row.case, row.routing),
+                    variant: format!("{}, {} routing{over}{void}", row.case, row.routing),
                     ranks: gpu.ranks,
                     tokens: row.case.tokens,
                     hidden: sizes.hidden,

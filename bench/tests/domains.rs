@@ -53,6 +53,7 @@ fn counted(layout: Layout, counted: Counted) -> Vec<[Counts; 2]> {
     let config = config(counted);
     in_threads(RANKS, &config, |world| {
         let mut comm = Communicator::open(world, &config, Workload::options(&SIZES)).unwrap();
+        assert!(comm.rail_link().is_some_and(|words| words.starts_with(&config.scale_out[0].name)));
         let mut workload = Workload::new(&SIZES, world.rank(), RANKS);
         let counts = || counting::counts(world.rank());
         let start = counts();

@@ -93,6 +93,9 @@ pub struct GpuReport {
     /// Stand-ins, where there are some: each figure is one over them.
     #[serde(default)]
     pub stand_ins: Vec<String>,
+    /// The GPUs, where they stand for more ranks.
+    #[serde(default)]
+    pub gpus: Option<u32>,
 }
 
 /// The components that a config must name for this measurement.
@@ -206,7 +209,7 @@ pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Res
     let mut link = figures::link(&ceilings)?;
     link.ceiling_gb_s = task.rates.inside.unwrap_or(link.ceiling_gb_s);
     let samples: Vec<_> = all.iter().map(|figures| figures.exchange.as_slice()).collect();
-    let stand_ins = setup.stand_ins.clone();
+    let (stand_ins, gpus) = (setup.stand_ins.clone(), setup.twin);
     let rows = match &task.exchange {
         Some(exchange) => {
             let context = two_levels::LevelContext {
@@ -238,6 +241,7 @@ pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Res
         auto_sms,
         level_sms,
         stand_ins,
+        gpus,
     })
 }
 
@@ -267,6 +271,15 @@ impl GpuReport {
              `bench combine` or `bench link` on GPUs"
         );
         Ok(serde_json::from_value(gpu)?)
+    }
+
+    /// The ranks and their GPUs, for titles.
+    fn hardware(&self) -> String {
+        let (ranks, gpu) = (self.ranks, &self.machine.gpu);
+        match self.gpus {
+            Some(gpus) => format!("1 of {ranks} ranks on each of {gpus} x {gpu}"),
+            None => format!("{ranks} x {gpu}"),
+        }
     }
 
     /// Every operation that meets the rule with none of its SM counts, in words.

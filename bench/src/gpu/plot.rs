@@ -157,8 +157,11 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
     let day = report.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
     let day = if report.stand_ins.is_empty() { day } else { format!("{day}, over stand-ins") };
     let title = format!(
-        "{}, {} tokens{sizes}, {} routing, {} x {}{day}",
-        first.case, first.case.tokens, first.routing, report.ranks, report.machine.gpu
+        "{}, {} tokens{sizes}, {} routing, {}{day}",
+        first.case,
+        first.case.tokens,
+        first.routing,
+        report.hardware()
     );
     let of = |value: fn(&GpuRow) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();
     let flat = |value: f64| rows.iter().map(|row| (row.sms, value)).collect();
@@ -374,6 +377,7 @@ mod tests {
             auto_sms: Vec::new(),
             level_sms: Vec::new(),
             stand_ins: Vec::new(),
+            gpus: None,
         }
     }
 
@@ -398,7 +402,8 @@ mod tests {
     fn two_levels_have_both_floors_beside_the_time_and_stand_ins_are_named() {
         let levels = Some(levels_of(true));
         let rows = vec![GpuRow { levels: levels.clone(), ..row(Rows::Fp8, 12, 310.0) }];
-        let report = GpuReport { stand_ins: vec!["paced: 46 GB/s".to_owned()], ..report(rows) };
+        let stand_ins = vec!["paced: 46 GB/s".to_owned()];
+        let report = GpuReport { stand_ins, gpus: Some(2), ..report(rows) };
         let pairs = charts(std::slice::from_ref(&report), &[]).unwrap();
         let [time, bandwidth] = &pairs[0];
         let curve = |chart: &Chart, name: &str| {
@@ -409,6 +414,7 @@ mod tests {
         assert_eq!(curve(time, "floor inside: bytes at 365 GB/s"), 219.2);
         assert_eq!(curve(bandwidth, "rate of the slower"), 46.0);
         assert!(time.title.ends_with("over stand-ins"), "{}", time.title);
+        assert!(time.title.contains("1 of 8 ranks on each of 2 x NVIDIA H200"), "{}", time.title);
         let text = crate::gpu::tables(&report);
         assert!(text.contains("a stand-in: paced: 46 GB/s"), "{text}");
         assert!(text.contains("VOID") && text.contains("1234.5"), "{text}");

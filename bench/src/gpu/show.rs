@@ -10,7 +10,8 @@ use crate::table::table;
 
 /// The whole report, without the conditions of the host.
 pub fn tables(report: &GpuReport) -> String {
-    let mut text = format!("{} · link nvlink\n", report.machine.line(report.ranks));
+    let mut text =
+        format!("{} · link nvlink\n", report.machine.line(report.gpus.unwrap_or(report.ranks)));
     for stand_in in &report.stand_ins {
         text += &format!("a stand-in: {stand_in}\n");
     }

@@ -15,6 +15,8 @@ use crate::levels::{RankRows, sms_of};
 
 /// The stand-in inside a domain.
 const TWIN: &str = "twin";
+/// A stand-in between domains that keeps no pace.
+const DEVICE_PUT: &str = "device-put";
 /// A figure is void where signals of a stand-in were later than this part of it, in the mean.
 const MOST_LATE: f64 = 0.05;
 
@@ -76,6 +78,9 @@ impl Setup {
             setup.out = Some(rate).filter(|rate| *rate > 0.0);
             let pace = format!("{rate} GB/s, {latency_us} us");
             setup.stand_ins.push(format!("paced: a kernel stands in for the NIC, {pace}"));
+        }
+        if config.scale_out.first().is_some_and(|choice| choice.name == DEVICE_PUT) {
+            setup.stand_ins.push("device-put: its times say nothing about any NIC".to_owned());
         }
         Ok(setup)
     }
@@ -401,6 +406,9 @@ mod tests {
         assert!(setup.is_idle(2) && !setup.is_idle(1) && setup.working(16) == 2);
         let plain = Setup::of(&config("[transport.scale_up]\nuse = \"nvlink\"\n")).unwrap();
         assert_eq!((plain.clone(), plain.working(4)), (Setup::default(), 4));
+        let other = TWIN_CONFIG.replace("use = \"paced\"", "use = \"device-put\"");
+        let other = other.split("[transport.scale_out.paced]").next().unwrap();
+        assert!(Setup::of(&config(other)).unwrap().stand_ins[1].contains("say nothing"));
         let free = TWIN_CONFIG.replace("92.0", "0.0");
         let unknown = Setup::of(&config(&free)).unwrap();
         assert_eq!(unknown.rates(GivenRates::default(), 340.0), [0.0, 340.0]);
