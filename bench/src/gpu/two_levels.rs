@@ -8,7 +8,7 @@ use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_gpu::twin;
 
 use super::bytes::{PairBytes, us_of};
-use super::case::{Calls, Case, Fixed, Layout, Phase};
+use super::case::{Calls, Case, Fixed, Layout, Manner, Phase};
 use super::exchange::{GpuExchangeTask, GpuSamples};
 use super::nic::{Lateness, PACED, Pace};
 use crate::levels::{RankRows, sms_of};
@@ -118,6 +118,13 @@ impl Setup {
                  `twin`"
             );
         }
+        // Kernels that push rows from outside the arena know no channels; over two levels rows are copied first.
+        let pushes = task.phase == Phase::Pair || task.manner == Manner::Outside;
+        ensure!(
+            self.twin.is_none() || has_domains || !pushes,
+            "read options: found rows outside of the arena; expected `twin` with domains. Fix: set topology.domains, \
+             or measure dispatches and plain combines"
+        );
         ensure!(
             !has_domains || given.out.or(self.out).is_some(),
             "read options: found no rate between domains; expected one. Fix: give --out-rate in GB/s, or `rate` of \
@@ -281,7 +288,7 @@ impl LevelContext {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::{Manner, Routing, Rows};
+    use super::super::case::{Routing, Rows};
     use super::super::figures::tests::case;
     use super::super::workload::Routed;
     use super::*;
@@ -433,6 +440,10 @@ mod tests {
         assert!(text.contains("--calls graph or sends"), "{text}");
         let text = refused(&Setup::default(), true, inside, Calls::Waiting);
         assert!(text.contains("give --out-rate"), "{text}");
+        let pair = GpuExchangeTask { phase: Phase::Pair, ..task(Calls::Waiting) };
+        assert!(twin.check(true, inside, &pair).is_ok());
+        let text = twin.check(false, inside, &pair).unwrap_err().to_string();
+        assert!(text.contains("set topology.domains"), "{text}");
         assert!(Setup::default().check(false, inside, &task(Calls::Graph)).is_ok());
     }
 }
