@@ -24,7 +24,8 @@ use tokenyard_gpu::twin;
 use super::Components;
 use super::case::{Calls, Case, Fixed, Layout, Manner, Phase, Routing, Rows};
 use super::nic::Lateness;
-use super::two_levels::{LevelSamples, Setup};
+use super::setup::Setup;
+use super::two_levels::LevelSamples;
 use super::workload::{InputTensors, Rooms, Routed};
 use crate::ranks::Speaker;
 

@@ -19,6 +19,7 @@ pub mod nic;
 pub mod plot;
 pub mod ring;
 mod sends;
+pub mod setup;
 mod show;
 pub mod two_levels;
 mod workload;
@@ -54,7 +55,7 @@ pub struct GpuTask {
     /// The operations; without them, only the link is measured.
     pub exchange: Option<exchange::GpuExchangeTask>,
     /// Rates that are given. With that inside, the link is not measured.
-    pub rates: two_levels::GivenRates,
+    pub rates: setup::GivenRates,
 }
 
 /// The figures of one rank.
@@ -120,7 +121,7 @@ impl Components {
         let link = match &config.scale_up {
             Some(choice) if choice.name == names.link => choice.table.parse(names.link)?,
             // Its links are not measured.
-            Some(choice) if two_levels::is_twin(choice) => PeersConfig::default(),
+            Some(choice) if setup::is_twin(choice) => PeersConfig::default(),
             other => {
                 let found = other.as_ref().map(|choice| &choice.name);
                 bail!("found transport.scale_up.use = {found:?}; expected {:?}", names.link);
@@ -202,7 +203,7 @@ fn today() -> String {
 /// The report from the figures of all ranks.
 pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
     let ranks = all.len() as u32;
-    let setup = two_levels::Setup::of(config)?;
+    let setup = setup::Setup::of(config)?;
     let all = &all[..setup.working(ranks) as usize];
     let first = all.first().context("found figures of no rank; expected those of all")?;
     let ceilings: Vec<_> = all.iter().map(|figures| &figures.ceiling).collect();

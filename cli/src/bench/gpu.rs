@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
-use tokenyard_bench::gpu::two_levels::{GivenRates, Setup};
+use tokenyard_bench::gpu::setup::{GivenRates, Setup};
 use tokenyard_bench::gpu::{self, GpuTask, case, exchange};
 use tokenyard_bench::ranks::RunOn;
 use tokenyard_bench::{BenchReport, Sizes};
@@ -266,9 +266,7 @@ pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<Exit
     let rates = args.rates.given();
     let config = Config::load(&args.config)?;
     if gpu::is_gpu(&config) {
-        let has_domains = config.domains.is_some_and(|domains| domains > 1);
-        let has_levels = has_domains && config.scale_up.is_some();
-        Setup::of(&config)?.check(has_levels, rates, &exchange)?;
+        Setup::of(&config)?.check(rates, &exchange)?;
     }
     let task = GpuTask { link_sms: SMS.to_vec(), exchange: Some(exchange), rates };
     args.check_files(&config)?;
@@ -286,6 +284,7 @@ pub(super) fn link(
     output: &Output,
     plot: Option<&Path>,
 ) -> Result<ExitCode> {
+    Setup::of(&Config::load(config)?)?.check_link()?;
     let rates = GivenRates::default();
     let task = GpuTask { link_sms: SMS.to_vec(), exchange: None, rates };
     let report = measure(config, &task, ranks, output.json)?;
