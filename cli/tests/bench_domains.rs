@@ -1,4 +1,4 @@
-//! What `tokenyard bench` refuses about domains and twins, before it looks for GPUs.
+//! Configs with domains and twins that `tokenyard bench` refuses before it looks for GPUs.
 #![allow(clippy::unwrap_used, reason = "tests fail by panic")]
 
 mod common;
@@ -40,4 +40,21 @@ fn a_twin_of_one_domain_and_the_link_of_a_twin_are_refused() {
     }
     let text = refused(TWIN, "link", &[]);
     assert!(text.contains("found `twin`; expected GPUs for all ranks"), "{text}");
+}
+
+#[test]
+fn numbers_of_ranks_that_a_twin_or_its_gpus_have_not_are_refused() {
+    let inside = ["--inside-rate", "365"];
+    let four = TWIN.replace("\"twin\"\n", "\"twin\"\n[transport.scale_up.twin]\ngpus = 4\n");
+    let text = refused(&four, "dispatch", &inside);
+    assert!(text.contains("found 4 GPUs of twin, and 2 of paced"), "{text}");
+    let four = four.replace("twin = 2", "twin = 4");
+    let text = refused(&four, "dispatch", &[&inside[..], &["--ranks", "4"]].concat());
+    assert!(text.contains("found 4 ranks in 2 domains; expected 4 to 72 ranks of each"), "{text}");
+    let shared = DOMAINS.replace("\"cuda\"\n", "\"cuda\"\n[kernels.cuda]\ndevice = 0\n");
+    let text = refused(&shared, "dispatch", &["--out-rate", "46", "--ranks", "4"]);
+    assert!(text.contains("found 4 ranks that share 1 GPUs"), "{text}");
+    let one = shared.replace("domains = 2", "domains = 1");
+    let text = refused(&one, "link", &["--ranks", "4"]);
+    assert!(text.contains("found 4 ranks that share 1 GPUs"), "{text}");
 }

@@ -378,6 +378,7 @@ mod tests {
             level_sms: Vec::new(),
             stand_ins: Vec::new(),
             gpus: None,
+            working: None,
         }
     }
 
