@@ -170,7 +170,8 @@ fn row(task: &GpuExchangeTask, all: &[&GpuSamples], context: &LevelContext) -> R
         Some(levels) => levels.slower(),
         None => {
             let (bytes, ceiling) = (traffic.busiest * pair.all(), context.measured_gb_s);
-            (us_of(bytes as f64, ceiling), bytes, ceiling)
+            let floor_us = if ceiling > 0.0 { us_of(bytes as f64, ceiling) } else { 0.0 };
+            (floor_us, bytes, ceiling)
         }
     };
     let rule_us = levels.as_ref().map_or_else(|| rule_us(floor_us), LevelFigures::rule_us);
@@ -185,7 +186,8 @@ fn row(task: &GpuExchangeTask, all: &[&GpuSamples], context: &LevelContext) -> R
         breakdown: breakdown(&all.iter().map(|s| s.spent.as_slice()).collect::<Vec<_>>()),
         link_bytes,
         link_gb_s,
-        ratio: link_gb_s / ceiling,
+        // Without a row there may be no ceiling, and reports hold numbers alone.
+        ratio: if ceiling > 0.0 { link_gb_s / ceiling } else { 0.0 },
         counted_gb_s: gb_s(traffic.received * pair.counted() as f64, us),
         floor_us,
         rule_us,
@@ -413,6 +415,14 @@ pub(super) mod tests {
         // The last rank to start waits least; the other one waits longer by 4 and by 6.
         assert_eq!((spent.exchange, spent.skew), (2.5, 5.0));
         assert_eq!((spent.launch, spent.count, spent.rows, spent.drain), (3.0, 5.0, 100.0, 2.0));
+    }
+
+    #[test]
+    fn without_a_ceiling_there_is_no_floor_and_no_infinite_ratio() {
+        let one = samples([300.0; 3], [1.0; 2]);
+        let all = [std::slice::from_ref(&one), std::slice::from_ref(&one)];
+        let row = &rows(&task(), &all, &one_level(0.0)).unwrap()[0];
+        assert_eq!((row.floor_us, row.ratio), (0.0, 0.0));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct LevelFigures {
     pub out_bytes: u64,
     /// The same inside domains, to or from other ranks.
     pub inside_bytes: u64,
-    /// GB/s that are assumed between domains; 0 where they are not known, as where each host is a domain by itself.
+    /// GB/s that are assumed between domains.
     pub out_gb_s: f64,
     /// GB/s inside.
     pub inside_gb_s: f64,
@@ -43,13 +43,14 @@ pub struct LevelFigures {
     pub out_us: f64,
     /// The floor inside.
     pub inside_us: f64,
-    /// The time as a part of the larger floor: 1 is the best possible.
+    /// The time as a part of the larger floor: 1 is the best possible; 0 where no byte leaves a rank.
     pub ratio: f64,
-    /// The number of SMs by the formula; none of a pair.
+    /// The number of SMs by the formula, fitted on H200. None of a pair, nor where each rank is a domain.
     pub formula_sms: Option<u32>,
-    /// How late the stand-in between domains was: of the rank with the latest mean.
+    /// How late the stand-in between domains was: of the rank with the latest mean. None of a NIC, and where a rank
+    /// does not know it.
     pub late: Option<Lateness>,
-    /// Whether the stand-in was so late that the figure is void.
+    /// Whether the stand-in was so late that the figure is void, or may have been.
     pub is_void: bool,
 }
 
@@ -70,10 +71,17 @@ impl LevelFigures {
 
     /// Why the figure is void, if it is.
     pub fn void(&self, us: f64) -> Option<String> {
-        let late = self.late.filter(|_| self.is_void)?;
+        if !self.is_void {
+            return None;
+        }
+        let Some(late) = self.late else {
+            let text = "void, because the lateness of the stand-in for a NIC is unknown; expected one of each rank. \
+                        Fix: build the program and `paced` of the same version";
+            return Some(text.to_owned());
+        };
         Some(format!(
-            "void, because the stand-in for a NIC was late by {:.1} us in the mean ({:.1} at most) of {us:.1} us; \
-             expected at most {:.0} %. Fix: give it more blocks, or a lower rate",
+            "void, because the stand-in for a NIC was late by {:.1} us in the mean ({:.1} at most since the start) of \
+             {us:.1} us; expected at most {:.0} %. Fix: give it more blocks, or a lower rate",
             late.mean_us,
             late.most_us,
             1e2 * MOST_LATE
@@ -132,32 +140,38 @@ impl LevelContext {
         us: f64,
     ) -> Option<LevelFigures> {
         let rows = rows(&self.setup, samples)?;
+        let domains = samples.first()?.levels.as_ref()?.to_domains.len();
         let bytes = PairBytes::new(case.phase, case.rows, &self.fixed).all() as f64;
         let most = |of: &dyn Fn(&RankRows) -> f64| rows.iter().map(of).fold(0.0, f64::max);
         let [out, inside] = [0, 1].map(|level| bytes * most(&|rows| rows.busiest()[level]));
         let [out_gb_s, inside_gb_s] = self.setup.rates(self.given, self.measured_gb_s);
         let floor = |bytes: f64, rate: f64| if rate > 0.0 { us_of(bytes, rate) } else { 0.0 };
         let floors = [floor(out, out_gb_s), floor(inside, inside_gb_s)];
+        let larger = floors[0].max(floors[1]);
         let by_sms = |side: usize| bytes * most(&|rows| rows.by_sms()[side]);
+        let goes_direct = samples.first()?.sends.len() == domains;
         let formula_sms = match case.phase {
+            _ if goes_direct => None,
             Phase::Dispatch => Some(sms_of(by_sms(0), floors)),
             Phase::Combine => Some(sms_of(by_sms(1), floors)),
             Phase::Pair => None,
         };
-        let late = samples.iter().filter_map(|s| s.levels.as_ref()?.late);
-        let late = late.max_by(|a, b| a.mean_us.total_cmp(&b.mean_us));
+        let late: Option<Vec<Lateness>> = samples.iter().map(|s| s.levels.as_ref()?.late).collect();
+        let late =
+            late.unwrap_or_default().into_iter().max_by(|a, b| a.mean_us.total_cmp(&b.mean_us));
         Some(LevelFigures {
-            domains: samples.first()?.levels.as_ref()?.to_domains.len() as u32,
+            domains: domains as u32,
             out_bytes: out as u64,
             inside_bytes: inside as u64,
             out_gb_s,
             inside_gb_s,
             out_us: floors[0],
             inside_us: floors[1],
-            ratio: us / floors[0].max(floors[1]),
+            ratio: if larger > 0.0 { us / larger } else { 0.0 },
             formula_sms,
             late,
-            is_void: late.is_some_and(|late| late.mean_us > MOST_LATE * us),
+            // Lateness that is unknown may be any.
+            is_void: late.map_or(self.setup.is_paced, |late| late.mean_us > MOST_LATE * us),
         })
     }
 }
@@ -244,7 +258,41 @@ mod tests {
         let void = of(36.0);
         assert!(void.is_void);
         let text = void.void(700.0).unwrap();
-        assert!(text.contains("late by 36.0 us in the mean (72.0 at most) of 700.0 us"), "{text}");
+        assert!(
+            text.contains("late by 36.0 us in the mean (72.0 at most since the start)"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_figure_over_paced_is_void_where_a_rank_does_not_know_how_late_it_was() {
+        let mut all = samples(16, [2, 8], 1.0);
+        all[3].levels.as_mut().unwrap().late = None;
+        let nic = figures(Setup::default(), &all, Phase::Dispatch);
+        assert_eq!((nic.is_void, nic.late), (false, None));
+        let setup = Setup { is_paced: true, ..Setup::default() };
+        let text = figures(setup, &all, Phase::Dispatch).void(700.0).unwrap();
+        assert!(text.contains("lateness of the stand-in for a NIC is unknown"), "{text}");
+    }
+
+    #[test]
+    fn where_each_rank_is_a_domain_nothing_moves_inside_and_no_formula_counts() {
+        let found = figures(Setup::default(), &samples(4, [4, 1], 36.0), Phase::Dispatch);
+        assert_eq!((found.domains, found.inside_bytes, found.formula_sms), (4, 0, None));
+        assert!(found.out_us > 0.0 && found.is_void);
+    }
+
+    #[test]
+    fn operations_without_a_row_have_figures_that_a_report_can_hold() {
+        let mut all = samples(4, [2, 2], 1.0);
+        for one in &mut all {
+            one.sends = vec![0; 4];
+            one.levels.as_mut().unwrap().to_domains = vec![0; 2];
+        }
+        let found = figures(Setup::default(), &all, Phase::Dispatch);
+        assert_eq!(found.ratio, 0.0);
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(serde_json::from_str::<LevelFigures>(&text).unwrap(), found);
     }
 
     #[test]
