@@ -16,6 +16,7 @@ pub mod exchange;
 pub mod figures;
 pub mod machine;
 pub mod nic;
+mod peer;
 pub mod plot;
 pub mod ring;
 mod sends;
