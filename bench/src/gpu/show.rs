@@ -34,8 +34,8 @@ pub fn tables(report: &GpuReport) -> String {
         if two_levels {
             text += "two levels: MB, GB/s and floor of the first table are those of the slower one; ratio of\n\
                      the second is the time as a part of that floor.\n\
-                     late, most: signals of the stand-in behind its own pace, in the mean and at \
-                     most,\nin us; a time is void where the mean is more than 5 % of it.\n";
+                     late, most: signals of the stand-in behind its own pace, in us: in the mean, and \
+                     at most since\nthe start. A time is void where the mean is more than 5 % of it.\n";
         }
         if !report.auto_sms.is_empty() {
             text += &format!(
@@ -45,8 +45,8 @@ pub fn tables(report: &GpuReport) -> String {
         }
         if !report.level_sms.is_empty() {
             text += &format!(
-                "\nSMs by the formula of two levels, and the best of 4 to 32; holds: at most 1.03 of \
-                 it\n{}",
+                "\nSMs by the formula of two levels, fitted on H200, and the best of 4 to 32;\nholds: at \
+                 most 1.03 of it\n{}",
                 auto_sms(&report.level_sms)
             );
         }
