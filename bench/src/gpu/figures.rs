@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::bytes::{PairBytes, Traffic, gb_s, rule_us, us_of};
+use super::bytes::{PairBytes, Rule, Traffic, gb_s, us_of};
 use super::case::Case;
 use super::ceiling::{self, Copy};
 use super::exchange::{GpuExchangeTask, GpuSamples, Spent};
@@ -93,7 +93,7 @@ pub struct GpuRow {
     pub counted_gb_s: f64,
     /// The time of `link_bytes` at the ceiling.
     pub floor_us: f64,
-    /// 1.05 times the floor, and 20 us; over two levels 1.08 times, and 25.
+    /// The longest time by the [`Rule`].
     pub rule_us: f64,
     /// Whether it takes no longer than `rule_us`.
     pub holds: bool,
@@ -174,7 +174,7 @@ fn row(task: &GpuExchangeTask, all: &[&GpuSamples], context: &LevelContext) -> R
             (floor_us, bytes, ceiling)
         }
     };
-    let rule_us = levels.as_ref().map_or_else(|| rule_us(floor_us), LevelFigures::rule_us);
+    let rule_us = Rule::of(levels.is_some()).us(floor_us);
     let link_gb_s = gb_s(link_bytes as f64, us);
     Ok(GpuRow {
         case,
@@ -236,13 +236,13 @@ pub(super) fn missed(rows: &[GpuRow]) -> Vec<String> {
         if let Some(best) = best.filter(|_| !of_case().any(|r| r.holds)) {
             missed.push(format!(
                 "{}, {} tokens: found {:.1} us with {} SMs; required at most {:.1} with {MOST_SMS} or \
-                 fewer ({} of the floor of {:.1})",
+                 fewer ({}; floor {:.1})",
                 row.case,
                 row.case.tokens,
                 best.us,
                 best.sms,
                 best.rule_us,
-                if best.levels.is_some() { "25 us and 1.08" } else { "20 us and 1.05" },
+                Rule::of(best.levels.is_some()),
                 best.floor_us
             ));
         }

@@ -10,6 +10,7 @@ use plotters::coord::ranged1d::IntoSegmentedCoord as _;
 use plotters::prelude::*;
 
 use super::GpuReport;
+use super::bytes::Rule;
 use super::ceiling::Copy;
 use super::figures::{CopyRow, GpuRow};
 pub use super::peer::Peer;
@@ -158,11 +159,11 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
         None => (report.link.ceiling_gb_s, "ceiling: best of any SM count"),
         Some(levels) => (levels.slower().2, "rate of the slower level's link"),
     };
-    let rule = if first.levels.is_some() { "1.08 x floor + 25 us" } else { "1.05 x floor + 20 us" };
+    let rule = Rule::of(first.levels.is_some()).to_string();
     let mut time = vec![
         curve("ours", Kind::Ours, of_part(false, |row| row.us)),
         curve(VOID, Kind::Void, of_part(true, |row| row.us)),
-        curve(rule, Kind::Rule, of(|row| row.rule_us)),
+        curve(&rule, Kind::Rule, of(|row| row.rule_us)),
     ];
     match &first.levels {
         None => {

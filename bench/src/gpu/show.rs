@@ -2,6 +2,7 @@
 
 use super::GpuReport;
 use super::auto_sms::AutoSms;
+use super::bytes::Rule;
 use super::case::Case;
 use super::figures::{GpuRow, Link};
 use super::nic::Lateness;
@@ -25,7 +26,7 @@ pub fn tables(report: &GpuReport) -> String {
             operations(&report.rows)
         );
         let two_levels = report.rows.iter().any(|row| row.levels.is_some());
-        let rule = if two_levels { "1.08 x floor + 25 us" } else { "1.05 x floor + 20 us" };
+        let rule = Rule::of(two_levels);
         text += &format!(
             "\ntimes: routed input to usable rows, of the slowest rank. MB: through the busiest \
              port,\nwithout own rows. ratio: of the link's rate. floor: the bytes at that \

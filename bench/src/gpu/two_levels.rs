@@ -64,11 +64,6 @@ impl LevelFigures {
         }
     }
 
-    /// The longest time that the rule allows: 1.08 of the larger floor, and 25 us.
-    pub fn rule_us(&self) -> f64 {
-        1.08 * self.slower().0 + 25.0
-    }
-
     /// Why the figure is void, if it is.
     pub fn void(&self, us: f64) -> Option<String> {
         if !self.is_void {
@@ -235,7 +230,6 @@ mod tests {
             assert_eq!(found.slower(), (found.out_us, found.out_bytes, 46.0));
             assert!((found.ratio - 700.0 / found.out_us).abs() < 1e-12);
             assert_eq!((found.domains, found.formula_sms), (2, Some(12)));
-            assert!((found.rule_us() - 1.08 * found.out_us - 25.0).abs() < 1e-9);
         }
     }
 
