@@ -122,8 +122,8 @@ fn check_peers(reports: &[GpuReport], peers: &[Peer]) -> Result<()> {
     Ok(())
 }
 
-fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Chart; 2] {
-    let first = rows[0];
+/// The title of an operation: its sizes, the day, GPUs, and stand-ins.
+fn title(report: &GpuReport, first: &GpuRow) -> String {
     let sizes = report.sizes.as_ref().map_or_else(String::new, |sizes| {
         format!(" x {}, top-{} of {}", sizes.hidden, sizes.topk, sizes.experts)
     });
@@ -134,13 +134,18 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
         let names = report.stand_ins.iter().map(|words| words.split(':').next().unwrap_or(words));
         format!("{day}, over stand-ins: {}", names.collect::<Vec<_>>().join(", "))
     };
-    let title = format!(
+    format!(
         "{}, {} tokens{sizes}, {} routing, {}{day}",
         first.case,
         first.case.tokens,
         first.routing,
         report.hardware()
-    );
+    )
+}
+
+fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Chart; 2] {
+    let first = rows[0];
+    let title = title(report, first);
     let of = |value: fn(&GpuRow) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();
     let is_void = |row: &GpuRow| row.levels.as_ref().is_some_and(|levels| levels.is_void);
     // No figure that counts: it has points of its own.
