@@ -125,7 +125,7 @@ pub enum Output {
     /// See [`mod@link`].
     Link(link::LinkFigures),
     /// See [`gpu`].
-    Gpu(gpu::GpuFigures),
+    Gpu(Box<gpu::GpuFigures>),
     /// See [`proxy`].
     Proxy(Vec<proxy::ProxyRow>),
 }

@@ -139,7 +139,7 @@ pub fn run_gpu(
     let mut all = Vec::new();
     for output in outputs {
         let Output::Gpu(figures) = output else { bail!("found {output:?}; expected figures") };
-        all.push(figures);
+        all.push(*figures);
     }
     Ok(BenchReport { gpu: Some(gpu::report(&config, task, &all)?), ..BenchReport::new(&config) })
 }
@@ -298,7 +298,7 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
         Job::Steady(task) => Output::Steady(steady::measure(&world, &config, &task, &say)?),
         Job::Scaling(task) => Output::Scaling(scaling::measure(&world, &config, &task)?),
         Job::Link(task) => Output::Link(link::measure(&world, &config, &task, &say)?),
-        Job::Gpu(task) => Output::Gpu(gpu::measure(&world, &config, &task, &say)?),
+        Job::Gpu(task) => Output::Gpu(Box::new(gpu::measure(&world, &config, &task, &say)?)),
         Job::Proxy(tasks) => {
             Output::Proxy(tasks.iter().map(proxy::measure).collect::<Result<_>>()?)
         }

@@ -1,6 +1,7 @@
 //! `tokenyard bench`.
 
 mod gpu;
+mod plot;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -88,7 +89,7 @@ enum Which {
     /// A transport whose kernels put, alone: rate, latency, puts a second, and lateness of a stand-in
     Nic(NicArgs),
     /// Draws reports of GPUs: time and bandwidth over SM count
-    Plot(gpu::PlotArgs),
+    Plot(plot::PlotArgs),
 }
 
 const RING_EXAMPLE: &str = "\
@@ -252,7 +253,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         Some(Which::Pair(args)) => return gpu::operation(Phase::Pair, args),
         Some(Which::Ring(args)) => return ring(args),
         Some(Which::Nic(args)) => return nic(args),
-        Some(Which::Plot(args)) => return gpu::plot(args),
+        Some(Which::Plot(args)) => return plot::plot(args),
         None => {}
     }
     let config = args

@@ -321,24 +321,6 @@ fn bench_names_the_benchmarks_of_gpus_where_the_config_is_theirs() {
 }
 
 #[test]
-fn bench_asks_for_the_rates_of_two_levels_before_it_looks_for_gpus() {
-    let config = Config::with("");
-    let gpus = config.file("gpus.toml");
-    let text = "[kernels]\nuse = \"cuda\"\n[transport.scale_up]\nuse = \"nvlink\"\n\
-                [transport.scale_out]\nuse = \"gin\"\n[topology]\nuse = \"auto\"\ndomains = 2\n";
-    let twin = text.replace("nvlink", "twin");
-    for (text, option) in [(text, "--out-rate"), (&twin, "--inside-rate")] {
-        std::fs::write(&gpus, text).unwrap();
-        for command in ["dispatch", "combine", "pair"] {
-            let output = call(&["bench", command, gpus.to_str().unwrap()]);
-            expect_code(&output, 2);
-            let text = stderr(&output);
-            assert!(text.contains("expected one") && text.contains(option), "{text}");
-        }
-    }
-}
-
-#[test]
 fn nothing_is_coloured_where_no_terminal_reads() {
     let output = call(&["plugins"]);
     assert!(!stdout(&output).contains('\x1b'));

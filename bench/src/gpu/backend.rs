@@ -50,6 +50,15 @@ impl Backend {
         }
     }
 
+    /// The GPUs that the environment selects for this process.
+    pub(crate) fn visible(self) -> Option<String> {
+        let name = match self {
+            Self::Cuda => "CUDA_VISIBLE_DEVICES",
+            Self::Rocm => "HIP_VISIBLE_DEVICES",
+        };
+        std::env::var(name).ok().filter(|list| !list.is_empty())
+    }
+
     /// The figures of the link on one rank.
     pub(crate) fn ceiling(
         self,

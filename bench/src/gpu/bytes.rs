@@ -1,5 +1,7 @@
 //! Bytes that must cross a link, and the times that follow from them.
 
+use std::fmt;
+
 use tokenyard_core::moe::Quant;
 
 use super::case::{Fixed, Phase, Rows};
@@ -87,9 +89,36 @@ pub fn gb_s(bytes: f64, us: f64) -> f64 {
     bytes / us / 1e3
 }
 
-/// The longest time that the rule allows for an operation with this floor; both in microseconds.
-pub fn rule_us(floor_us: f64) -> f64 {
-    1.05 * floor_us + 20.0
+/// The longest time that is allowed for an operation, by its floor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rule {
+    /// A multiple of the floor,
+    part: f64,
+    /// and microseconds.
+    more_us: f64,
+}
+
+impl Rule {
+    /// Of rows that go direct.
+    pub const ONE_LEVEL: Self = Self { part: 1.05, more_us: 20.0 };
+    /// Of several domains. It is that of runs that the link between domains binds, and is applied to all.
+    pub const TWO_LEVELS: Self = Self { part: 1.08, more_us: 25.0 };
+
+    /// The rule of an operation over one level or several.
+    pub fn of(has_levels: bool) -> Self {
+        if has_levels { Self::TWO_LEVELS } else { Self::ONE_LEVEL }
+    }
+
+    /// The longest time in microseconds, with this floor in microseconds.
+    pub fn us(self, floor_us: f64) -> f64 {
+        self.part * floor_us + self.more_us
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x floor + {} us", self.part, self.more_us)
+    }
 }
 
 #[cfg(test)]
@@ -127,7 +156,9 @@ mod tests {
         // 18,982 remote rows of FP8 with all metadata at 342 GB/s.
         let floor = us_of(18_982.0 * 7460.0, 342.0);
         assert!((floor - 414.0).abs() < 0.1, "{floor}");
-        assert!((rule_us(floor) - (1.05 * floor + 20.0)).abs() < 1e-9);
+        assert!((Rule::of(false).us(floor) - (1.05 * floor + 20.0)).abs() < 1e-9);
+        let words = [false, true].map(|has_levels| Rule::of(has_levels).to_string());
+        assert_eq!(words, ["1.05 x floor + 20 us", "1.08 x floor + 25 us"]);
         assert!((gb_s(18_982.0 * 7460.0, floor) - 342.0).abs() < 1e-9);
     }
 }

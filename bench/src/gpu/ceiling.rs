@@ -48,13 +48,6 @@ pub struct CeilingFigures {
     pub launch_us: f64,
 }
 
-impl CeilingFigures {
-    /// Whether the device copies in bulk.
-    pub(super) fn has_bulk_copies(&self) -> bool {
-        self.launches.iter().any(|launches| launches.copy == Copy::PushBulk)
-    }
-}
-
 /// The wanted SM counts that a device with `processors` multiprocessors can use, and that number
 /// itself.
 fn counts(wanted: &[u32], processors: u32) -> Vec<u32> {

@@ -24,7 +24,8 @@ use tokenyard_gpu::twin;
 use super::Components;
 use super::case::{Calls, Case, Fixed, Layout, Manner, Phase, Routing, Rows};
 use super::nic::Lateness;
-use super::two_levels::{LevelSamples, Setup};
+use super::setup::{GivenRates, Setup, domains_of};
+use super::two_levels::LevelSamples;
 use super::workload::{InputTensors, Rooms, Routed};
 use crate::ranks::Speaker;
 
@@ -95,26 +96,40 @@ pub struct GpuSamples {
     pub levels: Option<LevelSamples>,
 }
 
-/// The work of one rank, on a GPU with this number of multiprocessors.
+/// Facts of a run that operations need.
+pub(super) struct Facts {
+    /// Multiprocessors of the GPU.
+    pub(super) processors: u32,
+    /// Rates that are given.
+    pub(super) given: GivenRates,
+}
+
+/// The work of one rank.
 pub(super) fn measure(
     world: &Arc<World>,
     config: &Config,
     task: &GpuExchangeTask,
-    processors: u32,
+    facts: &Facts,
     say: &Speaker,
 ) -> Result<Vec<GpuSamples>> {
     let (routed, most) = routings(world, task)?;
     let Fixed { hidden, topk, experts } = task.fixed;
     let options = CommunicatorOptions::new(experts, topk, hidden, most);
-    let sms: Vec<u32> = task.sms.iter().copied().filter(|n| *n <= processors).collect();
-    ensure!(!sms.is_empty(), "found SM counts {:?}; the GPU has {processors}", task.sms);
+    let sms: Vec<u32> = task.sms.iter().copied().filter(|n| *n <= facts.processors).collect();
+    ensure!(!sms.is_empty(), "found SM counts {:?}; the GPU has {}", task.sms, facts.processors);
     let components = Components::of(config)?;
     let setup = Setup::of(config)?;
     let cases = routed.len() * task.rows.len() * task.layouts.len();
     let mut found = Vec::new();
     for (turn, sms) in sms.iter().copied().enumerate() {
         let comm = Communicator::open(world, &super::with_sms(config, sms)?, options)?;
-        let domains = domains_of(world, &comm);
+        let choices = &comm.report().choices;
+        let inside = choices.scale_up.as_ref().map(|inside| inside.team.len() as u32);
+        let domains = domains_of(world.ranks(), inside, choices.scale_out.is_some());
+        if domains > 1 {
+            // Hosts are domains too, which the config does not say.
+            setup.check_out(facts.given)?;
+        }
         let mut bench = GpuBench {
             world: Arc::clone(world),
             comm,
@@ -162,15 +177,6 @@ fn routings(world: &World, task: &GpuExchangeTask) -> Result<(Vec<Routed>, u32)>
     let generated = |tokens| Routed::generated(task.fixed, &task.routing, rank, tokens);
     let most = task.tokens.iter().copied().max().context("found no number of tokens")?;
     Ok((task.tokens.iter().copied().map(generated).collect(), most))
-}
-
-/// The domains that data is routed over; 1 where it goes direct.
-fn domains_of(world: &World, comm: &Communicator) -> u32 {
-    let choices = &comm.report().choices;
-    match (&choices.scale_up, &choices.scale_out) {
-        (Some(inside), Some(_)) => world.ranks() / inside.team.len().max(1) as u32,
-        _ => 1,
-    }
 }
 
 fn most_tokens(world: &World, routed: &Routed) -> Result<u32> {
@@ -326,15 +332,20 @@ impl GpuBench {
         // The last mark is after the flushed operations; copies wait for the streams of tools.
         let _waited = self.comm.buffer(&[0])?;
         let us = self.taken(calls)?;
-        self.late = self.lateness().map(|late| late.since(before));
+        self.note_lateness(before);
         // Two levels are several exchanges, which keep times apart.
         let spent = if self.domains > 1 { Vec::new() } else { self.spent(calls, run, stream)? };
         Ok((us, spent))
     }
 
     /// How late the stand-in between domains was so far.
-    fn lateness(&self) -> Option<Lateness> {
+    pub(super) fn lateness(&self) -> Option<Lateness> {
         self.comm.rail_link().as_deref().and_then(Lateness::of)
+    }
+
+    /// Notes how late it was since it was looked at before.
+    pub(super) fn note_lateness(&mut self, before: Option<Lateness>) {
+        self.late = self.lateness().map(|late| late.since(before));
     }
 
     /// The times of launches of a graph with a batch of operations, as a step of a model has one for each layer. A
@@ -352,6 +363,7 @@ impl GpuBench {
         let graph = tool.end_capture()?;
         recorded?;
         self.world.barrier("time launches")?;
+        let before = self.lateness();
         let launched = marked(&mut self.timer, stream, self.samples, Calls::Graph, &mut || {
             // SAFETY: the tensors of `run` live, and so does the memory of what it has returned, which no
             // operation outside of a capture gets; all ranks launch the same graphs, and this function waits
@@ -361,6 +373,7 @@ impl GpuBench {
         let _waited = self.comm.buffer(&[0])?;
         self.comm.flush()?;
         launched?;
+        self.note_lateness(before);
         self.taken(Calls::Graph)
     }
 

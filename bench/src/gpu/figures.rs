@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::bytes::{PairBytes, Traffic, gb_s, rule_us, us_of};
+use super::bytes::{PairBytes, Rule, Traffic, gb_s, us_of};
 use super::case::Case;
 use super::ceiling::{self, Copy};
 use super::exchange::{GpuExchangeTask, GpuSamples, Spent};
@@ -93,7 +93,7 @@ pub struct GpuRow {
     pub counted_gb_s: f64,
     /// The time of `link_bytes` at the ceiling.
     pub floor_us: f64,
-    /// 1.05 times the floor, and 20 us; over two levels 1.08 times, and 25.
+    /// The longest time by the [`Rule`].
     pub rule_us: f64,
     /// Whether it takes no longer than `rule_us`.
     pub holds: bool,
@@ -170,10 +170,11 @@ fn row(task: &GpuExchangeTask, all: &[&GpuSamples], context: &LevelContext) -> R
         Some(levels) => levels.slower(),
         None => {
             let (bytes, ceiling) = (traffic.busiest * pair.all(), context.measured_gb_s);
-            (us_of(bytes as f64, ceiling), bytes, ceiling)
+            let floor_us = if ceiling > 0.0 { us_of(bytes as f64, ceiling) } else { 0.0 };
+            (floor_us, bytes, ceiling)
         }
     };
-    let rule_us = levels.as_ref().map_or_else(|| rule_us(floor_us), LevelFigures::rule_us);
+    let rule_us = Rule::of(levels.is_some()).us(floor_us);
     let link_gb_s = gb_s(link_bytes as f64, us);
     Ok(GpuRow {
         case,
@@ -185,7 +186,8 @@ fn row(task: &GpuExchangeTask, all: &[&GpuSamples], context: &LevelContext) -> R
         breakdown: breakdown(&all.iter().map(|s| s.spent.as_slice()).collect::<Vec<_>>()),
         link_bytes,
         link_gb_s,
-        ratio: link_gb_s / ceiling,
+        // Without a row there may be no ceiling, and reports hold numbers alone.
+        ratio: if ceiling > 0.0 { link_gb_s / ceiling } else { 0.0 },
         counted_gb_s: gb_s(traffic.received * pair.counted() as f64, us),
         floor_us,
         rule_us,
@@ -234,13 +236,13 @@ pub(super) fn missed(rows: &[GpuRow]) -> Vec<String> {
         if let Some(best) = best.filter(|_| !of_case().any(|r| r.holds)) {
             missed.push(format!(
                 "{}, {} tokens: found {:.1} us with {} SMs; required at most {:.1} with {MOST_SMS} or \
-                 fewer ({} of the floor of {:.1})",
+                 fewer ({}; floor {:.1})",
                 row.case,
                 row.case.tokens,
                 best.us,
                 best.sms,
                 best.rule_us,
-                if best.levels.is_some() { "25 us and 1.08" } else { "20 us and 1.05" },
+                Rule::of(best.levels.is_some()),
                 best.floor_us
             ));
         }
@@ -413,6 +415,14 @@ pub(super) mod tests {
         // The last rank to start waits least; the other one waits longer by 4 and by 6.
         assert_eq!((spent.exchange, spent.skew), (2.5, 5.0));
         assert_eq!((spent.launch, spent.count, spent.rows, spent.drain), (3.0, 5.0, 100.0, 2.0));
+    }
+
+    #[test]
+    fn without_a_ceiling_there_is_no_floor_and_no_infinite_ratio() {
+        let one = samples([300.0; 3], [1.0; 2]);
+        let all = [std::slice::from_ref(&one), std::slice::from_ref(&one)];
+        let row = &rows(&task(), &all, &one_level(0.0)).unwrap()[0];
+        assert_eq!((row.floor_us, row.ratio), (0.0, 0.0));
     }
 
     #[test]

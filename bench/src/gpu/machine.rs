@@ -71,6 +71,13 @@ impl Machine {
         }
     }
 
+    /// Whether the GPU copies rows in bulk: by compute capability 9.0 and later.
+    pub(super) fn has_bulk_copies(&self) -> bool {
+        let capability = self.architecture.strip_prefix("sm_").unwrap_or_default();
+        let digits = capability.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        digits.parse().is_ok_and(|capability: u32| capability >= 90)
+    }
+
     /// The machine in one line, for people.
     pub fn line(&self, ranks: u32) -> String {
         let driver = self.driver.as_deref().unwrap_or("unknown");
@@ -87,6 +94,15 @@ impl Machine {
             clocks.unwrap_or_default()
         )
     }
+}
+
+/// A name of the GPU with this ordinal that no other GPU has: `machine` is that of the process, and `visible` the GPUs
+/// that its environment selects.
+pub(super) fn gpu_name(machine: &str, visible: Option<&str>, ordinal: i32) -> String {
+    let items: Vec<&str> = visible.map_or(Vec::new(), |list| list.split(',').collect());
+    let selected = usize::try_from(ordinal).ok().and_then(|at| items.get(at));
+    let gpu = selected.map_or_else(|| ordinal.to_string(), |item| item.trim().to_owned());
+    format!("{machine}/{gpu}")
 }
 
 /// The clocks of the first GPU of this name.
@@ -110,12 +126,28 @@ mod tests {
     }
 
     #[test]
+    fn gpus_copy_in_bulk_from_compute_capability_9_on() {
+        let of = |name: &str| Machine { architecture: name.to_owned(), ..Machine::default() };
+        let found = ["sm_90a", "sm_100", "sm_120a", "sm_89", "gfx942", ""];
+        let found = found.map(|name| of(name).has_bulk_copies());
+        assert_eq!(found, [true, true, true, false, false, false]);
+    }
+
+    #[test]
     fn clocks_are_those_of_the_first_gpu_of_the_name() {
         let text = "NVIDIA A2, 1, 2, 3, 4\nNVIDIA H200, 1980 MHz, 1980 MHz, 3201 MHz, 700.00 W\n";
         let found = clocks(text, "NVIDIA H200").unwrap();
         assert_eq!((found.sm.as_str(), found.power.as_str()), ("1980 MHz", "700.00 W"));
         assert_eq!(clocks(text, "NVIDIA H100"), None);
         assert_eq!(clocks("NVIDIA H200, 1980 MHz\n", "NVIDIA H200"), None);
+    }
+
+    #[test]
+    fn a_gpu_is_the_same_under_each_ordinal_that_the_environment_gives_it() {
+        assert_eq!(gpu_name("a", Some("3"), 0), gpu_name("a", None, 3));
+        assert_eq!(gpu_name("a", Some("1, 3"), 1), gpu_name("a", Some("3"), 0));
+        assert_ne!(gpu_name("a", None, 0), gpu_name("b", None, 0));
+        assert_ne!(gpu_name("a", Some("0"), 0), gpu_name("a", Some("1"), 0));
     }
 
     #[test]

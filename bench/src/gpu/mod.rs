@@ -16,13 +16,16 @@ pub mod exchange;
 pub mod figures;
 pub mod machine;
 pub mod nic;
+mod peer;
 pub mod plot;
 pub mod ring;
 mod sends;
+pub mod setup;
 mod show;
 pub mod two_levels;
 mod workload;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -54,7 +57,7 @@ pub struct GpuTask {
     /// The operations; without them, only the link is measured.
     pub exchange: Option<exchange::GpuExchangeTask>,
     /// Rates that are given. With that inside, the link is not measured.
-    pub rates: two_levels::GivenRates,
+    pub rates: setup::GivenRates,
 }
 
 /// The figures of one rank.
@@ -62,6 +65,8 @@ pub struct GpuTask {
 pub struct GpuFigures {
     /// Its GPU; rank 0 adds the clocks.
     pub machine: Machine,
+    /// GPUs that the ranks that work have, all together.
+    pub gpus: u32,
     /// Figures of the link.
     pub ceiling: ceiling::CeilingFigures,
     /// Samples of operations.
@@ -93,9 +98,12 @@ pub struct GpuReport {
     /// Stand-ins, where there are some: each figure is one over them.
     #[serde(default)]
     pub stand_ins: Vec<String>,
-    /// The GPUs, where they stand for more ranks.
+    /// The GPUs, where there are fewer than ranks.
     #[serde(default)]
     pub gpus: Option<u32>,
+    /// The ranks that run operations, where others run none.
+    #[serde(default)]
+    pub working: Option<u32>,
 }
 
 /// The components that a config must name for this measurement.
@@ -120,7 +128,7 @@ impl Components {
         let link = match &config.scale_up {
             Some(choice) if choice.name == names.link => choice.table.parse(names.link)?,
             // Its links are not measured.
-            Some(choice) if two_levels::is_twin(choice) => PeersConfig::default(),
+            Some(choice) if setup::is_twin(choice) => PeersConfig::default(),
             other => {
                 let found = other.as_ref().map(|choice| &choice.name);
                 bail!("found transport.scale_up.use = {found:?}; expected {:?}", names.link);
@@ -174,22 +182,35 @@ pub(crate) fn measure(
     let components = Components::of(config)?;
     say.progress(0, 1)?;
     let backend = components.backend;
+    let setup = setup::Setup::of(config)?;
+    setup.check_ranks(world.ranks())?;
+    let about = tokenyard_gpu::probe::about(backend.platform(), &components.kernels)?;
+    let gpus = gpus_of(world, setup.working(world.ranks()), backend, about.ordinal)?;
+    setup.check_sharing(setup.working(world.ranks()), gpus, task.rates)?;
     let (about, ceiling) = match task.rates.inside {
         // Ranks of several hosts, or of a twin, have no link to all others.
-        Some(_) => {
-            let about = tokenyard_gpu::probe::about(backend.platform(), &components.kernels)?;
-            (about, ceiling::CeilingFigures::default())
-        }
+        Some(_) => (about, ceiling::CeilingFigures::default()),
         None => {
             backend.ceiling(world, &components, &task.link_sms, say).context("measure the link")?
         }
     };
+    let facts = exchange::Facts { processors: about.processors, given: task.rates };
     let exchange = match &task.exchange {
-        Some(exchange) => exchange::measure(world, config, exchange, about.processors, say)?,
+        Some(exchange) => exchange::measure(world, config, exchange, &facts, say)?,
         None => Vec::new(),
     };
     let machine = Machine::new(backend, &about, world.rank() == 0);
-    Ok(GpuFigures { machine, ceiling, exchange })
+    Ok(GpuFigures { machine, gpus, ceiling, exchange })
+}
+
+/// The GPUs that the first `working` ranks have, of which this one has that with an ordinal. Collective.
+fn gpus_of(world: &World, working: u32, backend: Backend, ordinal: i32) -> Result<u32> {
+    let host = tokenyard_core::bootstrap::machine::identity()
+        .map_err(|(file, error)| tokenyard_core::Error::system("read", file.to_owned(), error))?;
+    let mine = machine::gpu_name(&host, backend.visible().as_deref(), ordinal);
+    let all = world.all_gather("GPUs", mine.as_bytes())?;
+    let distinct: BTreeSet<_> = all.into_iter().take(working as usize).collect();
+    Ok(distinct.len() as u32)
 }
 
 fn today() -> String {
@@ -202,14 +223,20 @@ fn today() -> String {
 /// The report from the figures of all ranks.
 pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Result<GpuReport> {
     let ranks = all.len() as u32;
-    let setup = two_levels::Setup::of(config)?;
-    let all = &all[..setup.working(ranks) as usize];
+    let setup = setup::Setup::of(config)?;
+    let working = setup.working(ranks);
+    let all = &all[..working as usize];
     let first = all.first().context("found figures of no rank; expected those of all")?;
+    let gpus = first.gpus;
     let ceilings: Vec<_> = all.iter().map(|figures| &figures.ceiling).collect();
     let mut link = figures::link(&ceilings)?;
     link.ceiling_gb_s = task.rates.inside.unwrap_or(link.ceiling_gb_s);
     let samples: Vec<_> = all.iter().map(|figures| figures.exchange.as_slice()).collect();
-    let (stand_ins, gpus) = (setup.stand_ins.clone(), setup.twin);
+    let has_levels = samples.iter().any(|all| all.iter().any(|one| one.levels.is_some()));
+    let mut stand_ins = setup.stand_ins(has_levels);
+    if gpus < working {
+        stand_ins.push(format!("ranks share a GPU: {working} ranks on {gpus} GPUs"));
+    }
     let rows = match &task.exchange {
         Some(exchange) => {
             let context = two_levels::LevelContext {
@@ -225,7 +252,7 @@ pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Res
     let sizes = task.exchange.as_ref().map(|exchange| exchange.fixed);
     // For rows that move by bulk copies.
     let by_vectors = Components::of(config)?.kernels.rows == RowCopy::Vector;
-    let has_formula = !by_vectors && first.ceiling.has_bulk_copies();
+    let has_formula = !by_vectors && first.machine.has_bulk_copies();
     let auto_sms = match sizes {
         Some(fixed) if has_formula => auto_sms::lines(&rows, &fixed, ranks),
         _ => Vec::new(),
@@ -241,7 +268,8 @@ pub(crate) fn report(config: &Config, task: &GpuTask, all: &[GpuFigures]) -> Res
         auto_sms,
         level_sms,
         stand_ins,
-        gpus,
+        gpus: (gpus < ranks).then_some(gpus),
+        working: (working < ranks).then_some(working),
     })
 }
 
@@ -276,9 +304,10 @@ impl GpuReport {
     /// The ranks and their GPUs, for titles.
     fn hardware(&self) -> String {
         let (ranks, gpu) = (self.ranks, &self.machine.gpu);
-        match self.gpus {
-            Some(gpus) => format!("1 of {ranks} ranks on each of {gpus} x {gpu}"),
-            None => format!("{ranks} x {gpu}"),
+        match (self.gpus, self.working) {
+            (Some(gpus), Some(_)) => format!("1 of {ranks} ranks on each of {gpus} x {gpu}"),
+            (Some(gpus), None) => format!("{ranks} ranks that share {gpus} x {gpu}"),
+            (None, _) => format!("{ranks} x {gpu}"),
         }
     }
 

@@ -79,7 +79,7 @@ pub struct Lateness {
     pub signals: u64,
     /// In the mean, in microseconds.
     pub mean_us: f64,
-    /// The latest one.
+    /// The latest one since the start of the link.
     pub most_us: f64,
 }
 

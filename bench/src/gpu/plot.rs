@@ -4,20 +4,23 @@
 //! curves, independently of their drawing.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use anyhow::{Result, anyhow, ensure};
 use plotters::coord::ranged1d::IntoSegmentedCoord as _;
 use plotters::prelude::*;
 
 use super::GpuReport;
+use super::bytes::Rule;
 use super::ceiling::Copy;
 use super::figures::{CopyRow, GpuRow};
+pub use super::peer::Peer;
 
 /// The most operations in a picture.
 const MOST: usize = 16;
 const WIDTH: u32 = 1200;
 const HEIGHT: u32 = 420;
+/// The legend of figures that a stand-in has made void.
+const VOID: &str = "void: the stand-in was late";
 const FONT: &str = "sans-serif";
 /// Colours that colour-blind people can distinguish too: ours, push, pull, ceiling or floor, rule, peers.
 const OURS: RGBColor = RGBColor(0, 90, 181);
@@ -26,37 +29,6 @@ const PULL: RGBColor = RGBColor(170, 110, 10);
 const BOUND: RGBColor = RGBColor(190, 30, 45);
 const RULE: RGBColor = RGBColor(120, 120, 120);
 const PEER: RGBColor = RGBColor(120, 60, 160);
-
-/// A figure of another library for one operation, of a run of its own.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Peer {
-    /// The operation as reports name it, such as `dispatch fp8 flat`.
-    pub operation: String,
-    /// The library.
-    pub name: String,
-    /// Its time in microseconds.
-    pub us: f64,
-}
-
-impl FromStr for Peer {
-    type Err = anyhow::Error;
-
-    /// From `OPERATION:NAME=MICROSECONDS`.
-    fn from_str(text: &str) -> Result<Self> {
-        let parts = || {
-            let (operation, rest) = text.split_once(':')?;
-            let (name, us) = rest.rsplit_once('=')?;
-            let us: f64 = us.trim().parse().ok().filter(|us: &f64| us.is_finite() && *us > 0.0)?;
-            let [operation, name] = [operation, name].map(|part| part.trim().to_owned());
-            Some(Self { operation, name, us })
-        };
-        parts().filter(|peer| !peer.name.is_empty()).ok_or_else(|| {
-            anyhow!(
-                "found {text:?}; expected OPERATION:NAME=MICROSECONDS, such as \"dispatch fp8 flat:DeepEP V2=143\""
-            )
-        })
-    }
-}
 
 /// A curve, or a bound that is drawn from edge to edge.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +43,7 @@ pub struct Curve {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ours,
+    Void,
     Push,
     Pull,
     Bound,
@@ -85,7 +58,7 @@ impl Kind {
             Self::Push => PUSH,
             Self::Pull => PULL,
             Self::Bound => BOUND,
-            Self::Rule => RULE,
+            Self::Rule | Self::Void => RULE,
             Self::Peer => PEER,
         }
     }
@@ -149,21 +122,37 @@ fn check_peers(reports: &[GpuReport], peers: &[Peer]) -> Result<()> {
     Ok(())
 }
 
-fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Chart; 2] {
-    let first = rows[0];
+/// The title of an operation: its sizes, the day, GPUs, and stand-ins.
+fn title(report: &GpuReport, first: &GpuRow) -> String {
     let sizes = report.sizes.as_ref().map_or_else(String::new, |sizes| {
         format!(" x {}, top-{} of {}", sizes.hidden, sizes.topk, sizes.experts)
     });
     let day = report.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
-    let day = if report.stand_ins.is_empty() { day } else { format!("{day}, over stand-ins") };
-    let title = format!(
+    let day = if report.stand_ins.is_empty() {
+        day
+    } else {
+        let names = report.stand_ins.iter().map(|words| words.split(':').next().unwrap_or(words));
+        format!("{day}, over stand-ins: {}", names.collect::<Vec<_>>().join(", "))
+    };
+    format!(
         "{}, {} tokens{sizes}, {} routing, {}{day}",
         first.case,
         first.case.tokens,
         first.routing,
         report.hardware()
-    );
+    )
+}
+
+fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Chart; 2] {
+    let first = rows[0];
+    let title = title(report, first);
     let of = |value: fn(&GpuRow) -> f64| rows.iter().map(|row| (row.sms, value(row))).collect();
+    let is_void = |row: &GpuRow| row.levels.as_ref().is_some_and(|levels| levels.is_void);
+    // No figure that counts: it has points of its own.
+    let of_part = |void: bool, value: fn(&GpuRow) -> f64| {
+        let part = rows.iter().filter(|row| is_void(row) == void);
+        part.map(|row| (row.sms, value(row))).collect()
+    };
     let flat = |value: f64| rows.iter().map(|row| (row.sms, value)).collect();
     let curve = |name: &str, kind, points| Curve { name: name.to_owned(), points, kind };
     let link = |copy, kind| {
@@ -175,10 +164,11 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
         None => (report.link.ceiling_gb_s, "ceiling: best of any SM count"),
         Some(levels) => (levels.slower().2, "rate of the slower level's link"),
     };
-    let rule = if first.levels.is_some() { "1.08 x floor + 25 us" } else { "1.05 x floor + 20 us" };
+    let rule = Rule::of(first.levels.is_some()).to_string();
     let mut time = vec![
-        curve("ours", Kind::Ours, of(|row| row.us)),
-        curve(rule, Kind::Rule, of(|row| row.rule_us)),
+        curve("ours", Kind::Ours, of_part(false, |row| row.us)),
+        curve(VOID, Kind::Void, of_part(true, |row| row.us)),
+        curve(&rule, Kind::Rule, of(|row| row.rule_us)),
     ];
     match &first.levels {
         None => {
@@ -198,7 +188,8 @@ fn operation_charts(report: &GpuReport, rows: &[&GpuRow], peers: &[Peer]) -> [Ch
         curve(&format!("{}, another run: {:.0}", peer.name, peer.us), Kind::Peer, flat(peer.us))
     }));
     let bandwidth = vec![
-        curve("ours, own rows excluded", Kind::Ours, of(|row| row.link_gb_s)),
+        curve("ours, own rows excluded", Kind::Ours, of_part(false, |row| row.link_gb_s)),
+        curve(VOID, Kind::Void, of_part(true, |row| row.link_gb_s)),
         link(Copy::PushBulk, Kind::Push),
         link(Copy::PullBulk, Kind::Pull),
         curve(ceiling_name, Kind::Bound, flat(ceiling)),
@@ -319,8 +310,10 @@ fn draw_chart(chart: &Chart, area: &Area<'_>) -> Result<()> {
         let (colour, ours) = (curve.kind.colour(), curve.kind == Kind::Ours);
         let points = curve.points.iter().map(|(sms, value)| (at(*sms), *value));
         let style = colour.stroke_width(if ours { 3 } else { 2 });
+        // Void figures are points without a line.
+        let line = points.clone().filter(|_| curve.kind != Kind::Void);
         context
-            .draw_series(LineSeries::new(points.clone(), style))
+            .draw_series(LineSeries::new(line, style))
             .map_err(|e| broken(&e))?
             .label(&curve.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
@@ -378,6 +371,7 @@ mod tests {
             level_sms: Vec::new(),
             stand_ins: Vec::new(),
             gpus: None,
+            working: None,
         }
     }
 
@@ -400,10 +394,14 @@ mod tests {
 
     #[test]
     fn two_levels_have_both_floors_beside_the_time_and_stand_ins_are_named() {
-        let levels = Some(levels_of(true));
-        let rows = vec![GpuRow { levels: levels.clone(), ..row(Rows::Fp8, 12, 310.0) }];
-        let stand_ins = vec!["paced: 46 GB/s".to_owned()];
-        let report = GpuReport { stand_ins, gpus: Some(2), ..report(rows) };
+        let of = |sms, is_void| {
+            let levels = Some(levels_of(is_void));
+            GpuRow { levels, ..row(Rows::Fp8, sms, 310.0) }
+        };
+        let stand_ins = vec!["twin: 2 GPUs".to_owned(), "paced: 46 GB/s".to_owned()];
+        let (gpus, working) = (Some(2), Some(2));
+        let report =
+            GpuReport { stand_ins, gpus, working, ..report(vec![of(12, true), of(16, false)]) };
         let pairs = charts(std::slice::from_ref(&report), &[]).unwrap();
         let [time, bandwidth] = &pairs[0];
         let curve = |chart: &Chart, name: &str| {
@@ -413,13 +411,23 @@ mod tests {
         assert_eq!(curve(time, "floor between domains: bytes at 46 GB/s"), 260.9);
         assert_eq!(curve(time, "floor inside: bytes at 365 GB/s"), 219.2);
         assert_eq!(curve(bandwidth, "rate of the slower"), 46.0);
-        assert!(time.title.ends_with("over stand-ins"), "{}", time.title);
+        for chart in [time, bandwidth] {
+            let void = chart.curves.iter().find(|curve| curve.name == VOID).unwrap();
+            let sms = |curve: &Curve| curve.points.iter().map(|point| point.0).collect::<Vec<_>>();
+            assert_eq!((sms(void), sms(&chart.curves[0])), (vec![12], vec![16]));
+        }
+        assert!(time.title.ends_with("over stand-ins: twin, paced"), "{}", time.title);
         assert!(time.title.contains("1 of 8 ranks on each of 2 x NVIDIA H200"), "{}", time.title);
         let text = crate::gpu::tables(&report);
         assert!(text.contains("a stand-in: paced: 46 GB/s"), "{text}");
+        assert!(text.starts_with("2 x NVIDIA H200"), "{text}");
         assert!(text.contains("VOID") && text.contains("1234.5"), "{text}");
-        let of_levels = text.lines().skip_while(|line| *line != "the levels").take(3);
-        assert!(of_levels.into_iter().all(|line| line.chars().count() <= 80), "{text}");
+        let of_levels: Vec<_> =
+            text.lines().skip_while(|line| *line != "the levels").take(4).collect();
+        assert_eq!(of_levels.len(), 4, "a title, a heading and two rows: {text}");
+        assert!(of_levels.iter().all(|line| line.chars().count() <= 80), "{text}");
+        let shared = GpuReport { working: None, ..report };
+        assert_eq!(shared.hardware(), "8 ranks that share 2 x NVIDIA H200");
     }
 
     #[test]

@@ -50,6 +50,7 @@ impl GpuBench {
         // tensors of `run` outlive that, and the outputs that `run` gets are dropped before.
         let stream = unsafe { tool.stream() };
         self.world.barrier("time sends")?;
+        let before = self.lateness();
         let ran = (0..WARM_UP + self.samples).try_for_each(|_| {
             // SAFETY: a live stream of the communicator's device.
             unsafe { self.timer.mark(stream.raw())? };
@@ -59,6 +60,7 @@ impl GpuBench {
         ran?;
         // Copies wait for the streams of tools.
         let _waited = self.comm.buffer(&[0])?;
+        self.note_lateness(before);
         // Sends and receives take turns; the last receive has no mark behind it.
         let us = self.timer.take()?;
         Ok(us.into_iter().step_by(2).skip(WARM_UP as usize).collect())

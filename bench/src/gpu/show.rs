@@ -2,6 +2,7 @@
 
 use super::GpuReport;
 use super::auto_sms::AutoSms;
+use super::bytes::Rule;
 use super::case::Case;
 use super::figures::{GpuRow, Link};
 use super::nic::Lateness;
@@ -25,7 +26,7 @@ pub fn tables(report: &GpuReport) -> String {
             operations(&report.rows)
         );
         let two_levels = report.rows.iter().any(|row| row.levels.is_some());
-        let rule = if two_levels { "1.08 x floor + 25 us" } else { "1.05 x floor + 20 us" };
+        let rule = Rule::of(two_levels);
         text += &format!(
             "\ntimes: routed input to usable rows, of the slowest rank. MB: through the busiest \
              port,\nwithout own rows. ratio: of the link's rate. floor: the bytes at that \
@@ -34,8 +35,8 @@ pub fn tables(report: &GpuReport) -> String {
         if two_levels {
             text += "two levels: MB, GB/s and floor of the first table are those of the slower one; ratio of\n\
                      the second is the time as a part of that floor.\n\
-                     late, most: signals of the stand-in behind its own pace, in the mean and at \
-                     most,\nin us; a time is void where the mean is more than 5 % of it.\n";
+                     late, most: signals of the stand-in behind its own pace, in us: in the mean, and \
+                     at most since\nthe start. A time is void where the mean is more than 5 % of it.\n";
         }
         if !report.auto_sms.is_empty() {
             text += &format!(
@@ -45,8 +46,8 @@ pub fn tables(report: &GpuReport) -> String {
         }
         if !report.level_sms.is_empty() {
             text += &format!(
-                "\nSMs by the formula of two levels, and the best of 4 to 32; holds: at most 1.03 of \
-                 it\n{}",
+                "\nSMs by the formula of two levels, fitted on H200, and the best of 4 to 32;\nholds: at \
+                 most 1.03 of it\n{}",
                 auto_sms(&report.level_sms)
             );
         }

@@ -2,142 +2,18 @@
 //!
 //! Rates come from the config and from options, rows from the routing of all ranks. All functions are pure.
 
-use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use tokenyard_core::config::{ComponentChoice, Config};
 use tokenyard_gpu::twin;
 
 use super::bytes::{PairBytes, us_of};
-use super::case::{Calls, Case, Fixed, Layout, Manner, Phase};
-use super::exchange::{GpuExchangeTask, GpuSamples};
-use super::nic::{Lateness, PACED, Pace};
+use super::case::{Case, Fixed, Phase};
+use super::exchange::GpuSamples;
+use super::nic::Lateness;
+use super::setup::{GivenRates, Setup};
 use crate::levels::{RankRows, sms_of};
 
-/// The stand-in inside a domain.
-const TWIN: &str = "twin";
-/// A stand-in between domains that keeps no pace.
-const DEVICE_PUT: &str = "device-put";
 /// A figure is void where signals of a stand-in were later than this part of it, in the mean.
 const MOST_LATE: f64 = 0.05;
-
-/// Rates of links that are given and not measured, in GB/s.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct GivenRates {
-    /// Of a rank to the other ranks of its domain.
-    pub inside: Option<f64>,
-    /// Of a rank to other domains.
-    pub out: Option<f64>,
-}
-
-/// The facts of a config about two levels.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Setup {
-    /// GPUs of a twin: the first ranks have one each, other ranks run nothing.
-    pub twin: Option<u32>,
-    /// The rate that the transport between domains is set to, in GB/s.
-    out: Option<f64>,
-    /// The transports that are no hardware, in words.
-    pub stand_ins: Vec<String>,
-}
-
-/// The key of the table of `twin` that counts; its default as there.
-#[derive(Deserialize)]
-struct TwinKeys {
-    #[serde(default = "two")]
-    gpus: u32,
-}
-
-fn two() -> u32 {
-    2
-}
-
-fn keys<T: serde::de::DeserializeOwned>(choice: &ComponentChoice) -> Result<T> {
-    toml::from_str(choice.table.text())
-        .with_context(|| format!("read the table of {}", choice.name))
-}
-
-/// Whether the transport inside is the stand-in.
-pub(super) fn is_twin(choice: &ComponentChoice) -> bool {
-    choice.name == TWIN
-}
-
-impl Setup {
-    /// Reads them out of a config.
-    ///
-    /// # Errors
-    /// A table of a stand-in that cannot be read.
-    pub fn of(config: &Config) -> Result<Self> {
-        let mut setup = Self::default();
-        if let Some(choice) = config.scale_up.as_ref().filter(|choice| is_twin(choice)) {
-            let TwinKeys { gpus } = keys(choice)?;
-            setup.twin = Some(gpus);
-            setup.stand_ins.push(format!("twin: {gpus} GPUs stand for all ranks"));
-        }
-        if let Some(choice) = config.scale_out.first().filter(|choice| choice.name == PACED) {
-            let Pace { rate, latency_us, .. } = keys(choice)?;
-            setup.out = Some(rate).filter(|rate| *rate > 0.0);
-            let pace = format!("{rate} GB/s, {latency_us} us");
-            setup.stand_ins.push(format!("paced: a kernel stands in for the NIC, {pace}"));
-        }
-        if config.scale_out.first().is_some_and(|choice| choice.name == DEVICE_PUT) {
-            setup.stand_ins.push("device-put: its times say nothing about any NIC".to_owned());
-        }
-        Ok(setup)
-    }
-
-    /// Whether a rank runs nothing, because a GPU of the twin stands for it.
-    pub fn is_idle(&self, rank: u32) -> bool {
-        self.twin.is_some_and(|gpus| rank >= gpus)
-    }
-
-    /// The ranks that run operations, of so many.
-    pub fn working(&self, ranks: u32) -> u32 {
-        self.twin.map_or(ranks, |gpus| gpus.min(ranks))
-    }
-
-    /// Refuses, before a rank starts, what could not be measured.
-    ///
-    /// # Errors
-    /// The rates are not known; a twin does not do the operation.
-    pub fn check(
-        &self,
-        has_domains: bool,
-        given: GivenRates,
-        task: &GpuExchangeTask,
-    ) -> Result<()> {
-        if self.twin.is_some() {
-            ensure!(
-                given.inside.is_some(),
-                "read options: found no --inside-rate; expected one: a twin does not measure its links. Fix: give what \
-                 `tokenyard bench link` finds on these GPUs"
-            );
-            ensure!(
-                task.layouts == [Layout::Flat]
-                    && matches!(task.calls, Calls::Waiting | Calls::NoSync),
-                "read options: found another --layout than flat, or --calls graph or sends; expected neither over \
-                 `twin`"
-            );
-        }
-        // Kernels that push rows from outside the arena know no channels; over two levels rows are copied first.
-        let pushes = task.phase == Phase::Pair || task.manner == Manner::Outside;
-        ensure!(
-            self.twin.is_none() || has_domains || !pushes,
-            "read options: found rows outside of the arena; expected `twin` with domains. Fix: set topology.domains, \
-             or measure dispatches and plain combines"
-        );
-        ensure!(
-            !has_domains || given.out.or(self.out).is_some(),
-            "read options: found no rate between domains; expected one. Fix: give --out-rate in GB/s, or `rate` of \
-             paced"
-        );
-        Ok(())
-    }
-
-    /// The rates of both links in GB/s, out and inside; 0 where it is not known.
-    fn rates(&self, given: GivenRates, measured: f64) -> [f64; 2] {
-        [given.out.or(self.out).unwrap_or(0.0), given.inside.unwrap_or(measured)]
-    }
-}
 
 /// Facts of one operation of one rank, where there are two levels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -159,7 +35,7 @@ pub struct LevelFigures {
     pub out_bytes: u64,
     /// The same inside domains, to or from other ranks.
     pub inside_bytes: u64,
-    /// GB/s that are assumed between domains; 0 where they are not known, as where each host is a domain by itself.
+    /// GB/s that are assumed between domains.
     pub out_gb_s: f64,
     /// GB/s inside.
     pub inside_gb_s: f64,
@@ -167,13 +43,14 @@ pub struct LevelFigures {
     pub out_us: f64,
     /// The floor inside.
     pub inside_us: f64,
-    /// The time as a part of the larger floor: 1 is the best possible.
+    /// The time as a part of the larger floor: 1 is the best possible; 0 where no byte leaves a rank.
     pub ratio: f64,
-    /// The number of SMs by the formula; none of a pair.
+    /// The number of SMs by the formula, fitted on H200. None of a pair, nor where each rank is a domain.
     pub formula_sms: Option<u32>,
-    /// How late the stand-in between domains was: of the rank with the latest mean.
+    /// How late the stand-in between domains was: of the rank with the latest mean. None of a NIC, and where a rank
+    /// does not know it.
     pub late: Option<Lateness>,
-    /// Whether the stand-in was so late that the figure is void.
+    /// Whether the stand-in was so late that the figure is void, or may have been.
     pub is_void: bool,
 }
 
@@ -187,17 +64,19 @@ impl LevelFigures {
         }
     }
 
-    /// The longest time that the rule allows: 1.08 of the larger floor, and 25 us.
-    pub fn rule_us(&self) -> f64 {
-        1.08 * self.slower().0 + 25.0
-    }
-
     /// Why the figure is void, if it is.
     pub fn void(&self, us: f64) -> Option<String> {
-        let late = self.late.filter(|_| self.is_void)?;
+        if !self.is_void {
+            return None;
+        }
+        let Some(late) = self.late else {
+            let text = "void, because the lateness of the stand-in for a NIC is unknown; expected one of each rank. \
+                        Fix: build the program and `paced` of the same version";
+            return Some(text.to_owned());
+        };
         Some(format!(
-            "void, because the stand-in for a NIC was late by {:.1} us in the mean ({:.1} at most) of {us:.1} us; \
-             expected at most {:.0} %. Fix: give it more blocks, or a lower rate",
+            "void, because the stand-in for a NIC was late by {:.1} us in the mean ({:.1} at most since the start) of \
+             {us:.1} us; expected at most {:.0} %. Fix: give it more blocks, or a lower rate",
             late.mean_us,
             late.most_us,
             1e2 * MOST_LATE
@@ -256,32 +135,38 @@ impl LevelContext {
         us: f64,
     ) -> Option<LevelFigures> {
         let rows = rows(&self.setup, samples)?;
+        let domains = samples.first()?.levels.as_ref()?.to_domains.len();
         let bytes = PairBytes::new(case.phase, case.rows, &self.fixed).all() as f64;
         let most = |of: &dyn Fn(&RankRows) -> f64| rows.iter().map(of).fold(0.0, f64::max);
         let [out, inside] = [0, 1].map(|level| bytes * most(&|rows| rows.busiest()[level]));
         let [out_gb_s, inside_gb_s] = self.setup.rates(self.given, self.measured_gb_s);
         let floor = |bytes: f64, rate: f64| if rate > 0.0 { us_of(bytes, rate) } else { 0.0 };
         let floors = [floor(out, out_gb_s), floor(inside, inside_gb_s)];
+        let larger = floors[0].max(floors[1]);
         let by_sms = |side: usize| bytes * most(&|rows| rows.by_sms()[side]);
+        let goes_direct = samples.first()?.sends.len() == domains;
         let formula_sms = match case.phase {
+            _ if goes_direct => None,
             Phase::Dispatch => Some(sms_of(by_sms(0), floors)),
             Phase::Combine => Some(sms_of(by_sms(1), floors)),
             Phase::Pair => None,
         };
-        let late = samples.iter().filter_map(|s| s.levels.as_ref()?.late);
-        let late = late.max_by(|a, b| a.mean_us.total_cmp(&b.mean_us));
+        let late: Option<Vec<Lateness>> = samples.iter().map(|s| s.levels.as_ref()?.late).collect();
+        let late =
+            late.unwrap_or_default().into_iter().max_by(|a, b| a.mean_us.total_cmp(&b.mean_us));
         Some(LevelFigures {
-            domains: samples.first()?.levels.as_ref()?.to_domains.len() as u32,
+            domains: domains as u32,
             out_bytes: out as u64,
             inside_bytes: inside as u64,
             out_gb_s,
             inside_gb_s,
             out_us: floors[0],
             inside_us: floors[1],
-            ratio: us / floors[0].max(floors[1]),
+            ratio: if larger > 0.0 { us / larger } else { 0.0 },
             formula_sms,
             late,
-            is_void: late.is_some_and(|late| late.mean_us > MOST_LATE * us),
+            // Lateness that is unknown may be any.
+            is_void: late.map_or(self.setup.is_paced, |late| late.mean_us > MOST_LATE * us),
         })
     }
 }
@@ -295,29 +180,6 @@ mod tests {
     use crate::levels::{TwoLevels, UNIFORM};
 
     const FIXED: Fixed = Fixed { hidden: 7168, topk: 8, experts: 256 };
-
-    fn config(text: &str) -> Config {
-        let kernels = "[kernels]\nuse = \"cuda\"\n";
-        Config::parse(&format!("{kernels}{text}"), "a.toml").unwrap()
-    }
-
-    const TWIN_CONFIG: &str = "[transport.scale_up]\nuse = \"twin\"\n[transport.scale_out]\nuse = \"paced\"\n\
-                               [transport.scale_out.paced]\nrate = 92.0\ntwin = 2\n";
-
-    fn task(calls: Calls) -> GpuExchangeTask {
-        GpuExchangeTask {
-            phase: Phase::Dispatch,
-            fixed: FIXED,
-            tokens: vec![4096],
-            rows: vec![Rows::Fp8],
-            layouts: vec![Layout::Flat],
-            routing: Routing::Uniform,
-            manner: Manner::Plain,
-            calls,
-            sms: vec![16],
-            samples: 3,
-        }
-    }
 
     /// The samples of so many ranks of `domains` of `size`, with uniform routing.
     fn samples(working: u32, [domains, size]: [u32; 2], late_us: f64) -> Vec<GpuSamples> {
@@ -368,7 +230,6 @@ mod tests {
             assert_eq!(found.slower(), (found.out_us, found.out_bytes, 46.0));
             assert!((found.ratio - 700.0 / found.out_us).abs() < 1e-12);
             assert_eq!((found.domains, found.formula_sms), (2, Some(12)));
-            assert!((found.rule_us() - 1.08 * found.out_us - 25.0).abs() < 1e-9);
         }
     }
 
@@ -391,7 +252,41 @@ mod tests {
         let void = of(36.0);
         assert!(void.is_void);
         let text = void.void(700.0).unwrap();
-        assert!(text.contains("late by 36.0 us in the mean (72.0 at most) of 700.0 us"), "{text}");
+        assert!(
+            text.contains("late by 36.0 us in the mean (72.0 at most since the start)"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_figure_over_paced_is_void_where_a_rank_does_not_know_how_late_it_was() {
+        let mut all = samples(16, [2, 8], 1.0);
+        all[3].levels.as_mut().unwrap().late = None;
+        let nic = figures(Setup::default(), &all, Phase::Dispatch);
+        assert_eq!((nic.is_void, nic.late), (false, None));
+        let setup = Setup { is_paced: true, ..Setup::default() };
+        let text = figures(setup, &all, Phase::Dispatch).void(700.0).unwrap();
+        assert!(text.contains("lateness of the stand-in for a NIC is unknown"), "{text}");
+    }
+
+    #[test]
+    fn where_each_rank_is_a_domain_nothing_moves_inside_and_no_formula_counts() {
+        let found = figures(Setup::default(), &samples(4, [4, 1], 36.0), Phase::Dispatch);
+        assert_eq!((found.domains, found.inside_bytes, found.formula_sms), (4, 0, None));
+        assert!(found.out_us > 0.0 && found.is_void);
+    }
+
+    #[test]
+    fn operations_without_a_row_have_figures_that_a_report_can_hold() {
+        let mut all = samples(4, [2, 2], 1.0);
+        for one in &mut all {
+            one.sends = vec![0; 4];
+            one.levels.as_mut().unwrap().to_domains = vec![0; 2];
+        }
+        let found = figures(Setup::default(), &all, Phase::Dispatch);
+        assert_eq!(found.ratio, 0.0);
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(serde_json::from_str::<LevelFigures>(&text).unwrap(), found);
     }
 
     #[test]
@@ -403,47 +298,12 @@ mod tests {
     }
 
     #[test]
-    fn a_setup_names_its_stand_ins_and_the_rate_that_one_is_set_to() {
-        let setup = Setup::of(&config(TWIN_CONFIG)).unwrap();
-        assert_eq!((setup.twin, setup.out, setup.stand_ins.len()), (Some(2), Some(92.0), 2));
-        assert!(setup.stand_ins[1].contains("92 GB/s, 4 us"), "{:?}", setup.stand_ins);
-        assert_eq!(setup.rates(GivenRates::default(), 340.0), [92.0, 340.0]);
-        let given = GivenRates { inside: Some(365.0), out: Some(46.0) };
-        assert_eq!(setup.rates(given, 340.0), [46.0, 365.0]);
-        assert!(setup.is_idle(2) && !setup.is_idle(1) && setup.working(16) == 2);
-        let plain = Setup::of(&config("[transport.scale_up]\nuse = \"nvlink\"\n")).unwrap();
-        assert_eq!((plain.clone(), plain.working(4)), (Setup::default(), 4));
-        let other = TWIN_CONFIG.replace("use = \"paced\"", "use = \"device-put\"");
-        let other = other.split("[transport.scale_out.paced]").next().unwrap();
-        assert!(Setup::of(&config(other)).unwrap().stand_ins[1].contains("say nothing"));
-        let free = TWIN_CONFIG.replace("92.0", "0.0");
-        let unknown = Setup::of(&config(&free)).unwrap();
-        assert_eq!(unknown.rates(GivenRates::default(), 340.0), [0.0, 340.0]);
+    fn a_rate_that_is_not_known_gives_no_floor() {
         let all = samples(2, [2, 8], 1.0);
         let all: Vec<&GpuSamples> = all.iter().collect();
-        let context = LevelContext { given: GivenRates::default(), ..context(unknown) };
+        let setup = Setup { twin: Some(2), ..Setup::default() };
+        let context = LevelContext { given: GivenRates::default(), ..context(setup) };
         let found = context.figures(&case(Rows::Fp8), &all, 700.0).unwrap();
         assert_eq!((found.out_us, found.slower().0), (0.0, found.inside_us));
-    }
-
-    #[test]
-    fn what_cannot_be_measured_is_refused_with_the_option_that_is_missing() {
-        let twin = Setup::of(&config(TWIN_CONFIG)).unwrap();
-        let inside = GivenRates { inside: Some(365.0), out: None };
-        let refused = |setup: &Setup, domains, given, calls| {
-            setup.check(domains, given, &task(calls)).unwrap_err().to_string()
-        };
-        assert!(twin.check(true, inside, &task(Calls::Waiting)).is_ok());
-        let text = refused(&twin, true, GivenRates::default(), Calls::Waiting);
-        assert!(text.contains("found no --inside-rate"), "{text}");
-        let text = refused(&twin, true, inside, Calls::Graph);
-        assert!(text.contains("--calls graph or sends"), "{text}");
-        let text = refused(&Setup::default(), true, inside, Calls::Waiting);
-        assert!(text.contains("give --out-rate"), "{text}");
-        let pair = GpuExchangeTask { phase: Phase::Pair, ..task(Calls::Waiting) };
-        assert!(twin.check(true, inside, &pair).is_ok());
-        let text = twin.check(false, inside, &pair).unwrap_err().to_string();
-        assert!(text.contains("set topology.domains"), "{text}");
-        assert!(Setup::default().check(false, inside, &task(Calls::Graph)).is_ok());
     }
 }

@@ -1,11 +1,10 @@
-//! `tokenyard bench dispatch`, `combine` and `plot`, and `link` on GPUs.
+//! `tokenyard bench dispatch`, `combine` and `pair`, and `link` on GPUs.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Serialize;
-use tokenyard_bench::gpu::two_levels::{GivenRates, Setup};
+use tokenyard_bench::gpu::setup::{GivenRates, Setup};
 use tokenyard_bench::gpu::{self, GpuTask, case, exchange};
 use tokenyard_bench::ranks::RunOn;
 use tokenyard_bench::{BenchReport, Sizes};
@@ -15,7 +14,6 @@ use tokenyard_core::config::Config;
 use crate::launched::StartRanks;
 use crate::layout::LayoutName;
 use crate::memory;
-use crate::output::{People, print_document};
 use crate::preload;
 use crate::warnings;
 use crate::writable::Files;
@@ -37,8 +35,9 @@ Examples:
 Needs GPUs: one rank per GPU of this machine. The link is measured in the same run; an operation must
 take at most 1.05 x (bytes through the busiest port / rate of the link) + 20 us, with 16 SMs or
 fewer. Of a config with several domains each level has a floor; 1.08 x the larger + 25 us is allowed
-there. A figure over a stand-in that was too late is void. Exit code 0: it measured; 1, with --check:
-one took more, or is void; 2: nothing could be measured.
+there. Ranks may share GPUs there, or be those of a twin. The link inside is not measured then:
+--inside-rate is required. A figure over a stand-in that was too late is void. Exit code 0: it
+measured; 1, with --check: one took more, or is void; 2: nothing could be measured.
 The method and the columns are explained in docs/performance.md.";
 
 /// Arguments of `tokenyard bench dispatch`, `combine` and `pair`.
@@ -109,7 +108,7 @@ pub(super) struct OperationArgs {
 /// Rates of links that are not measured.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct Rates {
-    /// The rate between domains, out of a rank, in GB/s [default: that of `paced`]
+    /// The rate between domains, out of a rank, in GB/s; not over a `paced` that has a rate
     #[arg(long, value_name = "GB/S", value_parser = rate)]
     out_rate: Option<f64>,
     /// The rate inside a domain, out of a rank, in GB/s; it is not measured then
@@ -216,59 +215,12 @@ enum CallsName {
     Sends,
 }
 
-const PLOT_EXAMPLE: &str = "\
-Example:
-  tokenyard bench plot dispatch.json combine.json --out both.svg
-  tokenyard bench plot dispatch.json --peer 'dispatch fp8 flat:DeepEP V2=143' --out peers.svg";
-
-/// Arguments of `tokenyard bench plot`.
-#[derive(Debug, clap::Args)]
-#[command(after_help = PLOT_EXAMPLE)]
-pub(super) struct PlotArgs {
-    /// Reports that `--out` has written
-    #[arg(required = true, value_name = "REPORT.json")]
-    reports: Vec<PathBuf>,
-    /// The picture
-    #[arg(long, value_name = "FILE.svg")]
-    out: PathBuf,
-    /// A line for another library's time of an operation; it may be given several times
-    #[arg(long = "peer", value_name = "OPERATION:NAME=MICROSECONDS")]
-    peers: Vec<gpu::plot::Peer>,
-    /// Print one JSON document as the last line of standard output; the rest goes to standard error
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Serialize)]
-struct Plotted<'a> {
-    reports: &'a [PathBuf],
-    picture: &'a Path,
-}
-
-pub(super) fn plot(args: &PlotArgs) -> Result<ExitCode> {
-    let files =
-        args.reports.iter().fold(Files::default(), |files, file| files.reads("a report", file));
-    let mut files = files;
-    files.writes("--out", &args.out)?;
-    let reports =
-        args.reports.iter().map(|file| gpu::GpuReport::read(file)).collect::<Result<Vec<_>>>()?;
-    gpu::plot::draw(&reports, &args.peers, &args.out)?;
-    People::new(args.json).say(format_args!("drawn: {}", args.out.display()));
-    if args.json {
-        let document = Plotted { reports: &args.reports, picture: &args.out };
-        print_document("bench plot", &document)?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
 pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
     let exchange = exchange_task(phase, args)?;
     let rates = args.rates.given();
     let config = Config::load(&args.config)?;
     if gpu::is_gpu(&config) {
-        let has_domains = config.domains.is_some_and(|domains| domains > 1);
-        let has_levels = has_domains && config.scale_up.is_some();
-        Setup::of(&config)?.check(has_levels, rates, &exchange)?;
+        Setup::of(&config)?.check(rates, &exchange)?;
     }
     let task = GpuTask { link_sms: SMS.to_vec(), exchange: Some(exchange), rates };
     args.check_files(&config)?;
@@ -286,6 +238,7 @@ pub(super) fn link(
     output: &Output,
     plot: Option<&Path>,
 ) -> Result<ExitCode> {
+    Setup::of(&Config::load(config)?)?.check_link()?;
     let rates = GivenRates::default();
     let task = GpuTask { link_sms: SMS.to_vec(), exchange: None, rates };
     let report = measure(config, &task, ranks, output.json)?;
@@ -305,6 +258,14 @@ fn measure(
     if ranks.are_started() {
         return tokenyard_bench::measure_gpu(config, task, &warnings::join);
     }
+    let setup = Setup::of(&loaded)?;
+    let check_world = |ranks: u32| {
+        loaded.check_ranks(ranks)?;
+        setup.check_ranks(ranks)?;
+        let working = setup.working(ranks);
+        setup.check_sharing(working, setup.gpus(working), task.rates)
+    };
+    ranks.ranks.map_or(Ok(()), check_world)?;
     let gpus = gpu::ranks_here(&loaded)?;
     let ranks = ranks.ranks.unwrap_or(gpus);
     // A config may have several ranks share a GPU, to try domains.
@@ -313,19 +274,30 @@ fn measure(
         (2..=most).contains(&ranks),
         "read options: found {gpus} GPUs for {ranks} ranks; expected at least 2 ranks, and a GPU for each"
     );
-    loaded.check_ranks(ranks)?;
+    check_world(ranks)?;
+    let working = setup.working(ranks);
     if let Some(exchange) = &task.exchange {
-        check(exchange, ranks, Setup::of(&loaded)?.working(ranks))?;
+        check(exchange, ranks, working)?;
     }
+    let on = on(ranks, working, setup.gpus(working));
     let what = match &task.exchange {
-        Some(exchange) => {
-            format!("{} on {ranks} GPUs, {} samples", exchange.phase, exchange.samples)
-        }
-        None => format!("the link between {ranks} GPUs"),
+        Some(exchange) => format!("{} on {on}, {} samples", exchange.phase, exchange.samples),
+        None => format!("the link between {on}"),
     };
     print_head(&loaded, &what, json);
     let start = start(config, RunOn::Machine)?;
     measuring(|progress| tokenyard_bench::run_gpu(task, ranks, &start, progress)).map(Some)
+}
+
+/// The ranks and GPUs, in words.
+fn on(ranks: u32, working: u32, gpus: u32) -> String {
+    if working < ranks {
+        format!("{ranks} ranks, of which {working} run, on {gpus} GPUs")
+    } else if gpus < ranks {
+        format!("{ranks} ranks that share {gpus} GPUs")
+    } else {
+        format!("{ranks} GPUs")
+    }
 }
 
 /// Refuses, before a rank starts, sizes that every communicator would refuse. `working`: the ranks that have tensors.
@@ -455,6 +427,13 @@ mod tests {
         assert_eq!(cast.layouts, [case::Layout::Packed, case::Layout::RankMajor]);
         let pair = task(case::Phase::Pair, "--calls graph --type bf16").unwrap();
         assert_eq!((pair.calls, pair.rows), (case::Calls::Graph, vec![case::Rows::Bf16]));
+    }
+
+    #[test]
+    fn gpus_are_those_that_run_and_not_those_that_are_stood_for() {
+        assert_eq!(on(8, 8, 8), "8 GPUs");
+        assert_eq!(on(16, 2, 2), "16 ranks, of which 2 run, on 2 GPUs");
+        assert_eq!(on(4, 4, 1), "4 ranks that share 1 GPUs");
     }
 
     #[test]
