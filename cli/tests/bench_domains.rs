@@ -53,8 +53,8 @@ fn numbers_of_ranks_that_a_twin_or_its_gpus_have_not_are_refused() {
     assert!(text.contains("found 4 ranks in 2 domains; expected 4 to 72 ranks of each"), "{text}");
     let shared = DOMAINS.replace("\"cuda\"\n", "\"cuda\"\n[kernels.cuda]\ndevice = 0\n");
     let text = refused(&shared, "dispatch", &["--out-rate", "46", "--ranks", "4"]);
-    assert!(text.contains("found 4 ranks that share 1 GPUs"), "{text}");
+    assert!(text.contains("found fewer GPUs (1) than ranks (4)"), "{text}");
     let one = shared.replace("domains = 2", "domains = 1");
     let text = refused(&one, "link", &["--ranks", "4"]);
-    assert!(text.contains("found 4 ranks that share 1 GPUs"), "{text}");
+    assert!(text.contains("found fewer GPUs (1) than ranks (4)"), "{text}");
 }

@@ -190,8 +190,9 @@ impl Setup {
     pub fn check_sharing(&self, working: u32, gpus: u32, given: GivenRates) -> Result<()> {
         ensure!(
             gpus >= working || (self.has_domains() && given.inside.is_some()),
-            "read options: found {working} ranks that share {gpus} GPUs; expected a GPU for each, or several domains \
-             and --inside-rate. Fix: name a device for each rank; or set topology.domains, and give the rate inside"
+            "read options: found fewer GPUs ({gpus}) than ranks ({working}); expected a GPU for each, or several \
+             domains and --inside-rate. Fix: name a device for each rank; or set topology.domains, and give the rate \
+             inside"
         );
         Ok(())
     }
@@ -410,7 +411,7 @@ mod tests {
         assert!(shared.check_sharing(2, 2, none).is_ok());
         for (setup, given) in [(shared, none), (of("device = [0, 1]", 1), inside)] {
             let text = setup.check_sharing(4, 2, given).unwrap_err().to_string();
-            assert!(text.contains("found 4 ranks that share 2 GPUs"), "{text}");
+            assert!(text.contains("found fewer GPUs (2) than ranks (4)"), "{text}");
         }
     }
 

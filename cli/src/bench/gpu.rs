@@ -14,6 +14,7 @@ use tokenyard_core::config::Config;
 use crate::launched::StartRanks;
 use crate::layout::LayoutName;
 use crate::memory;
+use crate::output::plural;
 use crate::preload;
 use crate::warnings;
 use crate::writable::Files;
@@ -294,7 +295,7 @@ fn on(ranks: u32, working: u32, gpus: u32) -> String {
     if working < ranks {
         format!("{ranks} ranks, of which {working} run, on {gpus} GPUs")
     } else if gpus < ranks {
-        format!("{ranks} ranks that share {gpus} GPUs")
+        format!("{ranks} ranks that share {gpus} GPU{}", plural(gpus as usize))
     } else {
         format!("{ranks} GPUs")
     }
@@ -433,7 +434,7 @@ mod tests {
     fn gpus_are_those_that_run_and_not_those_that_are_stood_for() {
         assert_eq!(on(8, 8, 8), "8 GPUs");
         assert_eq!(on(16, 2, 2), "16 ranks, of which 2 run, on 2 GPUs");
-        assert_eq!(on(4, 4, 1), "4 ranks that share 1 GPUs");
+        assert_eq!(on(4, 4, 1), "4 ranks that share 1 GPU");
     }
 
     #[test]
