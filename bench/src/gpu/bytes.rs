@@ -79,9 +79,9 @@ impl Traffic {
     }
 }
 
-/// The time in microseconds that `bytes` take at `gb_s` GB/s.
+/// The time in microseconds that `bytes` take at `gb_s` GB/s; 0 where that is 0, because the rate is not known.
 pub fn us_of(bytes: f64, gb_s: f64) -> f64 {
-    bytes / gb_s / 1e3
+    if gb_s > 0.0 { bytes / gb_s / 1e3 } else { 0.0 }
 }
 
 /// GB/s of `bytes` in `us` microseconds.

@@ -102,6 +102,8 @@ pub(super) struct Facts {
     pub(super) processors: u32,
     /// Rates that are given.
     pub(super) given: GivenRates,
+    /// The statements of the config about levels and stand-ins.
+    pub(super) setup: Setup,
 }
 
 /// The work of one rank.
@@ -118,7 +120,6 @@ pub(super) fn measure(
     let sms: Vec<u32> = task.sms.iter().copied().filter(|n| *n <= facts.processors).collect();
     ensure!(!sms.is_empty(), "found SM counts {:?}; the GPU has {}", task.sms, facts.processors);
     let components = Components::of(config)?;
-    let setup = Setup::of(config)?;
     let cases = routed.len() * task.rows.len() * task.layouts.len();
     let mut found = Vec::new();
     for (turn, sms) in sms.iter().copied().enumerate() {
@@ -128,12 +129,12 @@ pub(super) fn measure(
         let domains = domains_of(world.ranks(), inside, choices.scale_out.is_some());
         if domains > 1 {
             // Hosts are domains too, which the config does not say.
-            setup.check_out(facts.given)?;
+            facts.setup.check_out(facts.given)?;
         }
         let mut bench = GpuBench {
             world: Arc::clone(world),
             comm,
-            setup: setup.clone(),
+            setup: facts.setup.clone(),
             domains,
             late: None,
             timer: Timer::new(

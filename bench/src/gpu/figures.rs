@@ -170,8 +170,7 @@ fn row(task: &GpuExchangeTask, all: &[&GpuSamples], context: &LevelContext) -> R
         Some(levels) => levels.slower(),
         None => {
             let (bytes, ceiling) = (traffic.busiest * pair.all(), context.measured_gb_s);
-            let floor_us = if ceiling > 0.0 { us_of(bytes as f64, ceiling) } else { 0.0 };
-            (floor_us, bytes, ceiling)
+            (us_of(bytes as f64, ceiling), bytes, ceiling)
         }
     };
     let rule_us = Rule::of(levels.is_some()).us(floor_us);

@@ -194,7 +194,7 @@ pub(crate) fn measure(
             backend.ceiling(world, &components, &task.link_sms, say).context("measure the link")?
         }
     };
-    let facts = exchange::Facts { processors: about.processors, given: task.rates };
+    let facts = exchange::Facts { processors: about.processors, given: task.rates, setup };
     let exchange = match &task.exchange {
         Some(exchange) => exchange::measure(world, config, exchange, &facts, say)?,
         None => Vec::new(),

@@ -140,8 +140,7 @@ impl LevelContext {
         let most = |of: &dyn Fn(&RankRows) -> f64| rows.iter().map(of).fold(0.0, f64::max);
         let [out, inside] = [0, 1].map(|level| bytes * most(&|rows| rows.busiest()[level]));
         let [out_gb_s, inside_gb_s] = self.setup.rates(self.given, self.measured_gb_s);
-        let floor = |bytes: f64, rate: f64| if rate > 0.0 { us_of(bytes, rate) } else { 0.0 };
-        let floors = [floor(out, out_gb_s), floor(inside, inside_gb_s)];
+        let floors = [us_of(out, out_gb_s), us_of(inside, inside_gb_s)];
         let larger = floors[0].max(floors[1]);
         let by_sms = |side: usize| bytes * most(&|rows| rows.by_sms()[side]);
         let goes_direct = samples.first()?.sends.len() == domains;

@@ -151,6 +151,31 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
   return r.out->outcome->objector & ~(1u << 31);
 }
 
+// The sum of a token, from the rows where its owners have them: domains in the order of their last rank, and the ranks
+// of each. `size` ranks are a domain.
+template <class Row>
+void check_sum(const Rank& r, u32 token, u32 columns, u32 size, Row row) {
+  std::vector<u32> owners = owners_of(r, token), domains;
+  for (u32 o = owners.size(); o-- > 0;)
+    if (u32 d = owners[o] / size; std::find(domains.begin(), domains.end(), d) == domains.end())
+      domains.insert(domains.begin(), d);
+  for (u32 i = 0; i < columns; i++) {
+    float sum = 0;
+    for (u32 n = 0; n < domains.size(); n++) {
+      float part = 0;
+      bool has = false;
+      for (u32 owner : owners) {
+        if (owner / size != domains[n]) continue;
+        float term = row(owner)[i];
+        part = has ? part + term : term;
+        has = true;
+      }
+      sum = n == 0 ? part : sum + part;
+    }
+    same("sum of token " + std::to_string(token), r.sums[(u64)token * columns + i], sum);
+  }
+}
+
 void check_sums(World& world, bool weights) {
   Shape s = world.s;
   u32 columns = s.row_bytes / 4;
@@ -164,27 +189,7 @@ void check_sums(World& world, bool weights) {
         float expected = e < 0 ? 0 : back[row[r->me][t][owner] * s.topk + k];
         same("returned weight", r->weights_back[t * s.topk + k], expected);
       }
-      // Domains in the order of their last rank, and of each its ranks.
-      std::vector<u32> owners = owners_of(*r, t), domains;
-      for (u32 o = owners.size(); o-- > 0;)
-        if (u32 d = owners[o] / world.size;
-            std::find(domains.begin(), domains.end(), d) == domains.end())
-          domains.insert(domains.begin(), d);
-      for (u32 i = 0; i < columns; i++) {
-        float sum = 0;
-        for (u32 n = 0; n < domains.size(); n++) {
-          float part = 0;
-          bool has = false;
-          for (u32 d : owners) {
-            if (d / world.size != domains[n]) continue;
-            float term = y(d)[row[r->me][t][d] * columns + i];
-            part = has ? part + term : term;
-            has = true;
-          }
-          sum = n == 0 ? part : sum + part;
-        }
-        same("sum of token " + std::to_string(t), r->sums[(u64)t * columns + i], sum);
-      }
+      check_sum(*r, t, columns, world.size, [&](u32 owner) { return y(owner) + row[r->me][t][owner] * columns; });
     }
 }
 

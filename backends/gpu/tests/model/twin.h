@@ -83,28 +83,11 @@ void check_twin_sums(const Twin& world) {
   }
   for (Rank* r : world.ranks)
     for (u32 t = 0; t < r->tokens; t++) {
-      std::vector<u32> owners = owners_of(*r, t), domains;
-      for (u32 o = owners.size(); o-- > 0;)
-        if (u32 d = owners[o] / world.size; std::find(domains.begin(), domains.end(), d) == domains.end())
-          domains.insert(domains.begin(), d);
-      for (u32 i = 0; i < columns; i++) {
-        float sum = 0;
-        for (u32 n = 0; n < domains.size(); n++) {
-          float part = 0;
-          bool has = false;
-          for (u32 o : owners) {
-            if (o / world.size != domains[n]) continue;
-            u32 q = o % world.size, at = q < TWINS ? q : Twin::partner(r->me, q);
-            u32 writer = domains[n] * world.size + Twin::as(r->me, q);
-            i64 row = rows[at][writer][t][at];
-            float term = ((const float*)(world.ranks[at]->in->arena + kYAt))[row * columns + i];
-            part = has ? part + term : term;
-            has = true;
-          }
-          sum = n == 0 ? part : sum + part;
-        }
-        same("sum of token " + std::to_string(t), r->sums[(u64)t * columns + i], sum);
-      }
+      check_sum(*r, t, columns, world.size, [&](u32 owner) {
+        u32 q = owner % world.size, at = q < TWINS ? q : Twin::partner(r->me, q);
+        u32 writer = owner - q + Twin::as(r->me, q);
+        return (const float*)(world.ranks[at]->in->arena + kYAt) + rows[at][writer][t][at] * columns;
+      });
     }
 }
 
