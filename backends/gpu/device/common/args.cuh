@@ -23,6 +23,12 @@ constexpr bool kPuts = true;
 constexpr bool kPuts = false;
 #endif
 
+// Between domains: rows cross in runs. See runs.cuh.
+#ifndef TY_RUNS
+#define TY_RUNS 0
+#endif
+constexpr bool kRuns = TY_RUNS;
+
 constexpr u32 kControl = 0;     // window of entry records
 constexpr u32 kArena = 1;       // window of rows
 
@@ -143,7 +149,8 @@ __device__ inline Operation& operation() {
 struct Cell {
   u32 slot;
   u32 code;      // how it continues; 0 if it did not get that far
-  u64 epoch;     // for kernels that receive apart from those that send: see decode.cuh
+  u64 epoch;     // for kernels that receive apart from those that send: see decode.cuh; for an exchange beside it
+  u64 decided;   // between domains: the ticket of an operation whose code and counts are known, in the high half
   u64 totals[1]; // [R]: of the signals that are waited for; then [R]: the tallies with them
 };
 
@@ -221,9 +228,9 @@ struct Common {
   __device__ u64* rows_totals() const { return state->rows + (u64)slot() * ranks; }
   __device__ u64* done_totals() const { return state->done + (u64)slot() * ranks; }
   // Adds to the total that is waited for from `source`. Where the device API only puts, its record came
-  // with a signal.
-  __device__ void expect(u64* totals, u32 source, u64 more) const {
-    u64 all = more + (kPuts && source != rank);
+  // with a signal; `apart`: signals that are waited for one by one.
+  __device__ void expect(u64* totals, u32 source, u64 more, u64 apart = 0) const {
+    u64 all = more + apart + (kPuts && source != rank);
     cell->totals[source] = totals[source] += more;
     cell->totals[ranks + source] = state->tallies[source] += all;
   }

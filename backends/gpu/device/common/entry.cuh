@@ -66,10 +66,17 @@ __device__ inline void stop_all(const Common& c) {
   if (threadIdx.x == 0) c.state->stopped = 1;
 }
 
+// Reports to the exchange beside this one how this one goes on, once all is stored that the other reads. One thread.
+__device__ inline void decide_beside(const Common& c, u32 code) {
+  if constexpr (kRuns) store_release(&c.cell->decided, (u64)c.ticket << 32 | code);
+}
+
 // An operation that is not entered, because an older one has failed: kernels queued behind it must not
 // use the cell of the operation before. One block.
 __device__ inline void skip_operation(const Common& c) {
-  if (threadIdx.x == 0) c.cell->code = 0;
+  if (threadIdx.x != 0) return;
+  c.cell->code = 0;
+  decide_beside(c, 0);
 }
 
 // Whether a block is the last of its launch to get here: the stores of all other blocks before this

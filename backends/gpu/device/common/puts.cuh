@@ -69,16 +69,20 @@ __device__ void flush_queues(const State& state, const Up& up, Guard& guard) {
   for (u32 queue = 0; queue < queues; queue++) up.flush(Block(), queue, guard);
 }
 
+// The total of a signal over all queues.
+template <class Up>
+__device__ TY_INLINED u64 total_of_queues(const State& state, const Up& up, u32 signal) {
+  u64 sum = 0;
+  for (u32 queue = 0; queue < (u32)state.queues; queue++) sum += up.read_signal(queue, signal);
+  return sum;
+}
+
 // Waits for a total over all queues; totals compare rolling.
 template <class Up>
 __device__ TY_INLINED bool wait_queues(const State& state, const Up& up, const What& what, Guard& guard) {
   if constexpr (Up::kLoadStore) return wait_signal(up, 0, what, guard);
-  auto total = [&] {
-    u64 sum = 0;
-    for (u32 queue = 0; queue < (u32)state.queues; queue++) sum += up.read_signal(queue, what.signal);
-    return sum;
-  };
-  return guard.until(what, total, [&](u64 found) { return (i64)(found - what.expected) >= 0; });
+  return guard.until(what, [&] { return total_of_queues(state, up, what.signal); },
+                     [&](u64 found) { return (i64)(found - what.expected) >= 0; });
 }
 
 // The offset in the control window of the record that is staged for a peer.

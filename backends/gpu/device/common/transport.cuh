@@ -176,6 +176,12 @@ class Guard {
     return true;
   }
 
+  // A wait among several of one `until` is over: the next one lasts from its own beginning.
+  __device__ void pass(const What& what) {
+    if (since_ != 0) atomic_cas(&report_->waiting, tag(what), 0ull);
+    since_ = 0;
+  }
+
   // Ends all waits by this guard, now and later. A device API that sees an error itself calls it. For
   // the first failure the host reads the subject of the wait, and the value that was found.
   __device__ void fail(const What& what, u64 found) {

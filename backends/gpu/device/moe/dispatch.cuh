@@ -6,7 +6,7 @@
 // once.
 #pragma once
 #include "entry.cuh"
-#include "put_rows.cuh"
+#include "runs.cuh"
 #include "metadata.cuh"
 #include "rank_major.cuh"
 
@@ -142,10 +142,6 @@ __device__ inline Decision place(const DispatchArgs& a, const DispatchTables& t)
   return {kGo, a.c.rank};
 }
 
-__device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
-  return {rank, (u64)t.heard[rank * words_of(a) + kHeadPlace] * kRegionAlign, region_of(a, t, rank)};
-}
-
 // Puts the rows that this block has staged. The whole block.
 template <class Up>
 __device__ TY_INLINED void put_own_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
@@ -156,7 +152,7 @@ __device__ TY_INLINED void put_own_rows(const DispatchArgs& a, const Up& up, con
       u32 d = (a.c.rank + i) % a.c.ranks;
       if (i == 0 && a.keeps_own()) continue;
       StagedRows rows{0, rows_before(a, own.first, d), rows_before(a, own.end, d)};
-      put_rows(a, up, t, landing_at(a, t, d), rows, guard);
+      put_rows(a, up, t, landing_at(a, t, d), rows, a.c.rows_signal(), guard);
     }
     return;
   }
@@ -183,7 +179,7 @@ __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const
   for (u32 i = threadIdx.x; i < a.c.ranks * kBeside; i += blockDim.x) {
     u32 d = (a.c.rank + i / kBeside) % a.c.ranks;
     if (d == a.c.rank && a.keeps_own()) continue;
-    put_rows(a, up, t, landing_at(a, t, d), {1 + i % kBeside, 0, rows_for(a, t, d)}, guard);
+    put_rows(a, up, t, landing_at(a, t, d), {1 + i % kBeside, 0, rows_for(a, t, d)}, a.c.rows_signal(), guard);
   }
   submit_block(up, own_queue(a.c));
 }
@@ -269,8 +265,12 @@ __device__ bool note_counts(const DispatchArgs& a, const Up& up, const DispatchT
     }
     // Rows in tiles have all been received when this kernel ends.
     u64 signals = a.in_tiles() ? 0 : t.heard[s * n + kHeadVerdict] >> 8;
-    if (a.stages_rows()) signals = s == me && a.keeps_own() ? 0 : signals_of_rows(a, rows_from(a, t.heard, me, s));
-    a.c.expect(a.c.rows_totals(), s, signals);
+    u64 apart = 0;
+    if (a.stages_rows()) {
+      u32 rows = s == me && a.keeps_own() ? 0 : rows_from(a, t.heard, me, s);
+      signals = signals_of_arrays(a, rows, false), apart = kRuns ? signals_of_arrays(a, rows, true) : 0;
+    }
+    a.c.expect(a.c.rows_totals(), s, signals, apart);
   }
   bool ok = note_experts(a, up, t, base, &rows, guard);
   if (ok && a.host_counts) tell_counts(a, reinterpret_cast<u32*>(base + own_region().expert_counts));
@@ -320,6 +320,7 @@ __device__ inline void begin(const DispatchArgs& a, bool counted) {
   pass_turn(a.c);
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
+  if constexpr (kRuns) a.c.cell->epoch = a.c.epoch();
   if (counted) *a.r.note = {a.c.epoch() | (u64)a.c.tokens() << 32, 0};
 }
 
@@ -350,18 +351,21 @@ __device__ void post_last_entry(const DispatchArgs& a, const Up& up, u8* shared,
 template <bool kTiles, class Up>
 __device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
-  move_metadata<kTiles>(a, up, t, shared + a.metadata_at);
+  move_metadata<kTiles>(a, up, t, shared + a.metadata_at, guard);
+  if constexpr (kRuns) put_metadata(a, up, t, guard);
   if constexpr (kMayFix && !kTiles)
     if (a.rank_major) close_blocks(a, t);
   Role role(a);
   Targets to{named_from(a, t), t.expert_base, t.x, t.scales, 0, role.own, role.others};
   if constexpr (kTiles) to.own_scales = t.x[a.c.rank] + own_region().scales;
-  Mover<kTiles, Up> mover(a, up, to, stages);
+  Mover<kTiles, Up> mover(a, up, to, stages, guard);
   if constexpr (kTiles) {
     spread_tiles(a, up, t, mover, shared + a.table_bytes, guard);
   } else {
     mover.move();
-    if constexpr (Up::kLoadStore)
+    if constexpr (kRuns)
+      serve_runs(a, up, t, guard);
+    else if constexpr (Up::kLoadStore)
       raise_all(a.c, up, a.c.rows_signal(), guard);
     else
       put_staged(a, up, t, guard);
@@ -396,6 +400,7 @@ __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& 
   if (wave_id() != kWarps - 1) {
     // If a wait of the other warp ends, the host learns that by itself.
     if (lane_id() == 0) report_sizes(a, up, t, d, guard);
+    if (lane_id() == 0 && d.code != kGo) decide_beside(a.c, d.code);
   } else if (d.code == kGo) {
     noted = note_counts(a, up, t, guard);
   }
@@ -403,6 +408,9 @@ __device__ void note(const DispatchArgs& a, const Up& up, const DispatchTables& 
   if (lane_id() != 0 || wave_id() != kWarps - 1) return;
   if (!noted) a.c.state->stopped = 1;
   a.c.trace->entered = heard;
+  if (d.code != kGo) return;
+  a.c.cell->code = kGo;
+  decide_beside(a.c, noted ? kGo : 0);
 }
 
 template <class Up>
@@ -425,10 +433,13 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   post_last_entry(a, up, shared, guard);
   // Blocks that started before an older operation failed know another epoch.
   if (a.c.epoch() == 0) return skip_operation(a.c);
-  Stages stages(a, shared);
+  Stages stages(a, shared, guard);
   if (verdict_of(a) == kEnter) stages.prime();
   Decision d = settle(a, up, t, guard);
-  if (d.code == 0) stop_all(a.c);
+  if (d.code == 0) {
+    stop_all(a.c);
+    if (blockIdx.x + threadIdx.x == 0) decide_beside(a.c, 0);
+  }
   if (d.code != 0 && notes) note(a, up, t, d, guard);
   sync_wave();
   if (d.code != kGo) return stages.drop();

@@ -3,6 +3,7 @@
 // to `metadata_tokens` consecutive tokens, for one rank; the last kMetadataWarps warps of every block take
 // units, each with memory for one.
 #pragma once
+#include "arrivals.cuh"
 #include "tiles.cuh"
 
 namespace ty {
@@ -229,7 +230,8 @@ __device__ inline u32 take_metadata(const DispatchArgs& a) {
 // Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they
 // move any.
 template <bool kTiles, class Up>
-__device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared) {
+__device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared,
+                                         Guard& guard) {
   u32 warp = wave_id();
   if (warp < kWarps - kMetadataWarps) return;
   MetadataRoom room(a, shared + (warp - (kWarps - kMetadataWarps)) * a.metadata_bytes);
@@ -249,6 +251,9 @@ __device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, co
       MetadataTokens part = unit;
       if constexpr (kGrouped) part = of_group(a, unit, g);
       if (kGrouped && part.first >= part.end) continue;
+      // Scales may come with the rows.
+      if constexpr (kGrouped)
+        if (!rows_come(a, part.first, part.end, guard)) return stores_done();
       MetadataRows rows = move_metadata<kTiles>(a, t, part, rank, room);
       bool own = rank == a.c.rank;
       if constexpr (kTiles)

@@ -59,6 +59,20 @@ __device__ inline u32 group_of(const Common& c, const Routing& r, u32 token) {
 constexpr u32 kNoRow = ~0u;
 constexpr u32 kPlaceBits = 20;
 
+// Rows that cross between domains in runs: see runs.cuh. The exchange on the rail has all of it; the one inside reads
+// what it stores.
+struct Crossing {
+  u64* totals;     // [slots, R, most]: expected of the signals of runs
+  u64* staged;     // [R, most]: staged pieces of the rows of each run; 0 again behind its put
+  u64* here;       // [R, most]: epoch of the last exchange whose run is here. Inside: null where rows are there
+  u64* described;  // [R]: the same of the metadata of a source's rows
+  u32* writers;    // warps that have staged metadata
+  u32 signal;      // the first of [slots, most, R]
+  u32 most;        // runs of a source
+  u32 shift;       // a run has 2^shift rows
+  u32 mine;        // this domain
+};
+
 struct DispatchArgs {
   Common c;
   Routing r;
@@ -110,6 +124,7 @@ struct DispatchArgs {
   u32 call_tokens;      // M of the call, for each rank whose rows a sender forwards: at most that of the exchange
   u32 rank_major;       // each source has M places for its rows, which are as flat ones in all else
   u64* host_counts;     // host memory: [El] of ticket << 32 | rows of each local expert; or null
+  Crossing crossing;
 
   __device__ bool is_flat() const { return layout == Layout::kFlat; }
   // Each of these three is known when kernels are compiled, except for a kernel that moves groups.
@@ -120,6 +135,8 @@ struct DispatchArgs {
   // Rows that stay on this rank go straight to their place, with their metadata, and no put carries them. In the
   // layouts by experts a row is staged in the order of tokens, and put to the place of its first expert.
   __device__ bool keeps_own() const { return !kGrouped && stages_rows() && is_flat(); }
+  // Its rows come over a rail meanwhile: see arrivals.cuh.
+  __device__ bool awaits_rows() const { return kGrouped && crossing.here != nullptr; }
   __device__ bool in_tiles() const {
     if constexpr (!kMayTile) return false;
     return tile_rows > 0;
@@ -227,8 +244,15 @@ struct FusedCombineArgs {
   MergeArgs merge;     // the sum that is made here; `out` and `out_weights` are not written
 };
 
-// Finds the group of each token.
+// Finds the group of each token, once the exchange over the rail has got as far.
 struct GroupArgs {
+  const u64* abort;
+  WaitReport* report;
+  u64 cap_ns;
+  const Cell* former;    // of the exchange on the rail, or null
+  const u64* described;  // as in Crossing; null where that exchange has ended
+  u32 ticket;            // of that exchange
+  u32 rank;
   const u32* counts;  // [G]: tokens
   u32* starts;        // [G + 1]
   u32* zeros;         // memory for counts, which start as zeros

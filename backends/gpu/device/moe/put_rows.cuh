@@ -74,14 +74,6 @@ __device__ inline void aim_at_staging(const DispatchArgs& a, const DispatchTable
     tables[i][d] = arena + staged.at[i] - first * staged.width[i];
 }
 
-// The expected total of the signals of this many rows of a source.
-__device__ inline u64 signals_of_rows(const DispatchArgs& a, u64 rows) {
-  Staged staged(a, 0, 0);
-  u64 signals = 0;
-  for (u32 i = 0; i < kStagedArrays; i++) signals += signals_of(a.c, rows, staged.width[i]);
-  return signals;
-}
-
 // A rank's region, where rows and their metadata land.
 struct Landing {
   u32 rank;
@@ -109,7 +101,7 @@ struct StagedRows {
 // Puts them, with a run for each group. One thread.
 template <class Up>
 __device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t,
-                         const Landing& to, const StagedRows& rows, Guard& guard) {
+                         const Landing& to, const StagedRows& rows, u32 signal, Guard& guard) {
   Staged staged = staged_for(a, t, to.rank);
   u64 width = staged.width_of(rows.array), from = staged.at_of(rows.array);
   const u32* counts = counts_for(a, t, writer_at(a.c, to.rank), to.rank);
@@ -121,9 +113,13 @@ __device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const D
     u32 row = t.row_base[g * a.c.ranks + to.rank] + first;
     Run run{to.rank, to.at(a, rows.array) + row * width,
             from + first * width, end - first, width};
-    ok = put_run(a.c, up, own_queue(a.c), run, a.c.rows_signal(), guard);
+    ok = put_run(a.c, up, own_queue(a.c), run, signal, guard);
   }
   return ok;
+}
+
+__device__ inline Landing landing_at(const DispatchArgs& a, const DispatchTables& t, u32 rank) {
+  return {rank, (u64)t.heard[rank * words_of(a) + kHeadPlace] * kRegionAlign, region_of(a, t, rank)};
 }
 
 // The target of lane k's selection of a token, in the layouts by experts. All lanes of a warp.

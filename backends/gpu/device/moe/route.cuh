@@ -15,8 +15,25 @@ __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32
   atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
+// Waits until the exchange over the rail goes on, and the metadata of all rows are here. False if it does not. The
+// whole block.
+__device__ inline bool rows_are_described(const GroupArgs& a) {
+  if (!a.described) return true;
+  Guard guard(a.abort, a.cap_ns, a.report);
+  const Cell* former = a.former;
+  bool ok = guard.until({kPhaseEntry, a.rank, 0, a.ticket}, [&] { return load_acquire(&former->decided) >> 32; },
+                        [&](u64 found) { return found == a.ticket; });
+  ok = ok && (u32)load_relaxed(&former->decided) == kGo;
+  u32 epoch = (u32)load_relaxed(&former->epoch);
+  for (u32 s = threadIdx.x; s < a.groups && ok; s += blockDim.x)
+    ok = guard.until({kPhaseRows, a.rank, s, epoch}, [&] { return load_acquire(a.described + s); },
+                     [&](u64 found) { return (i32)((u32)found - epoch) >= 0; });
+  return sync_block_and(ok);
+}
+
 // Runs before a dispatch of grouped tokens counts. One block.
 __device__ inline void group(const GroupArgs& a) {
+  if (!rows_are_described(a)) return;
   for (u32 i = threadIdx.x; i < a.words; i += blockDim.x) a.zeros[i] = 0;
   if (threadIdx.x != 0) return;
   u32 start = 0;

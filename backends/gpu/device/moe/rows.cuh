@@ -4,8 +4,8 @@
 // Two ways: bulk copies through shared memory (TMA, sm_90 and later), and vectors of 16 bytes. Lane k
 // of a warp stores to the rank of selection k, so that ranks follow the order of the routing.
 #pragma once
+#include "arrivals.cuh"
 #include "cast.cuh"
-#include "tiles.cuh"
 
 namespace ty {
 
@@ -107,16 +107,23 @@ __device__ inline u32 piece_length(const DispatchArgs& a, u32 piece) {
   return left < a.piece_bytes ? (u32)left : a.piece_bytes;
 }
 
+// The count of the tile or of the run that a token's row is in, at the rank of selection k; or null.
+template <class Up>
+__device__ u64* count_for(const DispatchArgs& a, const Up& up, u32 token, u32 k) {
+  if constexpr (kRuns) return staged_of_row(a, token, k);
+  else return count_of_row(a, up, token, k);
+}
+
 // The pieces of rows that belong to a warp from the start. If rows are staged, these are all of the warp's
 // share of its block's tokens, so that the staged data of a block lies together. Otherwise they are the first
 // ones, before others are dealt. Rows that this rank has for itself take all warps equally long, so they are
 // not dealt.
 struct Share {
   u32 first, end, step;
-  bool dealt = !kPuts;
+  bool dealt = !kPuts || kRuns;
 
   __device__ explicit Share(const DispatchArgs& a) {
-    if constexpr (kPuts) {
+    if constexpr (kPuts && !kRuns) {
       BlockTokens own(a);
       first = own.first * a.pieces + wave_id(), end = own.end * a.pieces, step = a.movers;
     } else {
@@ -136,8 +143,8 @@ struct Share {
 // functions except `prime` and `drop` need the targets.
 class Stages {
  public:
-  __device__ Stages(const DispatchArgs& a, u8* shared)
-      : a_(a), share_(a) {
+  __device__ Stages(const DispatchArgs& a, u8* shared, Guard& guard)
+      : a_(a), share_(a), guard_(guard) {
     __shared__ u64 barriers[64];
     u32 first = wave_id() * a.stages;
     pitch_ = a.stage_bytes;
@@ -158,11 +165,14 @@ class Stages {
   // the next row arrives.
   __device__ u32 ahead() const { return a_.stages > 1 ? a_.stages - 1 : 1; }
 
+  // The pieces of them that are loaded before others are dealt. Rows that are still to come are waited for later.
+  __device__ u32 early() const { return a_.awaits_rows() ? 0 : ahead(); }
+
   // Loads this warp's own pieces, if it moves rows.
   __device__ void prime() {
     u32 unit = wave_id() < a_.movers ? share_.first : share_.end;
 #pragma unroll 1
-    for (; primed_ < ahead() && unit < share_.end; unit += share_.step) start(unit, primed_++);
+    for (; primed_ < early() && unit < share_.end; unit += share_.step) start(unit, primed_++);
     sync_wave();
   }
   // For an operation that does not move rows: waits for the loads, because the block ends.
@@ -172,9 +182,9 @@ class Stages {
   }
   __device__ void deal() {
     if (!share_.dealt)
-      dealt_ = share_.first + share_.step * (ahead() + taken_++);
+      dealt_ = share_.first + share_.step * (early() + taken_++);
     else
-      dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + share_.step * ahead() : 0;
+      dealt_ = lane() == 0 ? (u32)atomic_add(&a_.c.state->dealt, 1ull) + share_.step * early() : 0;
   }
 
   // Pieces that are left for each warp once the piece that is dealt to this one is taken.
@@ -195,6 +205,8 @@ class Stages {
       start(unit, fill_);
       deal();
       sync_wave();
+      // The wait for a row was ended.
+      if (kGrouped && any(guard_.ended())) return false;
     }
     if (lane() < a_.c.topk) {
       copy_async(note + kNoteAims + lane(), aims_of(a_, note[kNoteToken]) + lane(), 4);
@@ -235,8 +247,9 @@ class Stages {
   __device__ void start(u32 unit, u32 stage) {
     if (lane() != 0) return;
     u32* note = notes_ + stage * words();
-    u32 token = unit / a_.pieces, piece = unit - token * a_.pieces;
+    u32 position = unit / a_.pieces, piece = unit - position * a_.pieces, token = token_in_turn(a_, position);
     note[kNoteToken] = token, note[kNotePiece] = piece;
+    if (!row_comes(a_, token, guard_)) return;
     u32 width = a_.casts() ? bytes_of(a_.dtype) : 1;
     const u8* from = a_.casts() ? a_.raw : a_.x;
     bulk_load(rows_ + stage * pitch_,
@@ -306,6 +319,7 @@ class Stages {
 
   const DispatchArgs& a_;
   Share share_;
+  Guard& guard_;
   u32 dealt_ = 0, taken_ = 0, primed_ = 0, aimed_ = 0;
   u32 pitch_, rows_, barriers_, slot_ = 0, fill_ = 0, parity_ = 0;
   u8* stages_;
@@ -335,11 +349,13 @@ class Uncounted {
       for (u32 i = 0; i < kAtOnce; i++) {
         u32 pair = first + kWave * i + lane_id(), which = pair / topk;
         u32 token = shfl(token_, which);
-        counts[i] = pair < pairs ? count_of_row(a, up, token, pair - which * topk) : nullptr;
+        counts[i] = pair < pairs ? count_for(a, up, token, pair - which * topk) : nullptr;
       }
       // This comes behind the reads for counts, because those take a microsecond.
       if (first == 0) {
         complete();
+        // A NIC reads staged rows.
+        if (kRuns) fence_system_all();
         sync_wave();
         fence_system();
       }
@@ -359,7 +375,7 @@ class Uncounted {
 template <bool kTiles, class Up>
 class Mover {
  public:
-  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages& stages)
+  __device__ Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages& stages, Guard&)
       : a_(a), up_(up), to_(to), stages_(stages) {
     // Loads saw that the places are free; bulk stores are of another proxy.
     publish_places();
@@ -382,7 +398,7 @@ class Mover {
         sync_wave();
         loaded += load();
       });
-      if (kTiles && to_.others) note(token);
+      if (counts()) note(token);
       if (early || !more_) continue;
       if (a_.stages > 1)
         stores_read_but_one();
@@ -391,11 +407,12 @@ class Mover {
       sync_wave();
       loaded += load();
     }
-    if (kTiles && to_.others) uncounted_.count(a_, up_, 0, [] { stores_done(); });
+    if (counts()) uncounted_.count(a_, up_, 0, [] { stores_done(); });
     stores_done();
   }
 
  private:
+  __device__ bool counts() const { return kRuns || (kTiles && to_.others); }
   __device__ bool load() { return more_ = stages_.load(); }
   // Notes the piece that was stored last. All older pieces are complete, or nearly so. Towards the
   // end fewer notes are held back, so that few tiles arrive late.
@@ -419,7 +436,7 @@ class Mover {
 // Vectors pass through registers: no piece is loaded ahead.
 class Stages {
  public:
-  __device__ Stages(const DispatchArgs&, u8*) {}
+  __device__ Stages(const DispatchArgs&, u8*, Guard&) {}
   __device__ void prime() {}
   __device__ void drop() {}
 };
@@ -427,8 +444,8 @@ class Stages {
 template <bool kTiles, class Up>
 class Mover {
  public:
-  __device__ TY_INLINED Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&)
-      : a_(a), up_(up), to_(to), share_(a) {
+  __device__ TY_INLINED Mover(const DispatchArgs& a, const Up& up, const Targets& to, Stages&, Guard& guard)
+      : a_(a), up_(up), to_(to), share_(a), guard_(guard) {
     if (wave_id() < a.movers) deal();
   }
 
@@ -437,7 +454,10 @@ class Mover {
     while (dealt_ < share_.end) {
       u32 unit = (u32)dealt_;
       deal();
-      move_piece(unit / a_.pieces, unit % a_.pieces);
+      u32 token = token_in_turn(a_, unit / a_.pieces);
+      // One lane waits, so that few look.
+      if (kGrouped && !all(lane_id() != 0 || row_comes(a_, token, guard_))) return;
+      move_piece(token, unit % a_.pieces);
     }
   }
 
@@ -461,10 +481,11 @@ class Mover {
       cast_piece(there, from, piece);
     else
       VectorCopier().copy(there.row, a_.x + from, piece_length(a_, piece));
-    if (!kTiles || !to_.others) return;
+    if (!kRuns && (!kTiles || !to_.others)) return;
+    if (kRuns) fence_system_all();
     sync_wave();
     fence_system();
-    u64* count = lane < a_.c.topk ? count_of_row(a_, up_, token, lane) : nullptr;
+    u64* count = lane < a_.c.topk ? count_for(a_, up_, token, lane) : nullptr;
     if (count) add_relaxed(count, 1);
   }
   // Copies and casts a piece, whose channels start at `from`.
@@ -501,6 +522,7 @@ class Mover {
   const Up& up_;
   Targets to_;
   Share share_;
+  Guard& guard_;
   u64 dealt_ = ~0ull;
   u32 taken_ = 0;
 };

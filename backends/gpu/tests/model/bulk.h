@@ -4,6 +4,9 @@
 
 namespace model {
 
+// Levels include this in namespaces of their own.
+using namespace ::model;
+
 struct Load { ty::u32 to; const ty::u8* from; ty::u32 bytes; ty::u64* barrier; };
 struct Store { ty::u8* to; ty::u32 from; std::vector<ty::u8> read; ty::u32 bytes; bool is_read; };
 struct Stores { std::vector<Store> open; std::vector<std::vector<Store>> groups; };

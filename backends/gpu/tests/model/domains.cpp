@@ -1,6 +1,6 @@
-// Several domains on the model of a GPU: two exchanges, each over a device API of its own, queued one behind the
-// other as in `exchanges.rs`. This program stands in for that file: between the two it reads nothing that the first has
-// left.
+// Several domains on the model of a GPU: two exchanges, each over a device API of its own, as in `exchanges.rs`: side by
+// side where rows cross in runs, else one behind the other. This program stands in for that file: between the two it
+// reads nothing that the first has left.
 #include "helpers.h"
 
 // Of the ranks, so many are there in a twin: two of a domain, and one of a rail.
@@ -12,6 +12,7 @@
 #define TY_QUEUES OUT_QUEUES
 #define TY_UP_PARAM_BYTES OUT_PARAM_BYTES
 #define TY_GROUPED 0
+#define TY_RUNS OUT_PUTS
 namespace out_level {
 #include "out/exchange.cu"
 #include "level.h"
@@ -21,6 +22,7 @@ namespace out_level {
 #undef TY_UP_PARAM_BYTES
 #undef TY_GROUPED
 #undef TY_TWIN
+#undef TY_RUNS
 
 #define TY_TWIN TWINS
 #define TY_PUTS UP_PUTS
@@ -113,9 +115,16 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
   auto first = out_level::dispatch_args(*r.out, out_level::ty::Layout::kFlat, replay);
   first.source_first = r.me * r.s.max_tokens, first.worst = 1;
   first.c.objector = r.me, first.c.verdict = wish.verdict;
-  out_level::dispatch_on(*r.out, first);
-  // Does nothing if the dispatch was refused.
-  if (r.out->outcome->code != ty::kGo) r.out->arrive(first.c, true);
+  out_level::Former over_rail;
+  last_of(*r.out, over_rail);
+  std::thread rail([&] {
+    out_level::dispatch_on(*r.out, first);
+    // Does nothing if the dispatch was refused.
+    if (r.out->outcome->code != ty::kGo) r.out->arrive(first.c, true);
+  });
+  // A rank that has refused knows that itself.
+  bool at_once = out_level::ty::kRuns && wish.verdict == 0;
+  if (!at_once) rail.join();
   out_level::Region region(first.region_shape(), first.most_tokens(), 0);
   u8* at = r.out->arena;
   // The most that may come.
@@ -126,20 +135,21 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
   second.weights = (const float*)(at + region.weights);
   second.sources = (const u32*)(at + region.source), second.tokens = (const u32*)(at + region.totals);
   if (wish.capacity != 0) second.capacity = wish.capacity;
-  // A rank that has refused knows that itself.
-  up_level::Former former;
-  last_of(*r.out, former);
   if (wish.verdict != 0)
     carry(second.c, *r.out->outcome, r.out->outcome->objector);
   else
-    up_level::follow(second.c, former);
-  if (!replay) {
-    u32 words = (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
-    ty::GroupArgs g{(const u32*)(at + region.rank_counts), r.in->r.group_starts,
+    up_level::follow(second.c, {over_rail.cell, over_rail.outcome, over_rail.stopped});
+  const auto& x = first.crossing;
+  if (at_once) second.crossing = {nullptr, nullptr, x.here, nullptr, nullptr, 0, x.most, x.shift, r.domain};
+  if (at_once || !replay) {
+    u32 words = replay ? 0 : (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
+    ty::GroupArgs g{r.in->abort, r.in->report, second.c.cap_ns, second.c.former, at_once ? x.described : nullptr,
+                    first.c.ticket, r.in->me, (const u32*)(at + region.rank_counts), r.in->r.group_starts,
                     r.in->r.group_counts, r.in->s.groups, words};
     model::launch(1, ty::kWarps * ty::kWave, [=, &r] { up_level::ty_group(g, r.in->params()); });
   }
   up_level::dispatch_on(*r.in, second);
+  if (at_once) rail.join();
   r.outcome = *r.in->outcome;
   auto last = r.out->common(first.c.signature);
   if (r.outcome.code == ty::kFull) carry(last, r.outcome, 1u << 31 | (r.domain * r.in->s.ranks + r.outcome.rank));

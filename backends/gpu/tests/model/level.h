@@ -66,8 +66,14 @@ struct Rank : Inputs {
 #else
   Up::Params params() const { return {of_all[0], of_all[1], s.ranks, me, 8, 0}; }
 #endif
+  // Where rows cross in runs: of 4.
+  static constexpr u32 kRunShift = 2;
+  u32 most_runs() const { return kRuns ? (s.most() + (1 << kRunShift) - 1) >> kRunShift : 0; }
+  Crossing crossing{room<u64>(kSlots * s.ranks * most_runs()), room<u64>(s.ranks * most_runs()),
+                    room<u64>(s.ranks * most_runs()), room<u64>(s.ranks), room<u32>(1),
+                    3 * kSlots * s.ranks, most_runs(), kRunShift, 0};
   // Signals of each queue.
-  u32 signals() const { return 3 * kSlots * s.ranks; }
+  u32 signals() const { return (3 + most_runs()) * kSlots * s.ranks; }
   // Blocks of an operation on flat rows: ranks differ.
   u32 some_blocks() const { return (u32)(1 + (operations + me) % kBlocks); }
   WaitReport* report = room<WaitReport>(1);
@@ -311,6 +317,7 @@ DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4;
   u32 tiled = r.operations % 2 ? kWarps / 2 - 1 : kWarps * 3 / 4;
   a.movers = has_row_per_token(layout) ? kWarps - kMetadataWarps / 2 : tiled;
+  if constexpr (kRuns) a.crossing = r.crossing, a.movers = std::min(a.movers, kWarps - 2);
   a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;

@@ -1,0 +1,175 @@
+// Rows that cross between domains in runs, so that the exchange inside a domain forwards the first of them while the
+// last are not sent yet. Both exchanges of a dispatch are under way at once: the one on the rail waits for nothing that
+// is inside, so it ends whether or not the other has begun.
+//
+// A *run* is 2^shift consecutive rows of a source for one domain. Warps that move rows count each row that they have
+// staged; the posting warp of a block puts its runs once they are whole, each with a signal of its own (INV-2). The
+// watching warp of a block waits for the signals of its runs from other domains, and stores the exchange's epoch in a
+// word of each: the exchange inside reads these words, so it needs no device API of the rail. Metadata of all rows go
+// ahead of all rows. The words of a run grow with epochs, and are never reset.
+#pragma once
+#include "put_rows.cuh"
+
+namespace ty {
+
+// Rows in a run of a source that has so many.
+__device__ inline u32 rows_of_run(const Crossing& x, u32 rows, u32 run) {
+  u32 first = run << x.shift;
+  return rows > first ? min(1u << x.shift, rows - first) : 0;
+}
+
+// Whether an array of `Staged` travels in runs: rows, and with them the scales of rows that are cast.
+__device__ inline bool in_runs(const DispatchArgs& a, u32 array) {
+  return kRuns && (array == 0 || (array == 1 && a.casts()));
+}
+
+// The expected total of the signals of so many rows: of arrays that travel in runs, or of the others.
+__device__ inline u64 signals_of_arrays(const DispatchArgs& a, u64 rows, bool runs) {
+  Staged staged(a, 0, 0);
+  u64 signals = 0;
+#pragma unroll
+  for (u32 i = 0; i < kStagedArrays; i++)
+    if (in_runs(a, i) == runs) signals += signals_of(a.c, rows, staged.width[i]);
+  return signals;
+}
+
+#if TY_RUNS
+
+// The signal of a run that `source` has sent, in the slot of this operation.
+__device__ inline u32 run_signal(const DispatchArgs& a, u32 source, u32 run) {
+  return a.crossing.signal + (a.c.slot() * a.crossing.most + run) * a.c.ranks + source;
+}
+
+// The pairs of a run and a rank that are this block's, in the order of runs. Lanes of a warp have some of them each,
+// and of few ranks always the same, so that a late one holds up its own lanes only.
+struct RunPairs {
+  u32 ranks, all, next, step;
+
+  // `ranks` of them, with at most `runs` each.
+  __device__ RunPairs(u32 count, u32 runs) : ranks(count) {
+    u32 mine = runs > blockIdx.x ? (runs - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    step = count < kWave ? kWave / count * count : kWave;
+    all = mine * count, next = lane_id() < step ? lane_id() : all;
+  }
+  __device__ bool open() const { return next < all; }
+  __device__ u32 run() const { return blockIdx.x + next / ranks * gridDim.x; }
+  __device__ u32 rank() const { return next % ranks; }
+  __device__ void step_on() { next += step; }
+};
+
+// Puts a run that is staged. One thread.
+template <class Up>
+__device__ TY_INLINED bool put_run_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t, u32 d, u32 run,
+                                        Guard& guard) {
+  u32 first = run << a.crossing.shift, end = first + rows_of_run(a.crossing, rows_for(a, t, d), run);
+  u32 signal = run_signal(a, a.c.rank, run);
+  bool ok = put_rows(a, up, t, landing_at(a, t, d), {0, first, end}, signal, guard);
+  if (ok && a.casts()) ok = put_rows(a, up, t, landing_at(a, t, d), {1, first, end}, signal, guard);
+  up.submit(own_queue(a.c));
+  return ok;
+}
+
+// Posts the runs of this block as they are staged; those of this rank itself are only announced. One warp. Movers wait
+// for no rank, so runs become whole, unless a block has ended early.
+template <class Up>
+__device__ TY_INLINED void post_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
+  const Crossing& x = a.crossing;
+  u32 me = a.c.rank, ranks = a.c.ranks;
+  bool ok = true;
+  // One look each turn: lanes whose runs are whole do not wait for the others.
+  for (RunPairs pair(ranks, x.most); ok && pair.open();) {
+    u32 d = (me + 1 + pair.rank()) % ranks, run = pair.run(), rows = rows_of_run(x, rows_for(a, t, d), run);
+    u64* staged = x.staged + (u64)d * x.most + run;
+    if (load_acquire(staged) != (u64)rows * a.pieces) {
+      ok = load_relaxed(&a.c.state->stopped) == 0;
+      between_looks();
+      continue;
+    }
+    pair.step_on();
+    if (rows == 0) continue;
+    store_relaxed(staged, 0);
+    if (d == me)
+      store_release(x.here + (u64)me * x.most + run, a.c.epoch());
+    else
+      ok = put_run_rows(a, up, t, d, run, guard);
+  }
+}
+
+// Announces the runs of other ranks as they arrive. One warp.
+template <class Up>
+__device__ TY_INLINED void watch_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
+  const Crossing& x = a.crossing;
+  u32 ranks = a.c.ranks;
+  if (ranks == 1) return;
+  RunPairs pair(ranks - 1, x.most);
+  What what{kPhaseRows, a.c.rank, 0, 0};
+  bool waits = false;
+  // As above: one look each turn. True once this lane has no more runs to wait for.
+  auto look = [&]() -> u64 {
+    if (!pair.open()) return 1;
+    u32 source = (a.c.rank + 1 + pair.rank()) % ranks, run = pair.run();
+    u32 rows = rows_of_run(x, rows_from(a, t.heard, a.c.rank, source), run);
+    if (rows > 0) {
+      u64* total = x.totals + ((u64)a.c.slot() * ranks + source) * x.most + run;
+      if (!waits) {
+        *total += signals_of_arrays(a, rows, true);
+        what = {kPhaseRows, source, run_signal(a, source, run), *total};
+        waits = true;
+      }
+      if ((i64)(total_of_queues(*a.c.state, up, what.signal) - what.expected) < 0) return 0;
+      guard.pass(what);
+      waits = false;
+      store_release(x.here + (u64)source * x.most + run, a.c.epoch());
+    }
+    pair.step_on();
+    return !pair.open();
+  };
+  guard.until(what, look, [](u64 done) { return done != 0; });
+}
+
+// Announces that the metadata of a source's rows are here. One warp of the first block, which has the totals to wait
+// for from another warp.
+template <class Up>
+__device__ TY_INLINED void watch_metadata(const DispatchArgs& a, const Up& up, Guard& guard) {
+  const Crossing& x = a.crossing;
+  while (load_acquire(&a.c.cell->decided) >> 32 != a.c.ticket) between_looks();
+  for (u32 s = lane_id(); s < a.c.ranks; s += kWave) {
+    if (s == a.c.rank) continue;
+    What what{kPhaseRows, s, a.c.rows_signal() - a.c.rank + s, load_device(&a.c.cell->totals[s])};
+    if (wait_queues(*a.c.state, up, what, guard)) store_release(x.described + s, a.c.epoch());
+  }
+}
+
+// Puts the metadata of this rank's rows once all warps have staged theirs. The last warps of each block.
+template <class Up>
+__device__ TY_INLINED void put_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
+  u32 writers = gridDim.x * kMetadataWarps, last = 0;
+  if (wave_id() < kWarps - kMetadataWarps) return;
+  fence_system_all();
+  sync_wave();
+  if (lane_id() == 0) last = atomic_inc(a.crossing.writers, writers - 1) == writers - 1;
+  if (shfl(last, 0) == 0) return;
+  fence_system_all();
+  if (lane_id() == 0) store_release(a.crossing.described + a.c.rank, a.c.epoch());
+  constexpr u32 kBeside = kStagedArrays - 1;
+  for (u32 i = lane_id(); i < (a.c.ranks - 1) * kBeside; i += kWave) {
+    u32 d = (a.c.rank + 1 + i / kBeside) % a.c.ranks, array = 1 + i % kBeside;
+    if (in_runs(a, array)) continue;
+    put_rows(a, up, t, landing_at(a, t, d), {array, 0, rows_for(a, t, d)}, a.c.rows_signal(), guard);
+  }
+  sync_wave();
+  if (lane_id() == 0) up.submit(own_queue(a.c));
+}
+
+// The service of a block beside its movers: its last two warps.
+template <class Up>
+__device__ TY_INLINED void serve_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
+  if (wave_id() == kWarps - 1) post_runs(a, up, t, guard);
+  if (wave_id() != kWarps - 2) return;
+  if (blockIdx.x == 0) watch_metadata(a, up, guard);
+  watch_runs(a, up, t, guard);
+}
+
+#endif
+
+}  // namespace ty
