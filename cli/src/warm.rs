@@ -74,6 +74,7 @@ impl From<Warmed> for Compiled {
             Role::Direct => "direct",
             Role::Masked => "masked",
             Role::IntraDomain => "inside",
+            Role::InterDomain => "between",
         };
         let Warmed { architecture, over: device_api, compiled: now, folder, .. } = warmed;
         Self { architecture, device_api, role, rows, now, folder }

@@ -117,7 +117,12 @@ pub fn programs(up: Option<&Over>, out: &[Over], world: World) -> Vec<(Over, Rol
     if up.is_none() || domains != Some(1) {
         // Rows are sent without a request, and ranks masked, where kernels store: with one level, which this may be.
         let alone = |over: &Over| up.is_none() && !over.source().puts;
-        let role = |over: &Over| if alone(over) { whole } else { Role::Direct };
+        // A world of one level, or a rail.
+        let role = |over: &Over| match up {
+            Some(_) => Role::InterDomain,
+            None if alone(over) => whole,
+            None => Role::Direct,
+        };
         all.extend(out.iter().map(|over| (over.clone(), role(over))));
     }
     let mut once = Vec::new();
@@ -278,15 +283,16 @@ mod tests {
         assert_eq!(named(Some(&peers), &[], None), [p("nvlink", Direct)]);
         assert_eq!(named(None, std::slice::from_ref(&ring), None), [p("gpu ring", Direct)]);
         let both = named(Some(&peers), std::slice::from_ref(&ring), Some(2));
-        assert_eq!(both, [p("nvlink", IntraDomain), p("gpu ring", Direct)]);
+        assert_eq!(both, [p("nvlink", IntraDomain), p("gpu ring", InterDomain)]);
         let any = named(Some(&peers), &[ring.clone(), ring.clone()], None);
-        assert_eq!(any, [p("nvlink", Direct), p("nvlink", IntraDomain), p("gpu ring", Direct)]);
+        let inside = [p("nvlink", Direct), p("nvlink", IntraDomain)];
+        assert_eq!(any, [&inside[..], &[p("gpu ring", InterDomain)]].concat());
         assert_eq!(
             named(Some(&peers), std::slice::from_ref(&ring), Some(1)),
             [p("nvlink", Direct)]
         );
         let same = named(Some(&peers), std::slice::from_ref(&peers), Some(2));
-        assert_eq!(same, [p("nvlink", IntraDomain), p("nvlink", Direct)]);
+        assert_eq!(same, [p("nvlink", IntraDomain), p("nvlink", InterDomain)]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ const UP_DEVICE_API: &str = "up_device_api.cuh";
 /// The kernels of an exchange.
 const EXCHANGE: SourceFile =
     SourceFile { name: "exchange.cu", text: include_str!("../../device/exchange.cu") };
-const HEADERS: [(&str, &str); 40] = [
+const HEADERS: [(&str, &str); 42] = [
     ("arch.cuh", include_str!("../../device/common/arch.cuh")),
     ("arch_cuda.cuh", include_str!("../../device/common/arch_cuda.cuh")),
     ("arch_amd.cuh", include_str!("../../device/common/arch_amd.cuh")),
@@ -38,6 +38,8 @@ const HEADERS: [(&str, &str); 40] = [
     ("experts.cuh", include_str!("../../device/moe/experts.cuh")),
     ("combine.cuh", include_str!("../../device/moe/combine.cuh")),
     ("puts.cuh", include_str!("../../device/common/puts.cuh")),
+    ("arrivals.cuh", include_str!("../../device/moe/arrivals.cuh")),
+    ("runs.cuh", include_str!("../../device/moe/runs.cuh")),
     ("put_rows.cuh", include_str!("../../device/moe/put_rows.cuh")),
     ("rank_major.cuh", include_str!("../../device/moe/rank_major.cuh")),
     ("push_combine.cuh", include_str!("../../device/moe/push_combine.cuh")),
@@ -169,13 +171,15 @@ pub(crate) enum Needed {
 /// The rows that the kernels move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The rows of this rank, straight to their owners; or, with several domains, to their domains.
+    /// The rows of this rank, straight to their owners.
     Direct,
     /// The same, in one domain, where low-latency operations may go on without ranks. Code for masks takes registers
     /// from every wait, so other programs have none.
     Masked,
-    /// Inside one of several domains: the rows that arrived for this domain, grouped by source.
+    /// Inside one of several domains: the rows that arrive for this domain, grouped by source.
     IntraDomain,
+    /// Between domains: the rows of this rank to their domains, in runs where it puts.
+    InterDomain,
 }
 
 /// The source of kernels that measure.
@@ -204,6 +208,7 @@ impl Program {
             format!("-DTY_PUTS={}", u32::from(device_api.puts)),
             format!("-DTY_GROUPED={}", u32::from(role == Role::IntraDomain)),
             format!("-DTY_MASKS={}", u32::from(role == Role::Masked)),
+            format!("-DTY_RUNS={}", u32::from(role == Role::InterDomain && device_api.puts)),
         ];
         Self::of(EXCHANGE, target, device_api, &own)
     }

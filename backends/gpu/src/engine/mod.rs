@@ -54,9 +54,9 @@ use crate::engine::waits::{Turn, Waits};
 /// Epoch 1 in slot 0.
 const FIRST_TURN: u64 = 1;
 
-/// Bytes of `Cell` of the kernels: slot, code and epoch, then a total and a tally per rank.
+/// Bytes of `Cell` of the kernels: slot, code, epoch and decision, then a total and a tally per rank.
 fn cell_bytes(ranks: u32) -> u64 {
-    16 + 2 * 8 * u64::from(ranks)
+    24 + 2 * 8 * u64::from(ranks)
 }
 
 /// The records by which ranks enter.

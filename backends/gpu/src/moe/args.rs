@@ -76,6 +76,20 @@ pub(crate) struct Routing {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Crossing {
+    pub(crate) totals: u64,
+    pub(crate) staged: u64,
+    pub(crate) here: u64,
+    pub(crate) described: u64,
+    pub(crate) writers: u64,
+    pub(crate) signal: u32,
+    pub(crate) most: u32,
+    pub(crate) shift: u32,
+    pub(crate) mine: u32,
+}
+
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DispatchArgs {
     pub(crate) common: Common,
@@ -125,6 +139,7 @@ pub(crate) struct DispatchArgs {
     pub(crate) call_tokens: u32,
     pub(crate) rank_major: u32,
     pub(crate) host_counts: u64,
+    pub(crate) crossing: Crossing,
 }
 
 #[repr(C)]
@@ -220,6 +235,13 @@ pub(crate) struct DecodeRefusalArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupArgs {
+    pub(crate) abort: u64,
+    pub(crate) report: u64,
+    pub(crate) cap_ns: u64,
+    pub(crate) former: u64,
+    pub(crate) described: u64,
+    pub(crate) ticket: u32,
+    pub(crate) rank: u32,
     pub(crate) counts: u64,
     pub(crate) starts: u64,
     pub(crate) zeros: u64,

@@ -15,7 +15,7 @@ use crate::engine::args::{Common, ENTER, Outcome, THREADS};
 use crate::engine::mode::Mode;
 use crate::engine::outcome::{Called, Refusal, ticket};
 use crate::engine::step::Step;
-use crate::moe::args::{DispatchArgs, GroupArgs, Routing};
+use crate::moe::args::{Crossing, DispatchArgs, GroupArgs, Routing};
 use crate::moe::deferred::Grouped;
 use crate::moe::exchange::{Exchange, Scope};
 use crate::moe::handle::Output;
@@ -32,6 +32,16 @@ pub(crate) struct StepPlace {
     pub(crate) step: Step,
     /// The groups that are passed on, in a dispatch inside a domain.
     pub(crate) grouped: Option<Grouped>,
+    /// Its rows come over a rail meanwhile.
+    pub(crate) beside: Option<Beside>,
+}
+
+/// An exchange on a rail whose rows a dispatch inside a domain forwards as they arrive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beside {
+    pub(crate) crossing: Crossing,
+    /// The number by which kernels know that exchange.
+    pub(crate) ticket: u32,
 }
 
 /// A dispatch whose kernel was launched.
@@ -112,6 +122,7 @@ fn arguments(
         call_tokens: 0,
         rank_major: 0,
         host_counts: 0,
+        crossing: Crossing::default(),
     }
 }
 
@@ -412,9 +423,7 @@ impl Dispatch<'_> {
         };
         let signature = self.signature(call).unwrap_or(call.signature);
         let called = self.engine.sign(call.operation, &mut common, signature);
-        if let Some(grouped) = place.grouped.filter(|_| !wanted.replay) {
-            self.group(self.engine.slot(call.operation), &routing, grouped.counts)?;
-        }
+        self.group(call.operation, &common, &routing, place, wanted.replay)?;
         let format = &wanted.format;
         let dispatch_tiling = match call.cast {
             Cast::None => {
@@ -467,6 +476,10 @@ impl Dispatch<'_> {
                 0
             },
             zero_padding: wanted.spec.layout.zero_padding().into(),
+            crossing: match (&self.moe.runs, place.beside) {
+                (Some(runs), _) => runs.on_the_rail(),
+                (None, beside) => beside.map(|beside| beside.crossing).unwrap_or_default(),
+            },
             ..arguments(call, common, routing, &dispatch_tiling)
         };
         // SAFETY: the tensors are valid by this function's contract.
@@ -480,21 +493,41 @@ impl Dispatch<'_> {
         Ok(Launched { operation, handle, wanted, region, staging, called, known })
     }
 
-    /// Inside one of several domains: finds the group of each token, before tokens are counted.
-    fn group(&self, slot: usize, routing: &Routing, counts: u64) -> Result<()> {
+    /// Inside one of several domains: finds the group of each token, before tokens are counted. Where rows come
+    /// meanwhile, it first waits for their metadata.
+    fn group(
+        &self,
+        operation: u64,
+        common: &Common,
+        routing: &Routing,
+        place: &StepPlace,
+        is_replay: bool,
+    ) -> Result<()> {
+        let Some(grouped) = place.grouped.filter(|_| !is_replay || place.beside.is_some()) else {
+            return Ok(());
+        };
         let Some(group) = &self.moe.kernels.group else {
             return Err(Error::new(ErrorKind::Internal, "dispatch", "there are no groups"));
         };
         let (shape, groups) = (&self.moe.exchange.shape, self.moe.exchange.groups);
         let arguments = GroupArgs {
-            counts,
+            abort: common.abort,
+            report: common.report,
+            cap_ns: common.cap_ns,
+            former: common.former,
+            described: place.beside.map_or(0, |beside| beside.crossing.described),
+            ticket: place.beside.map_or(0, |beside| beside.ticket),
+            rank: common.rank,
+            counts: grouped.counts,
             starts: routing.group_starts,
             zeros: routing.group_counts,
             groups,
-            words: (shape.ranks + shape.experts) * groups,
+            // The counts of a replay are those of its dispatch.
+            words: if is_replay { 0 } else { (shape.ranks + shape.experts) * groups },
         };
+        let (size, slot) = (Launch::of_threads(1, THREADS, 0), self.engine.slot(operation));
         // SAFETY: the kernel's type; counts lie in a region that is held, the rest in the handle.
-        unsafe { self.engine.launch(group, Launch::of_threads(1, THREADS, 0), &arguments, slot) }
+        unsafe { self.engine.launch(group, size, &arguments, slot) }
     }
 
     /// # Safety

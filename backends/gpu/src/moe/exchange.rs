@@ -46,6 +46,8 @@ pub(crate) struct Exchange {
     pub(crate) in_flight: u32,
     /// Whether rows of the packed layout are sent without a request: see `decode`.
     pub(crate) decodes: bool,
+    /// Inside one of several domains: rows are forwarded as they arrive, while the exchange on the rail is under way.
+    pub(crate) awaits_rows: bool,
 }
 
 impl Exchange {
@@ -63,6 +65,7 @@ impl Exchange {
             path,
             in_flight: shape.in_flight,
             decodes: false,
+            awaits_rows: false,
         }
     }
 
@@ -88,6 +91,7 @@ impl Exchange {
             path: paths[0],
             in_flight: shape.in_flight,
             decodes: false,
+            awaits_rows: paths[1].puts(),
         };
         let rail = domains.rail(&world);
         let between = Self {
@@ -101,6 +105,7 @@ impl Exchange {
             path: paths[1],
             in_flight: shape.in_flight,
             decodes: false,
+            awaits_rows: false,
         };
         [inside, between]
     }
@@ -133,6 +138,7 @@ impl Exchange {
     pub(crate) fn role(&self, is_masked: bool) -> Role {
         match self.scope {
             Scope::IntraDomain => Role::IntraDomain,
+            Scope::InterDomain => Role::InterDomain,
             _ if is_masked => Role::Masked,
             _ => Role::Direct,
         }
@@ -148,6 +154,11 @@ impl Exchange {
     /// second one, which reports how the operation ended inside them.
     pub(crate) fn steps(&self) -> u32 {
         if self.scope == Scope::InterDomain { 2 } else { 1 }
+    }
+
+    /// Whether rows cross in runs, and are forwarded as they arrive: see `runs.cuh`.
+    pub(crate) fn has_runs(&self) -> bool {
+        self.scope == Scope::InterDomain && self.path.puts()
     }
 
     /// Operations whose records have places of their own. At least two of callers, because a rank may enter

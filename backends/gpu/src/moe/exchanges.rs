@@ -13,10 +13,10 @@ use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::RelaxedCapture;
 use crate::engine::agree::{agree, agreed};
-use crate::engine::outcome::Refusal;
+use crate::engine::outcome::{Refusal, ticket};
 use crate::engine::step::{Former, Step, queue_behind};
 use crate::moe::deferred::{Grouped, is_refusal};
-use crate::moe::dispatch::StepPlace;
+use crate::moe::dispatch::{Beside, StepPlace};
 use crate::moe::exchanger::Exchanger;
 use crate::moe::loaded::summable;
 
@@ -212,7 +212,7 @@ unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
     let order = call.order.waiting();
     let crossing =
         DispatchCall { operation, layout: Layout::Flat, worst_case: true, order, ..*call };
-    let deferred = StepPlace { step: Step::DEFERRED, grouped: None };
+    let deferred = StepPlace { step: Step::DEFERRED, ..StepPlace::default() };
     // SAFETY: by this function's contract.
     unsafe { rail.between.dispatch().send(&crossing, &deferred)? };
     let received = rail.between.dispatch().arrives(operation)?;
@@ -248,8 +248,17 @@ unsafe fn forward(owners: &mut Exchanger, rail: &mut Rail, call: &DispatchCall<'
         ..*call
     };
     let former = Former::of(&rail.between.engine, number);
-    let place = StepPlace { step: Step { former, deferred: false }, grouped: Some(grouped) };
-    queue_behind(&owners.engine, &rail.between.engine, number)?;
+    let beside = rail
+        .between
+        .moe
+        .runs
+        .as_ref()
+        .map(|runs| Beside { crossing: runs.inside(), ticket: ticket(number) });
+    let step = Step { former, deferred: false };
+    let place = StepPlace { step, grouped: Some(grouped), beside };
+    if beside.is_none() {
+        queue_behind(&owners.engine, &rail.between.engine, number)?;
+    }
     // SAFETY: the received rows are held until the operation is received.
     let launched = unsafe { owners.dispatch().launch(&forwarded, &place) };
     let came = unless_refused(rail.between.dispatch().concluded(number))?;

@@ -10,6 +10,7 @@ pub(crate) mod capabilities;
 pub(crate) mod combine;
 pub(crate) mod combine_tiling;
 pub(crate) mod copies;
+pub(crate) mod crossing;
 pub(crate) mod deferred;
 pub(crate) mod dispatch;
 pub(crate) mod exchange;

@@ -8,6 +8,7 @@ use crate::decode::sizes::DecodeSizes;
 use crate::engine::args::{HEAD, TEXT_WORDS};
 use crate::engine::path::{Path, Transfer};
 use crate::moe::combine_tiling::CombineTiling;
+use crate::moe::crossing::RunSizes;
 use crate::moe::exchange::{Exchange, Scope};
 use crate::moe::limits::{BlockLimits, metadata_bytes};
 use crate::moe::moving::{Moving, Piece, pieces};
@@ -70,6 +71,8 @@ pub(crate) struct Sizes {
     pub(crate) decode: Option<DecodeSizes>,
     /// The longest put, where kernels put; else they load and store.
     pub(crate) path: Path,
+    /// Between domains, where kernels put.
+    pub(crate) runs: Option<RunSizes>,
 }
 
 impl Sizes {
@@ -122,6 +125,7 @@ impl Sizes {
             ranks: shape.ranks,
             arena_bytes,
             path,
+            runs: RunSizes::new(exchange),
         };
         if exchange.decodes {
             sizes.decode = Some(DecodeSizes::new(exchange, sizes.control_bytes()));
@@ -158,6 +162,11 @@ impl Sizes {
     /// For each slot: the arrival of rows and the end of reading, each raised by one rank; where
     /// kernels put, the arrival of records too.
     pub(crate) fn signals(&self) -> u32 {
+        self.run_signal() + self.runs.map_or(0, |runs| runs.signals())
+    }
+
+    /// The first signal of a run: behind all others.
+    pub(crate) fn run_signal(&self) -> u32 {
         let kinds = if self.path.puts() { 3 } else { 2 };
         kinds * self.ranks * self.slots
     }
@@ -269,7 +278,9 @@ impl DispatchTiling {
         let note = 4 * (2 + if casts { 2 } else { 1 } * topk);
         let gatherings = block.metadata_warps() * metadata_bytes;
         let room = block.shared.saturating_sub(KEPT + table_bytes + gatherings) / (pitch + note);
-        let movers = most_movers(block, moving, room).min(room).max(1);
+        // The last two warps of a block serve runs.
+        let most = if exchange.has_runs() { block.warps() - 2 } else { block.warps() };
+        let movers = most_movers(block, moving, room).min(room).min(most).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
         let notes_at = table_bytes + stages_bytes + gatherings;
@@ -354,6 +365,7 @@ pub(crate) mod tests {
             path,
             in_flight,
             decodes: false,
+            awaits_rows: false,
         }
     }
 
@@ -496,7 +508,8 @@ pub(crate) mod tests {
         let words = |counts: u32| (HEAD + counts + TEXT_WORDS).next_multiple_of(16);
         assert_eq!(inner.entry_words, words((2 + 8) * 3));
         assert_eq!(outer.entry_words, words(3 + 24));
-        assert_eq!([inner.signals(), outer.signals()], [2 * 2 * 2, 3 * 3 * 4]);
+        // Eight runs of one row.
+        assert_eq!([inner.signals(), outer.signals()], [2 * 2 * 2, (3 + 8) * 3 * 4]);
         assert_eq!(inner.arena_bytes, 7 << 20);
         // Three times: 24 rows that arrive, and 16 that this rank stages, two domains per token.
         let row = u64::from(4 * SHAPE.hidden + SHAPE.hidden + 8 * SHAPE.topk + 4);

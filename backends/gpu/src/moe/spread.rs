@@ -7,7 +7,7 @@ use crate::driver::Launch;
 use crate::engine::args::THREADS;
 use crate::flat_sms::{FlatOp, FlatWork};
 use crate::moe::args::SpreadArgs;
-use crate::moe::blocks::Roles;
+use crate::moe::blocks::{Blocks, Roles};
 use crate::moe::dispatch::Dispatch;
 use crate::moe::operation::DispatchOp;
 use crate::moe::state::MoeState;
@@ -30,11 +30,25 @@ impl MoeState {
         let (at_once, casts) = (wanted.mode.at_once, !matches!(cast, Cast::None));
         match wanted.spec.layout {
             // Among several domains a block moves its own share of rows; low latency has other kernels.
-            layout if !self.has_tiles() || self.decodes(layout) => blocks.alike(),
+            layout if !self.has_tiles() || self.decodes(layout) => self.beside(blocks).alike(),
             layout if !layout.has_a_row_per_token() => blocks.of_tiles(at_once, casts, max_tokens),
             _ if casts => blocks.of_flat_cast(at_once, max_tokens),
             _ => blocks.of_flat(&self.flat_dispatch(wanted, tokens.most), tokens.on_device),
         }
+    }
+
+    /// The blocks of this exchange, where another one runs beside it. On a rail few stage rows as fast as a NIC takes
+    /// them; inside, rows go to more ranks over a faster link.
+    fn beside(&self, blocks: Blocks) -> Blocks {
+        let rail = (blocks.exchange / 4).max(1);
+        let exchange = if self.exchange.has_runs() {
+            rail
+        } else if self.exchange.awaits_rows {
+            blocks.exchange.saturating_sub(rail).max(1)
+        } else {
+            blocks.exchange
+        };
+        Blocks { exchange, ..blocks }
     }
 
     /// The work of a dispatch of this many tokens to flat rows.

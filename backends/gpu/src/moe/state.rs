@@ -15,6 +15,7 @@ use crate::engine::counters::Counters;
 use crate::engine::mode::Mode;
 use crate::moe::blocks::Blocks;
 use crate::moe::combine_tiling::CombineTiling;
+use crate::moe::crossing::Runs;
 use crate::moe::exchange::{Exchange, Scope};
 use crate::moe::handle::HandleState;
 use crate::moe::host_counts::HostCounts;
@@ -52,6 +53,8 @@ pub(crate) struct MoeState {
     pub(crate) outside: Outside,
     /// The address of the control window.
     pub(crate) control: u64,
+    /// Between domains, where rows cross in runs.
+    pub(crate) runs: Option<Runs>,
     /// `[R]` zeros: the ranks that an output leaves out where a lost rank ends the communicator.
     pub(crate) lost: Buffer,
 }
@@ -88,6 +91,10 @@ impl MoeState {
             counts: HostCounts::new(context, slots, exchange.shape.local_experts())?,
             outside: config.outside,
             control: windows[CONTROL],
+            runs: sizes
+                .runs
+                .map(|runs| Runs::new(context, runs, sizes.run_signal(), exchange.rank))
+                .transpose()?,
             lost: Buffer::new(context, exchange.regions.ranks.into())?,
         })
     }

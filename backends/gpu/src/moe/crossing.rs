@@ -1,0 +1,136 @@
+//! Rows that cross between domains in runs, so that the exchange inside a domain runs beside the one on the rail: see
+//! `runs.cuh`.
+
+use std::sync::Arc;
+
+use tokenyard_core::Result;
+
+use crate::driver::{Buffer, Context};
+use crate::moe::args::Crossing;
+use crate::moe::exchange::Exchange;
+
+/// Rows of a run: a put of 119 KB of FP8 rows of 7168 channels. Longer ones end later, shorter ones cost more requests.
+const RUN_ROWS: u32 = 16;
+/// Few tokens cross in as many runs at least, so that the first are forwarded early.
+const LEAST_RUNS: u32 = 32;
+/// Signals of all runs, of 65,536 that a transport has.
+const MOST_SIGNALS: u32 = 16_384;
+
+/// The runs of one rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunSizes {
+    /// A run has `1 << shift` rows.
+    pub(crate) shift: u32,
+    /// Runs of a source.
+    pub(crate) most: u32,
+    ranks: u32,
+    slots: u32,
+}
+
+impl RunSizes {
+    /// Those of an exchange, unless its rows do not cross in runs.
+    pub(crate) fn new(exchange: &Exchange) -> Option<Self> {
+        let (ranks, slots, tokens) =
+            (exchange.shape.ranks, exchange.slots(), exchange.shape.max_tokens);
+        let of = |shift: u32| Self { shift, most: tokens.div_ceil(1 << shift), ranks, slots };
+        let wanted = RUN_ROWS.min(tokens / LEAST_RUNS).max(1).ilog2();
+        exchange.has_runs().then(|| {
+            (wanted..31).map(of).find(|runs| runs.signals() <= MOST_SIGNALS).unwrap_or(of(31))
+        })
+    }
+
+    /// One for each slot, run and rank.
+    pub(crate) fn signals(&self) -> u32 {
+        self.slots.saturating_mul(self.ranks).saturating_mul(self.most)
+    }
+}
+
+/// The memory of the device for the runs of a rail.
+#[derive(Debug)]
+pub(crate) struct Runs {
+    sizes: RunSizes,
+    totals: Buffer,
+    staged: Buffer,
+    here: Buffer,
+    described: Buffer,
+    writers: Buffer,
+    /// The first of their signals.
+    signal: u32,
+    /// This domain.
+    mine: u32,
+}
+
+impl Runs {
+    /// `signal`: the first of their signals. Memory is zero at first.
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        sizes: RunSizes,
+        signal: u32,
+        mine: u32,
+    ) -> Result<Self> {
+        let of_all = 8 * u64::from(sizes.ranks) * u64::from(sizes.most);
+        Ok(Self {
+            sizes,
+            totals: Buffer::new(context, of_all * u64::from(sizes.slots))?,
+            staged: Buffer::new(context, of_all)?,
+            here: Buffer::new(context, of_all)?,
+            described: Buffer::new(context, 8 * u64::from(sizes.ranks))?,
+            writers: Buffer::new(context, 4)?,
+            signal,
+            mine,
+        })
+    }
+
+    /// For the exchange on the rail.
+    pub(crate) fn on_the_rail(&self) -> Crossing {
+        Crossing {
+            totals: self.totals.address(),
+            staged: self.staged.address(),
+            here: self.here.address(),
+            described: self.described.address(),
+            writers: self.writers.address(),
+            signal: self.signal,
+            most: self.sizes.most,
+            shift: self.sizes.shift,
+            mine: self.mine,
+        }
+    }
+
+    /// For the exchange inside, which only reads.
+    pub(crate) fn inside(&self) -> Crossing {
+        Crossing { totals: 0, staged: 0, writers: 0, signal: 0, ..self.on_the_rail() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::path::Path;
+    use crate::engine::path::tests::ring;
+    use crate::moe::exchange::tests::SHAPE;
+
+    fn rail(domains: u32, max_tokens: u32, path: Path) -> Exchange {
+        let [_, mut between] = Exchange::levels(&SHAPE, [Path::STORE, path]);
+        between.shape.ranks = domains;
+        between.shape.max_tokens = max_tokens;
+        between
+    }
+
+    #[test]
+    fn runs_cover_all_tokens_with_few_signals() {
+        for (domains, max_tokens) in
+            [(2, 1), (2, 128), (2, 4096), (8, 8192), (64, 8192), (256, 4096)]
+        {
+            let sizes = RunSizes::new(&rail(domains, max_tokens, ring(1024))).unwrap();
+            assert!(sizes.most << sizes.shift >= max_tokens, "{sizes:?}");
+            assert!(sizes.signals() <= MOST_SIGNALS, "{sizes:?}");
+        }
+        let of = |max_tokens| RunSizes::new(&rail(2, max_tokens, ring(1024))).unwrap();
+        assert_eq!([of(4096).shift, of(128).shift, of(1).shift], [4, 2, 0]);
+    }
+
+    #[test]
+    fn rows_that_are_stored_between_domains_have_no_runs() {
+        assert_eq!(RunSizes::new(&rail(2, 64, Path::STORE)), None);
+    }
+}
