@@ -43,17 +43,27 @@ TY_KERNEL_ALONE(ty::kWarps * ty::kWave)
     ty_return_put(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
   ty::combine_put(ty::in_place(a), Up(p), shared);
 }
-TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
-    ty_combine_bf16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
-  ty::sum_returned<ty::Bf16>(ty::in_place(a), shared);
+// Between domains one kernel puts rows back and sums.
+template <class Type>
+__device__ TY_INLINED void sum_or_return(const ty::CombineArgs& a, const Up& up) {
+#if TY_RUNS
+  ty::return_runs<Type>(a, up, shared);
+#else
+  ty::Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  ty::sum_returned<Type>(a, shared, guard);
+#endif
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
-    ty_combine_f16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
-  ty::sum_returned<ty::F16>(ty::in_place(a), shared);
+    ty_combine_bf16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  sum_or_return<ty::Bf16>(ty::in_place(a), Up(p));
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
-    ty_combine_f32(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params) {
-  ty::sum_returned<ty::F32>(ty::in_place(a), shared);
+    ty_combine_f16(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  sum_or_return<ty::F16>(ty::in_place(a), Up(p));
+}
+TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)
+    ty_combine_f32(TY_ARGUMENT ty::CombineArgs a, TY_ARGUMENT Up::Params p) {
+  sum_or_return<ty::F32>(ty::in_place(a), Up(p));
 }
 
 #else

@@ -196,6 +196,8 @@ struct Common {
   u32 group_count;      // of sources, where kGrouped
   u32 local;            // El
   u32 local_factor;     // see `quotient`
+  u32 former_ticket;    // of the former exchange, if it runs beside this one; else 0
+  u32 reserved;
   u8 text[kTextBytes];
 
   __device__ u32 groups() const {

@@ -21,6 +21,14 @@ __device__ TY_COLD u32 verdict_behind(const Common& c) {
   return code == kRefused ? c.former_outcome->verdict : kOutOfStep;
 }
 
+// Waits until the former exchange has decided, where it runs beside this one. The whole block.
+__device__ inline bool former_is_decided(const Common& c, Guard& guard) {
+  if (!c.former || c.former_ticket == 0) return true;
+  bool ok = guard.until({kPhaseEntry, c.rank, 0, c.former_ticket}, [&] { return load_acquire(&c.former->decided) >> 32; },
+                        [&](u64 found) { return found == c.former_ticket; });
+  return sync_block_and(ok);
+}
+
 // The state that thread 0 of a block reads as soon as its kernel starts, so that it is loaded when it
 // is needed.
 struct LaunchState {
@@ -68,7 +76,7 @@ __device__ inline void stop_all(const Common& c) {
 
 // Reports to the exchange beside this one how this one goes on, once all is stored that the other reads. One thread.
 __device__ inline void decide_beside(const Common& c, u32 code) {
-  if constexpr (kRuns) store_release(&c.cell->decided, (u64)c.ticket << 32 | code);
+  if constexpr (kRuns || kGrouped) store_release(&c.cell->decided, (u64)c.ticket << 32 | code);
 }
 
 // An operation that is not entered, because an older one has failed: kernels queued behind it must not
@@ -352,6 +360,7 @@ template <class Up>
 __device__ void agree(const Common& c, const Up& up, u8* shared) {
   Guard guard(c.abort, c.cap_ns, c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
+  if (!former_is_decided(c, guard)) return stop_all(c);
   LaunchState(c, nullptr, true).publish();
   sync_block();
   // An exchange may follow before any host knows the outcome of this one.

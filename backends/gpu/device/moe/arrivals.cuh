@@ -5,6 +5,28 @@
 
 namespace ty {
 
+// The count of stored sums of the run that a token's row is in.
+__device__ inline u64* summed_of(const Common& c, const Routing& r, const Crossing& x, u32 token) {
+  u32 group = group_of(c, r, token), row = token;
+  if constexpr (kGrouped) row -= r.group_starts[group];
+  return x.summed + (u64)group * x.most + (row >> x.shift);
+}
+
+// Whether a word holds this epoch, or a later one.
+__device__ inline bool has_come(u64 word, u32 epoch) { return (i32)((u32)word - epoch) >= 0; }
+
+// On a rail: waits until each lane's returned row of an owner is here; lanes that are not `due` do not wait. The whole
+// warp.
+__device__ inline bool run_comes(const CombineArgs& a, bool due, u32 owner, u32 row, Guard& guard) {
+  const u64* word = a.crossing.here + (u64)(due ? owner : 0) * a.crossing.most + (due ? row >> a.crossing.shift : 0);
+  u32 epoch = (u32)load_relaxed(&a.c.cell->epoch);
+  bool ok = !due || guard.until({kPhaseCombineRows, a.c.rank, owner, epoch}, [&] { return load_acquire(word); },
+                                [&](u64 found) { return has_come(found, epoch); });
+  sync_wave();
+  publish_places();
+  return all(ok);
+}
+
 // The count of staged rows of the run that holds a token's row for the rank of selection k, or null.
 __device__ inline u64* staged_of_row(const DispatchArgs& a, u32 token, u32 k) {
   u32 packed = a.r.rows[(u64)token * a.c.topk + k], rank = packed >> kPlaceBits;
@@ -23,9 +45,6 @@ struct RunOf {
     run = (token - a.r.group_starts[group]) >> a.crossing.shift;
   }
 };
-
-// Whether a word holds this epoch, or a later one.
-__device__ inline bool has_come(u64 word, u32 epoch) { return (i32)((u32)word - epoch) >= 0; }
 
 // Waits until a token's row is here; false if the wait was ended. One thread.
 __device__ inline bool row_comes(const DispatchArgs& a, u32 token, Guard& guard) {
@@ -47,43 +66,61 @@ __device__ inline bool rows_come(const DispatchArgs& a, u32 first, u32 end, Guar
   return all(ok);
 }
 
-// The token at a position of the order in which rows are forwarded: first this domain's own, which are here first,
-// then a run of each other group in turn, because their rows arrive side by side.
+// The tokens of all groups but this domain's own: a run of each in turn, because they cross side by side.
+struct OtherGroups {
+  const u32* starts;
+  u32 groups, mine, shift;
+
+  __device__ OtherGroups(const Common& c, const Routing& r, const Crossing& x)
+      : starts(r.group_starts), groups(c.groups()), mine(x.mine), shift(x.shift) {}
+  __device__ u32 own() const { return starts[mine + 1] - starts[mine]; }
+  __device__ u32 first(u32 i) const { return starts[(mine + 1 + i) % groups]; }
+  __device__ u32 rows(u32 i) const { return starts[(mine + 1 + i) % groups + 1] - first(i); }
+
+  // The token at a position, which is below their number.
+  __device__ u32 token(u32 position) const {
+    u32 begin = 0;
+    while (true) {
+      // Rounds in which the same groups have a whole run.
+      u32 live = 0, end = ~0u;
+#pragma unroll 1
+      for (u32 i = 0; i + 1 < groups; i++)
+        if (u32 has = rows(i); has > begin) live++, end = min(end, (has - begin) >> shift);
+      u32 whole = live * end << shift;
+      if (position < whole) {
+        u32 nth = (position >> shift) % live, i = 0;
+        begin += (position >> shift) / live << shift;
+        while (rows(i) <= begin || nth-- > 0) i++;
+        return first(i) + begin + (position & ((1u << shift) - 1));
+      }
+      position -= whole, begin += end << shift;
+      // One round with runs that are not whole.
+#pragma unroll 1
+      for (u32 i = 0; i + 1 < groups; i++) {
+        u32 has = rows(i), some = has > begin ? min(1u << shift, has - begin) : 0;
+        if (position < some) return first(i) + begin + position;
+        position -= some;
+      }
+      begin += 1u << shift;
+    }
+  }
+};
+
+// The token at a position of the order in which rows are forwarded: this domain's own come first, because they are here
+// first.
 __device__ inline u32 token_in_turn(const DispatchArgs& a, u32 position) {
   // Where rows are staged for puts, a block has the rows of consecutive tokens.
   if (kPuts || !a.awaits_rows()) return position;
-  const u32* starts = a.r.group_starts;
-  u32 groups = a.c.groups(), mine = a.crossing.mine, shift = a.crossing.shift, begin = 0;
-  u32 own = starts[mine + 1] - starts[mine];
-  if (position < own) return starts[mine] + position;
-  position -= own;
-  auto rows = [&](u32 i) {
-    u32 g = (mine + 1 + i) % groups;
-    return starts[g + 1] - starts[g];
-  };
-  while (true) {
-    // Rounds in which the same groups have a whole run.
-    u32 live = 0, end = ~0u;
-#pragma unroll 1
-    for (u32 i = 0; i + 1 < groups; i++)
-      if (u32 has = rows(i); has > begin) live++, end = min(end, (has - begin) >> shift);
-    u32 whole = live * end << shift;
-    if (position < whole) {
-      u32 nth = (position >> shift) % live;
-      begin += (position >> shift) / live << shift;
-      for (u32 i = 0;; i++)
-        if (rows(i) > begin && nth-- == 0) return starts[(mine + 1 + i) % groups] + begin + (position & ((1u << shift) - 1));
-    }
-    position -= whole, begin += end << shift;
-    // One round with runs that are not whole.
-#pragma unroll 1
-    for (u32 i = 0; i + 1 < groups; i++) {
-      u32 has = rows(i), some = has > begin ? min(1u << shift, has - begin) : 0;
-      if (position < some) return starts[(mine + 1 + i) % groups] + begin + position;
-      position -= some;
-    }
-    begin += 1u << shift;
-  }
+  OtherGroups others(a.c, a.r, a.crossing);
+  u32 own = others.own();
+  return position < own ? others.starts[others.mine] + position : others.token(position - own);
+}
+
+// The same of the order in which sums are made: this domain's own are last, because they do not cross.
+__device__ inline u32 sum_in_turn(const Common& c, const Routing& r, const Crossing& x, u32 tokens, u32 position) {
+  OtherGroups others(c, r, x);
+  u32 crossing = tokens - others.own();
+  return position < crossing ? others.token(position) : others.starts[others.mine] + position - crossing;
 }
 
 
@@ -93,6 +130,7 @@ __device__ inline u32 token_in_turn(const DispatchArgs& a, u32 position) {
 __device__ inline bool row_comes(const DispatchArgs&, u32, Guard&) { return true; }
 __device__ inline bool rows_come(const DispatchArgs&, u32, u32, Guard&) { return true; }
 __device__ inline u32 token_in_turn(const DispatchArgs&, u32 position) { return position; }
+__device__ inline u32 sum_in_turn(const Common&, const Routing&, const Crossing&, u32, u32 position) { return position; }
 
 #endif
 

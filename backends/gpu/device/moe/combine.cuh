@@ -4,6 +4,7 @@
 // Sums in f32, in an order that depends on the routing alone: the biases, then ranks in the order
 // of their highest selecting k; rounded once.
 #pragma once
+#include "arrivals.cuh"
 #include "push_combine.cuh"
 
 namespace ty {
@@ -37,9 +38,20 @@ struct Partials {
   const CombineArgs& a;
   Returned back;
   Units units;
-  Guard* guard;  // of waits for units
+  Guard* guard;  // of waits for units and runs
   u8* out;
+  u32 tokens;
 
+  // Inside a domain, sums are counted for the exchange on the rail beside this one.
+  __device__ bool crosses() const { return kGrouped && a.crossing.summed; }
+  __device__ u32 token(u32 position) const {
+    return crosses() ? sum_in_turn(a.c, a.r, a.crossing, tokens, position) : position;
+  }
+  __device__ void stored(u32 token) const {
+    if (!crosses()) return;
+    sync_wave();
+    if (lane_id() == 0) add_release_device(summed_of(a.c, a.r, a.crossing, token), 1);
+  }
   __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
   __device__ bool there(u32 packed) const { return packed != kNoRow; }
   __device__ uint2 late(u32 token, u32 packed) const {
@@ -56,6 +68,7 @@ struct Partials {
     return back.first[packed >> kPlaceBits] + (u64)row(packed, base) * a.row_bytes;
   }
   __device__ bool come(u32 packed, uint2 base) const {
+    if constexpr (kRuns) return run_comes(a, there(packed), packed >> kPlaceBits, row(packed, base), *guard);
     if (!kMayPush || !units.flags) return true;
     u32 owner = there(packed) ? packed >> kPlaceBits : 0;
     return units.come(there(packed), owner, row(packed, base) >> a.unit_shift, *guard);
@@ -88,11 +101,19 @@ __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, 
   a.out_weights[(u64)token * a.c.topk + lane] = weight;
 }
 
-__device__ inline void fetch_weights(const CombineArgs& a, u32 tokens, const Returned& from) {
-  u32 warps = block_waves();
-  for (u32 token = blockIdx.x * warps + wave_id(); token < tokens;
-       token += gridDim.x * warps)
-    fetch_weight(a, from, token);
+// The weights of all tokens, in the order of sums.
+__device__ inline void fetch_weights(const Partials& terms, u32 tokens) {
+  u32 warps = block_waves(), first = kRuns ? 1 : 0;
+  for (u32 at = (blockIdx.x - first) * warps + wave_id(); at < tokens; at += (gridDim.x - first) * warps) {
+    u32 token = terms.token(at);
+    if constexpr (kRuns) {
+      u32 packed = terms.early(token);
+      uint2 more = terms.there(packed) ? terms.late(token, packed) : make_uint2(0, 0);
+      if (!terms.come(packed, more)) return;
+    }
+    fetch_weight(terms.a, terms.back, token);
+    terms.stored(token);
+  }
 }
 
 // Sums this rank's tokens from the rows whose places are in the tables. All blocks.
@@ -100,16 +121,19 @@ template <class Type>
 __device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
   const CombineArgs& a = terms.a;
   sync_block();
-  if (a.out_weights) fetch_weights(a, tokens, terms.back);
+  // Weights return in runs, as rows do.
+  if (a.out_weights && !kRuns) fetch_weights(terms, tokens);
   Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
-                  &a.c.state->summed};
+                  &a.c.state->summed, kRuns ? 1u : 0};
   sum_rows<Type>(terms, summing, stages);
+  if (a.out_weights && kRuns) fetch_weights(terms, tokens);
 }
 
 // The state for later kernels, until it is known how the operation continues. One thread.
 __device__ inline void begin(const CombineArgs& a) {
   a.c.cell->slot = a.c.slot();
   a.c.cell->code = 0;
+  if constexpr (kRuns) a.c.cell->epoch = a.c.epoch();
 }
 
 // Finds the places of the rows of this rank's tokens, and the targets of the rows that it pushes. True if
@@ -158,6 +182,11 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
   if (threadIdx.x == blockDim.x - kWave) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
   if (blockIdx.x == 0) {
+    // Behind an operation that was refused on the rail, its counts are left. No block counts before this rank's own
+    // record is here.
+    if constexpr (kGrouped)
+      for (u32 i = threadIdx.x; a.crossing.summed && i < a.c.groups() * a.crossing.most; i += blockDim.x)
+        store_relaxed(a.crossing.summed + i, 0);
     u32 verdict = operation().verdict;
     u32 place = verdict == kEnter ? (u32)(a.x / 16) : a.c.objector_now();
     bool pushes = kMayPush && a.own;
@@ -180,6 +209,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
   }
   if (!poll_entries(a.c, up, kHead, t.heard, guard)) {
     stop_all(a.c);
+    if (blockIdx.x + threadIdx.x == 0) decide_beside(a.c, 0);
     return false;
   }
   if (threadIdx.x < kWave) {
@@ -199,6 +229,7 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
     if (threadIdx.x == blockDim.x - kWave) {
       u64 now = now_ns();
       tell(a.c, up, d, &t.heard[d.rank * kHead], guard);
+      decide_beside(a.c, d.code);
       a.c.trace->entered = now;
     }
   }
@@ -227,7 +258,7 @@ __device__ void combine(const CombineArgs& a, const Up& up, u8* shared) {
   u8* stages = shared + a.table_bytes;
   if constexpr (kMayPush)
     if (a.own && blockIdx.x < a.pushers) push_rows(a, up, t, stages);
-  Partials terms{a, {t.first, t.weights, a.r.row_base}, waits ? Units(a, t) : Units(), &guard, a.out};
+  Partials terms{a, {t.first, t.weights, a.r.row_base}, waits ? Units(a, t) : Units(), &guard, a.out, a.c.tokens()};
   sum_partials<Type>(terms, a.c.tokens(), stages);
   end_combine(a, up, begun, guard);
 }

@@ -201,6 +201,8 @@ struct Copies {
   const MergeArgs& a;
   u8* out;
 
+  __device__ u32 token(u32 position) const { return position; }
+  __device__ void stored(u32) const {}
   __device__ u32 early(u32 token) const { return (u32)slot_of(a.slots, token, a.topk, a.rows); }
   __device__ bool there(u32 slot) const { return (i32)slot >= 0; }
   __device__ uint2 late(u32, u32) const { return make_uint2(0, 0); }

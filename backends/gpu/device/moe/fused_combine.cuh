@@ -357,7 +357,8 @@ __device__ TY_INLINED void combine_fused(const FusedCombineArgs& f, const Up& up
   CombineTables t(shared, a.c.ranks);
   if (!begin_combine(a, up, t, guard)) return;
   place_all(a, up, t);
-  if (a.out_weights) fetch_weights(a, a.c.tokens(), {t.first, t.weights, a.r.row_base});
+  Returned back{t.first, t.weights, a.r.row_base};
+  if (a.out_weights) fetch_weights({a, back, Units(), nullptr, a.out, a.c.tokens()}, a.c.tokens());
   fuse_rows<Type>(f, up, t, shared + a.table_bytes, guard);
   end_combine(a, up, begun, guard);
 }

@@ -6,6 +6,8 @@
 //   bool kDealt                 whether units are dealt to rings as they come free; see `Dealer`
 //   u32 early(token)            lane k's knowledge of its term; loaded ahead of its use
 //   bool there(early)           whether lane k has a term
+//   u32 token(position)         the token at a position of the order in which sums are made
+//   void stored(token)          its sum is stored, as far as this warp makes it. The whole warp
 //   uint2 late(token, early)    the rest of it; loaded ahead of its use, when `early` is known
 //   u64 from(early, late)       its row; only where `there`
 //   bool come(early, late)      waits until rows may be read; false if that was ended. The whole warp
@@ -31,6 +33,7 @@ struct Summing {
   u32 stages;       // pieces in flight of a ring
   u32 stage_bytes;
   u64* taken;       // counter of dealt units, or null
+  u32 first;        // the first block that sums
 };
 
 // Addresses of the biases that exist, in front.
@@ -73,8 +76,8 @@ class Dealer {
   static constexpr u32 kKnown = 3;
 
   __device__ Dealer(const Summing& s, u32 units) : taken_(s.taken), units_(units) {
-    rings_ = gridDim.x * kRings;
-    next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * kWave);
+    rings_ = (gridDim.x - s.first) * kRings;
+    next_ = (blockIdx.x - s.first) * kRings + threadIdx.x / (kRingWarps * kWave);
     if (kDealt) ask();
   }
   // The next of the first kKnown units; kNoUnit if there are not as many.
@@ -171,7 +174,7 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
   Turn turn;
   // The rows were written by other means than bulk copies.
   publish_places();
-  auto token_of = [&](u32 unit) { return Unit(s.p, s.row_bytes, unit).token; };
+  auto token_of = [&](u32 unit) { return terms.token(Unit(s.p, s.row_bytes, unit).token); };
   auto early = [&](u32 unit) { return unit != kNoUnit ? terms.early(token_of(unit)) : 0; };
   auto late = [&](u32 unit, u32 known) {
     return unit != kNoUnit && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
@@ -183,6 +186,7 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
   bool open = true;
   while (unit != kNoUnit) {
     Unit u(s.p, s.row_bytes, unit);
+    u.token = terms.token(u.token);
     bool mine = terms.there(known);
     Lanes rows = ballot(mine);
     u32 total = biases.count + popc(rows);
@@ -264,6 +268,7 @@ __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, con
     u32 unit = ring.unit[me.turn.slot], total = ring.total[me.turn.slot];
     if (unit == kNoUnit) return;
     Unit u(s.p, s.row_bytes, unit);
+    u.token = terms.token(u.token);
     u32 vectors = u.bytes / 16;
     if (total == 0) me.pass(s, ring);
     uint4* out = reinterpret_cast<uint4*>(terms.out + u.token * s.row_bytes + u.offset);
@@ -277,6 +282,7 @@ __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, con
       case 4: sum_unit<4, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
       default: sum_unit<5, Type, Terms>(s, ring, stages, me, vectors, biases, total, out);
     }
+    terms.stored(u.token);
   }
 }
 
@@ -307,9 +313,9 @@ template <class Type, class Terms>
 __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
   u32 warps = block_waves(), lane = lane_id();
   Biases<Terms> biases(terms);
-  for (u32 token = blockIdx.x * warps + wave_id(); token < s.tokens;
-       token += gridDim.x * warps) {
-    u32 known = terms.early(token);
+  u32 first = (blockIdx.x - s.first) * warps + wave_id(), step = (gridDim.x - s.first) * warps;
+  for (u32 position = first; position < s.tokens; position += step) {
+    u32 token = terms.token(position), known = terms.early(token);
     bool mine = terms.there(known);
     uint2 more = mine ? terms.late(token, known) : make_uint2(0, 0);
     u64 from = mine ? terms.from(known, more) : 0;
@@ -329,6 +335,7 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
       }
       sums.store(terms.out + row + at, room);
     }
+    terms.stored(token);
   }
 }
 

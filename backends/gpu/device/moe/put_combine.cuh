@@ -6,6 +6,7 @@
 // Two kernels, with a wait for the rows between them.
 #pragma once
 #include "combine.cuh"
+#include "runs.cuh"
 
 namespace ty {
 
@@ -98,23 +99,28 @@ __device__ inline u64 signals_back(const CombineArgs& a, u32 owner) {
   return signals_of(a.c, rows, a.row_bytes) + signals_of(a.c, rows, weight_bytes(a));
 }
 
-// Enters, and puts every source's rows back. One block.
+// Enters; whether rows are to be put. `heard`: the records of all ranks. One block.
 template <class Up>
-__device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
+__device__ bool enter_returning(const CombineArgs& a, const Up& up, u32* heard, Guard& guard) {
   __shared__ Decision decision;
   if (threadIdx.x == 0) a.c.trace->begun = now_ns();
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  u32* heard = reinterpret_cast<u32*>(shared);
   LaunchState(a.c, a.r.note, true).publish();
   sync_block();
-  if (a.c.epoch() == 0) return skip_operation(a.c);
+  if (a.c.epoch() == 0) {
+    skip_operation(a.c);
+    return false;
+  }
   if (threadIdx.x == 0) {
     pass_turn(a.c);
     begin(a);
   }
   post_returning_entry(a, up, guard);
   u32 words = return_words(a);
-  if (!poll_entries(a.c, up, words, heard, guard)) return stop_all(a.c);
+  if (!poll_entries(a.c, up, words, heard, guard)) {
+    stop_all(a.c);
+    if (threadIdx.x == 0) decide_beside(a.c, 0);
+    return false;
+  }
   if (threadIdx.x == 0) {
     decision = first_objection<false>(a.c, heard, words);
     if (decision.code == kGo) decision = check_returned(a, heard);
@@ -122,12 +128,21 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   sync_block();
   Decision d = decision;
   for (u32 s = threadIdx.x; s < a.c.ranks && d.code == kGo; s += blockDim.x)
-    a.c.expect(a.c.done_totals(), s, signals_back(a, s));
+    a.c.expect(a.c.done_totals(), s, kRuns ? 0 : signals_back(a, s), kRuns ? signals_back(a, s) : 0);
   if (threadIdx.x == 0) {
     a.c.trace->entered = now_ns();
     tell(a.c, up, d, &heard[d.rank * words], guard);
+    decide_beside(a.c, d.code);
   }
-  if (d.code != kGo) return;
+  return d.code == kGo;
+}
+
+// Enters, and puts every source's rows back. One block.
+template <class Up>
+__device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  if (!enter_returning(a, up, heard, guard)) return;
   for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
     combine_put_part(a, up, heard, i, guard);
   sync_block();
@@ -137,7 +152,7 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
 
 // Sums the returned rows. All blocks.
 template <class Type>
-__device__ void sum_returned(const CombineArgs& a, u8* shared) {
+__device__ void sum_returned(const CombineArgs& a, u8* shared, Guard& guard) {
   // A rank that refuses has no routing.
   if (a.c.cell->code != kGo) return;
   u64 made = load_device(&a.r.note->made);
@@ -155,7 +170,65 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared) {
     weights[d] = arena + a.weights;
   }
   Returned back{first, weights, kGrouped ? nullptr : a.r.row_base};
-  sum_partials<Type>({a, back, Units(), nullptr, a.out}, (u32)(made >> 32), shared + a.table_bytes);
+  u32 tokens = (u32)(made >> 32);
+  sum_partials<Type>({a, back, Units(), &guard, a.out, tokens}, tokens, shared + a.table_bytes);
 }
+
+#if TY_RUNS
+
+// Puts the rows and weights of a run of one source. One thread.
+template <class Up>
+__device__ bool put_returned_run(const CombineArgs& a, const Up& up, const u32* heard, u32 source, u32 run,
+                                 Guard& guard) {
+  const u32* head = heard + source * return_words(a);
+  u32 first = run << a.crossing.shift, rows = rows_of_run(a.crossing, head[kReturnCounts], run);
+  u32 signal = run_signal(a.c, a.crossing, a.c.rank, run), queue = wave_id() % (u32)a.c.state->queues;
+  bool ok = true;
+  for (u32 weights = 0; weights < 2 && ok; weights++) {
+    u64 width = weights ? weight_bytes(a) : a.row_bytes, from = weights ? a.weights : a.x;
+    u64 to = (u64)head[weights ? kHeadWeights : kHeadPlace] * 16 + ((u64)head[kReturnFirst] + first) * width;
+    from += (owned_before(a, heard, 0, source) + first) * width;
+    ok = put_run(a.c, up, queue, {source, to, from, rows, width}, signal, guard);
+  }
+  up.submit(queue);
+  return ok;
+}
+
+// Puts sums back as the exchange inside makes them, and announces those that return: half of the warps each. One block.
+template <class Up>
+__device__ void serve_returns(const CombineArgs& a, const Up& up, u8* shared) {
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  if (!enter_returning(a, up, heard, guard)) return;
+  // The totals of signals are those of the records alone: each run is waited for here.
+  u32 half = block_waves() / 2;
+  Server me{wave_id() % half, half};
+  if (wave_id() < half) {
+    auto rows = [&](u32 d) { return heard[d * return_words(a) + kReturnCounts]; };
+    auto put = [&](u32 d, u32 run) { return put_returned_run(a, up, heard, d, run, guard); };
+    post_runs(a.c, a.crossing, me, {a.crossing.summed, a.crossing.row_counts, kPhaseCombineRows}, rows, put, guard);
+  } else {
+    auto rows = [&](u32 owner) { return a.r.counts[owner]; };
+    auto signals = [&](u32 some) {
+      return signals_of(a.c, some, a.row_bytes) + signals_of(a.c, some, weight_bytes(a));
+    };
+    watch_runs(a.c, a.crossing, up, me, kPhaseCombineRows, rows, signals, guard);
+  }
+  sync_block();
+  if (threadIdx.x == 0) a.c.trace->moved = now_ns();
+}
+
+// The first block serves the runs; the others sum what returns. All blocks.
+template <class Type, class Up>
+__device__ void return_runs(const CombineArgs& a, const Up& up, u8* shared) {
+  if (blockIdx.x == 0) return serve_returns(a, up, shared);
+  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
+  bool ok = guard.until({kPhaseEntry, a.c.rank, 0, a.c.ticket}, [&] { return load_acquire(&a.c.cell->decided) >> 32; },
+                        [&](u64 found) { return found == a.c.ticket; });
+  if (sync_block_and(ok)) sum_returned<Type>(a, shared, guard);
+  if (guard.ended()) a.c.state->stopped = 1;
+}
+
+#endif
 
 }  // namespace ty

@@ -36,23 +36,29 @@ __device__ inline u64 signals_of_arrays(const DispatchArgs& a, u64 rows, bool ru
 #if TY_RUNS
 
 // The signal of a run that `source` has sent, in the slot of this operation.
-__device__ inline u32 run_signal(const DispatchArgs& a, u32 source, u32 run) {
-  return a.crossing.signal + (a.c.slot() * a.crossing.most + run) * a.c.ranks + source;
+__device__ inline u32 run_signal(const Common& c, const Crossing& x, u32 source, u32 run) {
+  return x.signal + (c.slot() * x.most + run) * c.ranks + source;
 }
 
-// The pairs of a run and a rank that are this block's, in the order of runs. Lanes of a warp have some of them each,
-// and of few ranks always the same, so that a late one holds up its own lanes only.
+// A warp among those that serve runs.
+struct Server {
+  u32 number, count;
+};
+
+// The pairs of a run and a rank that are a warp's, in the order of runs. Lanes of a warp have some of them each, and of
+// few ranks always the same, so that a late one holds up its own lanes only.
 struct RunPairs {
+  Server server;
   u32 ranks, all, next, step;
 
   // `ranks` of them, with at most `runs` each.
-  __device__ RunPairs(u32 count, u32 runs) : ranks(count) {
-    u32 mine = runs > blockIdx.x ? (runs - blockIdx.x - 1) / gridDim.x + 1 : 0;
+  __device__ RunPairs(const Server& me, u32 count, u32 runs) : server(me), ranks(count) {
+    u32 mine = runs > me.number ? (runs - me.number - 1) / me.count + 1 : 0;
     step = count < kWave ? kWave / count * count : kWave;
     all = mine * count, next = lane_id() < step ? lane_id() : all;
   }
   __device__ bool open() const { return next < all; }
-  __device__ u32 run() const { return blockIdx.x + next / ranks * gridDim.x; }
+  __device__ u32 run() const { return server.number + next / ranks * server.count; }
   __device__ u32 rank() const { return next % ranks; }
   __device__ void step_on() { next += step; }
 };
@@ -62,64 +68,71 @@ template <class Up>
 __device__ TY_INLINED bool put_run_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t, u32 d, u32 run,
                                         Guard& guard) {
   u32 first = run << a.crossing.shift, end = first + rows_of_run(a.crossing, rows_for(a, t, d), run);
-  u32 signal = run_signal(a, a.c.rank, run);
+  u32 signal = run_signal(a.c, a.crossing, a.c.rank, run);
   bool ok = put_rows(a, up, t, landing_at(a, t, d), {0, first, end}, signal, guard);
   if (ok && a.casts()) ok = put_rows(a, up, t, landing_at(a, t, d), {1, first, end}, signal, guard);
   up.submit(own_queue(a.c));
   return ok;
 }
 
-// Posts the runs of this block as they are staged; those of this rank itself are only announced. One warp. Movers wait
-// for no rank, so runs become whole, unless a block has ended early.
-template <class Up>
-__device__ TY_INLINED void post_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
-  const Crossing& x = a.crossing;
-  u32 me = a.c.rank, ranks = a.c.ranks;
-  bool ok = true;
-  // One look each turn: lanes whose runs are whole do not wait for the others.
-  for (RunPairs pair(ranks, x.most); ok && pair.open();) {
-    u32 d = (me + 1 + pair.rank()) % ranks, run = pair.run(), rows = rows_of_run(x, rows_for(a, t, d), run);
-    u64* staged = x.staged + (u64)d * x.most + run;
-    if (load_acquire(staged) != (u64)rows * a.pieces) {
-      ok = load_relaxed(&a.c.state->stopped) == 0;
-      between_looks();
-      continue;
-    }
+// What makes a run whole: its count of `counts` [R, most] has got to `each` for each of its rows.
+struct Whole {
+  u64* counts;
+  u32 each, phase;
+};
+
+// Posts the runs of a server as they become whole: `rows(d)` for each rank, put by `put(d, run)`. Those of this rank
+// itself are only announced. One warp.
+template <class Rows, class Put>
+__device__ TY_INLINED void post_runs(const Common& c, const Crossing& x, const Server& server, const Whole& whole,
+                                     Rows rows, Put put, Guard& guard) {
+  u32 me = c.rank, ranks = c.ranks;
+  RunPairs pair(server, ranks, x.most);
+  What what{whole.phase, me, 0, c.epoch()};
+  // One look each turn: lanes whose runs are whole do not wait for the others. True once this lane has no more.
+  auto look = [&]() -> u64 {
+    if (!pair.open()) return 1;
+    u32 d = (me + 1 + pair.rank()) % ranks, run = pair.run(), some = rows_of_run(x, rows(d), run);
+    u64* count = whole.counts + (u64)d * x.most + run;
+    if (load_acquire(count) != (u64)some * whole.each) return 0;
     pair.step_on();
-    if (rows == 0) continue;
-    store_relaxed(staged, 0);
-    if (d == me)
-      store_release(x.here + (u64)me * x.most + run, a.c.epoch());
-    else
-      ok = put_run_rows(a, up, t, d, run, guard);
-  }
+    if (some > 0) {
+      guard.pass(what);
+      store_relaxed(count, 0);
+      if (d == me)
+        store_release(x.here + (u64)me * x.most + run, c.epoch());
+      else if (!put(d, run))
+        return 1;
+    }
+    return !pair.open();
+  };
+  guard.until(what, look, [](u64 done) { return done != 0; });
 }
 
-// Announces the runs of other ranks as they arrive. One warp.
-template <class Up>
-__device__ TY_INLINED void watch_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
-  const Crossing& x = a.crossing;
-  u32 ranks = a.c.ranks;
+// Announces the runs of other ranks as they arrive: `rows(source)` of each come, `signals(rows)` for so many. One warp.
+template <class Up, class Rows, class Signals>
+__device__ TY_INLINED void watch_runs(const Common& c, const Crossing& x, const Up& up, const Server& server, u32 phase,
+                                      Rows rows, Signals signals, Guard& guard) {
+  u32 ranks = c.ranks;
   if (ranks == 1) return;
-  RunPairs pair(ranks - 1, x.most);
-  What what{kPhaseRows, a.c.rank, 0, 0};
+  RunPairs pair(server, ranks - 1, x.most);
+  What what{phase, c.rank, 0, 0};
   bool waits = false;
   // As above: one look each turn. True once this lane has no more runs to wait for.
   auto look = [&]() -> u64 {
     if (!pair.open()) return 1;
-    u32 source = (a.c.rank + 1 + pair.rank()) % ranks, run = pair.run();
-    u32 rows = rows_of_run(x, rows_from(a, t.heard, a.c.rank, source), run);
-    if (rows > 0) {
-      u64* total = x.totals + ((u64)a.c.slot() * ranks + source) * x.most + run;
+    u32 source = (c.rank + 1 + pair.rank()) % ranks, run = pair.run(), some = rows_of_run(x, rows(source), run);
+    if (some > 0) {
       if (!waits) {
-        *total += signals_of_arrays(a, rows, true);
-        what = {kPhaseRows, source, run_signal(a, source, run), *total};
+        u64* total = x.totals + ((u64)c.slot() * ranks + source) * x.most + run;
+        *total += signals(some);
+        what = {phase, source, run_signal(c, x, source, run), *total};
         waits = true;
       }
-      if ((i64)(total_of_queues(*a.c.state, up, what.signal) - what.expected) < 0) return 0;
+      if ((i64)(total_of_queues(*c.state, up, what.signal) - what.expected) < 0) return 0;
       guard.pass(what);
       waits = false;
-      store_release(x.here + (u64)source * x.most + run, a.c.epoch());
+      store_release(x.here + (u64)source * x.most + run, c.epoch());
     }
     pair.step_on();
     return !pair.open();
@@ -164,10 +177,18 @@ __device__ TY_INLINED void put_metadata(const DispatchArgs& a, const Up& up, con
 // The service of a block beside its movers: its last two warps.
 template <class Up>
 __device__ TY_INLINED void serve_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
-  if (wave_id() == kWarps - 1) post_runs(a, up, t, guard);
+  Server me{blockIdx.x, gridDim.x};
+  if (wave_id() == kWarps - 1) {
+    Whole staged{a.crossing.staged, a.pieces, kPhaseRows};
+    auto rows = [&](u32 d) { return rows_for(a, t, d); };
+    auto put = [&](u32 d, u32 run) { return put_run_rows(a, up, t, d, run, guard); };
+    post_runs(a.c, a.crossing, me, staged, rows, put, guard);
+  }
   if (wave_id() != kWarps - 2) return;
   if (blockIdx.x == 0) watch_metadata(a, up, guard);
-  watch_runs(a, up, t, guard);
+  auto rows = [&](u32 source) { return rows_from(a, t.heard, a.c.rank, source); };
+  auto signals = [&](u32 some) { return signals_of_arrays(a, some, true); };
+  watch_runs(a.c, a.crossing, up, me, kPhaseRows, rows, signals, guard);
 }
 
 #endif

@@ -140,7 +140,8 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
   else
     up_level::follow(second.c, {over_rail.cell, over_rail.outcome, over_rail.stopped});
   const auto& x = first.crossing;
-  if (at_once) second.crossing = {nullptr, nullptr, x.here, nullptr, nullptr, 0, x.most, x.shift, r.domain};
+  if (at_once)
+    second.crossing = {nullptr, nullptr, x.here, nullptr, nullptr, nullptr, 0, x.most, x.shift, r.domain, 0, 0};
   if (at_once || !replay) {
     u32 words = replay ? 0 : (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
     ty::GroupArgs g{r.in->abort, r.in->report, second.c.cap_ns, second.c.former, at_once ? x.described : nullptr,
@@ -209,20 +210,30 @@ void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expect
   float *partials = (float*)(r.out->arena + kYAt), *back = (float*)(r.out->arena + kWeightsAt);
   up_level::Combine inner;
   inner.refuses = refuses, inner.expected = expected.first, inner.objector = r.me;
-  up_level::combine_on(*r.in, partials, weights ? back : nullptr, inner);
+  bool at_once = out_level::ty::kRuns && !refuses;
+  // What is counted for the sum of a row: by each summing warp, and for its weights.
+  const auto& x = r.out->crossing;
+  u32 counts = (TY_ROWS_TMA ? ty::kRingWarps - 1 : 1) + weights;
+  u64* summed = r.out->summed[r.in->operations % 2];
+  if (at_once) inner.crossing = {nullptr, nullptr, nullptr, nullptr, nullptr, summed, 0, x.most, x.shift, r.domain, 0, 0};
+  u64 behind = r.in->operations;
+  std::thread inside([&] { up_level::combine_on(*r.in, partials, weights ? back : nullptr, inner); });
+  if (!at_once) inside.join();
   auto c = r.out->common(out_level::signature(3));
-  out_level::Former former;
-  last_of(*r.in, former);
+  out_level::Former former{r.in->cells[behind % std::size(r.in->cells)], r.in->outcome, &r.in->state->stopped};
   if (refuses)
     carry(c, *r.in->outcome, r.me);
   else
     out_level::follow(c, former);
+  if (at_once) c.former_ticket = (u32)behind + 77;
   model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(c, r.out->params()); });
   same("what all agree on", r.out->outcome->code, expected.second);
   out_level::Combine outer;
   outer.expected = expected.second, outer.refuses = refuses, outer.objector = r.me;
   if (!refuses) last_of(*r.out, outer.former);
+  outer.crossing = x, outer.crossing.summed = summed, outer.crossing.row_counts = counts;
   out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr, outer);
+  if (at_once) inside.join();
 }
 
 void combine(World& world, bool weights) {

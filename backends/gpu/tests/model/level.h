@@ -70,8 +70,9 @@ struct Rank : Inputs {
   static constexpr u32 kRunShift = 2;
   u32 most_runs() const { return kRuns ? (s.most() + (1 << kRunShift) - 1) >> kRunShift : 0; }
   Crossing crossing{room<u64>(kSlots * s.ranks * most_runs()), room<u64>(s.ranks * most_runs()),
-                    room<u64>(s.ranks * most_runs()), room<u64>(s.ranks), room<u32>(1),
-                    3 * kSlots * s.ranks, most_runs(), kRunShift, 0};
+                    room<u64>(s.ranks * most_runs()), room<u64>(s.ranks), room<u32>(1), nullptr,
+                    3 * kSlots * s.ranks, most_runs(), kRunShift, 0, 0, 0};
+  u64* summed[2] = {room<u64>(s.ranks * most_runs()), room<u64>(s.ranks * most_runs())};
   // Signals of each queue.
   u32 signals() const { return (3 + most_runs()) * kSlots * s.ranks; }
   // Blocks of an operation on flat rows: ranks differ.
@@ -497,8 +498,9 @@ struct Combine {
   bool sums = false;
   // Rank-major: places of a source's rows.
   u32 block = 0;
-  // Among domains: the exchange that it is queued behind.
+  // Among domains: the exchange that it is queued behind; and the runs by which its rows cross.
   Former former{};
+  Crossing crossing{};
 };
 
 // One rank of a combine of f32, until its sums are made. Its rows lie at kYAt, their weights 512 KiB
@@ -517,7 +519,7 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   a.landing = kLandingAt, a.landing_weights = kLandingAt + (1 << 20);
   // Units of 1, 2 or 4 rows, behind the counts of tiles.
   a.flags = r.state->outbox + (16 << 10), a.most_units = r.s.most(), a.unit_shift = r.s.topk % 3;
-  a.source_places = how.block;
+  a.source_places = how.block, a.crossing = how.crossing;
   a.push_bytes = 128, a.push_warps = 2 + r.operations % 3, a.pushers = 1 + r.operations % kBlocks;
   std::vector<u8> outside;
   if (how.refuses) a.c.verdict = kRefuseText, a.r = Routing{};
@@ -530,7 +532,12 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
     a.own = outside.data(), a.x = kStagingAt;
   }
   auto sum = [=, &r] { ty_combine_f32(a, r.params()); };
-#if TY_PUTS
+#if TY_RUNS
+  model::launch(kBlocks, kSummingWarps * 32, sum);
+  same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u);
+  same("combine", a.c.cell->code, how.expected);
+  r.arrive(a.c, false);
+#elif TY_PUTS
   model::launch(1, kWarps * kWave, [=, &r] { ty_return_put(a, r.params()); });
   same("an ended wait of rank " + std::to_string(r.me), r.report->ended, 0u);
   same("combine", a.c.cell->code, how.expected);
