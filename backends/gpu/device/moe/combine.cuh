@@ -165,6 +165,16 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
   return sync_block_or(waits);
 }
 
+// Clears the counts of sums, which are left of an operation that was refused on the rail; and stores what is counted
+// for a row: by each summing warp and piece, and for its weights. One block.
+__device__ inline void clear_sums(const CombineArgs& a) {
+  const Crossing& x = a.crossing;
+  u32 words = a.c.groups() * x.most;
+  if (!x.summed) return;
+  for (u32 i = threadIdx.x; i < words; i += blockDim.x) store_relaxed(x.summed + i, 0);
+  if (threadIdx.x == 0) store_relaxed(x.summed + words, sums_of_row(a.pieces) + (a.out_weights != nullptr));
+}
+
 // Enters a combine; false if this block has no more to do. The whole block.
 template <class Up>
 __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, const CombineTables& t, Guard& guard) {
@@ -182,11 +192,8 @@ __device__ TY_INLINED bool begin_combine(const CombineArgs& a, const Up& up, con
   if (threadIdx.x == blockDim.x - kWave) leave_turn(a.c);
   if (blockIdx.x + threadIdx.x == 0) begin(a);
   if (blockIdx.x == 0) {
-    // Behind an operation that was refused on the rail, its counts are left. No block counts before this rank's own
-    // record is here.
-    if constexpr (kGrouped)
-      for (u32 i = threadIdx.x; a.crossing.summed && i < a.c.groups() * a.crossing.most; i += blockDim.x)
-        store_relaxed(a.crossing.summed + i, 0);
+    // No block counts before this rank's own record is here.
+    if constexpr (kGrouped) clear_sums(a);
     u32 verdict = operation().verdict;
     u32 place = verdict == kEnter ? (u32)(a.x / 16) : a.c.objector_now();
     bool pushes = kMayPush && a.own;

@@ -67,13 +67,11 @@ struct Crossing {
   u64* here;       // [R, most]: epoch of the last exchange whose run is here. Inside: null where rows are there
   u64* described;  // [R]: the same of the metadata of a source's rows
   u32* writers;    // warps that have staged metadata
-  u64* summed;     // [R, most]: of a combine, how much of the sums of each run is stored; 0 again behind its put
+  u64* summed;     // [R, most]: of a combine, what is counted of the stored sums of each run; then what is for one row
   u32 signal;      // the first of [slots, most, R]
   u32 most;        // runs of a source
   u32 shift;       // a run has 2^shift rows
   u32 mine;        // this domain
-  u32 row_counts;  // of a combine: what the exchange inside counts for a row once its sum is stored
-  u32 reserved;
 };
 
 struct DispatchArgs {

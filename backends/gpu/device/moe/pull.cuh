@@ -56,6 +56,9 @@ struct Biases {
 
 constexpr u32 kNoUnit = ~0u;
 
+// How often `stored` is called for a row of so many pieces: each warp but the loading one stores a part of each.
+__device__ inline u32 sums_of_row(u32 pieces) { return pieces * (kRingWarps - 1); }
+
 // A ring of pieces of rows: one of its warps loads, the others sum as pieces arrive. A block has two,
 // so that one sums while the other waits.
 struct Ring {
@@ -308,6 +311,8 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
 }
 
 #else
+
+__device__ inline u32 sums_of_row(u32) { return 1; }
 
 template <class Type, class Terms>
 __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {

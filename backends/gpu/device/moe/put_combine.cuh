@@ -114,6 +114,7 @@ __device__ bool enter_returning(const CombineArgs& a, const Up& up, u32* heard, 
     pass_turn(a.c);
     begin(a);
   }
+  if constexpr (kGrouped) clear_sums(a);
   post_returning_entry(a, up, guard);
   u32 words = return_words(a);
   if (!poll_entries(a.c, up, words, heard, guard)) {
@@ -206,7 +207,8 @@ __device__ void serve_returns(const CombineArgs& a, const Up& up, u8* shared) {
   if (wave_id() < half) {
     auto rows = [&](u32 d) { return heard[d * return_words(a) + kReturnCounts]; };
     auto put = [&](u32 d, u32 run) { return put_returned_run(a, up, heard, d, run, guard); };
-    post_runs(a.c, a.crossing, me, {a.crossing.summed, a.crossing.row_counts, kPhaseCombineRows}, rows, put, guard);
+    u32 each = (u32)load_relaxed(a.crossing.summed + a.c.ranks * a.crossing.most);
+    post_runs(a.c, a.crossing, me, {a.crossing.summed, each, kPhaseCombineRows}, rows, put, guard);
   } else {
     auto rows = [&](u32 owner) { return a.r.counts[owner]; };
     auto signals = [&](u32 some) {

@@ -127,6 +127,8 @@ pub(crate) struct Common {
     pub(crate) group_count: u32,
     pub(crate) local: u32,
     pub(crate) local_factor: u32,
+    pub(crate) former_ticket: u32,
+    pub(crate) reserved: u32,
     pub(crate) text: [u8; TEXT],
 }
 
@@ -187,6 +189,8 @@ impl Common {
         group_count: 0,
         local: 0,
         local_factor: 0,
+        former_ticket: 0,
+        reserved: 0,
         text: [0; TEXT],
     };
 }

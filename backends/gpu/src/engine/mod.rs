@@ -226,6 +226,7 @@ impl Engine {
             former: 0,
             former_outcome: 0,
             former_stopped: 0,
+            former_ticket: 0,
             cap_ns: self.launcher.cap_ns,
             signature: 0,
             rank: self.member.rank,

@@ -10,6 +10,7 @@ use tokenyard_core::Result;
 
 use crate::engine::Engine;
 use crate::engine::args::{Common, State};
+use crate::engine::outcome::ticket;
 
 /// An exchange that another one follows, as its kernels leave it: device addresses; zeros where there is none.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,6 +18,8 @@ pub(crate) struct Former {
     cell: u64,
     outcome: u64,
     stopped: u64,
+    /// It runs beside the other one, and kernels know it by this number; else 0.
+    ticket: u32,
 }
 
 impl Former {
@@ -27,7 +30,13 @@ impl Former {
             cell: engine.launcher.cell(slot),
             outcome: engine.launcher.outcomes.at(slot) as u64,
             stopped: engine.launcher.memory.state.address() + offset_of!(State, stopped) as u64,
+            ticket: 0,
         }
+    }
+
+    /// The same where it runs beside the other exchange, which waits until it has decided.
+    pub(crate) fn beside(engine: &Engine, operation: u64) -> Self {
+        Self { ticket: ticket(operation), ..Self::of(engine, operation) }
     }
 }
 
@@ -42,13 +51,14 @@ pub(crate) struct Step {
 impl Step {
     /// An exchange that the host waits for later.
     pub(crate) const DEFERRED: Self =
-        Self { former: Former { cell: 0, outcome: 0, stopped: 0 }, deferred: true };
+        Self { former: Former { cell: 0, outcome: 0, stopped: 0, ticket: 0 }, deferred: true };
 
     /// Writes into the arguments of an exchange which one it follows.
     pub(crate) fn follow(&self, common: &mut Common) {
         common.former = self.former.cell;
         common.former_outcome = self.former.outcome;
         common.former_stopped = self.former.stopped;
+        common.former_ticket = self.former.ticket;
     }
 }
 

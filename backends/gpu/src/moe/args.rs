@@ -83,6 +83,7 @@ pub(crate) struct Crossing {
     pub(crate) here: u64,
     pub(crate) described: u64,
     pub(crate) writers: u64,
+    pub(crate) summed: u64,
     pub(crate) signal: u32,
     pub(crate) most: u32,
     pub(crate) shift: u32,
@@ -173,6 +174,7 @@ pub(crate) struct CombineArgs {
     pub(crate) at_once: u32,
     pub(crate) source_places: u32,
     pub(crate) reserved: u32,
+    pub(crate) crossing: Crossing,
 }
 
 #[repr(C)]

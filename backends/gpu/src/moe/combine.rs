@@ -15,7 +15,7 @@ use crate::engine::outcome::Refusal;
 use crate::engine::path::Transfer;
 use crate::engine::step::Step;
 use crate::flat_sms::{FlatOp, FlatWork};
-use crate::moe::args::{CombineArgs, MergeArgs, RINGS, Routing, WEIGHTS_OF_ALL};
+use crate::moe::args::{CombineArgs, Crossing, MergeArgs, RINGS, Routing, WEIGHTS_OF_ALL};
 use crate::moe::combine_tiling::CombineTiling;
 use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
@@ -36,6 +36,14 @@ struct Staged {
     push: Option<Push>,
     /// The blocks of the kernel that merges the rows and pushes them, if one does.
     fused: Option<u32>,
+}
+
+/// The place of a combine in its operation. The default is a combine by itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SumPlace {
+    pub(crate) step: Step,
+    /// Among domains: the runs by which sums cross.
+    pub(crate) crossing: Crossing,
 }
 
 /// The arguments of a combine without rows.
@@ -73,6 +81,7 @@ pub(crate) fn arguments(
         at_once: 0,
         source_places: 0,
         reserved: 0,
+        crossing: Crossing::default(),
     }
 }
 
@@ -118,9 +127,9 @@ impl Combine<'_> {
 
     /// # Safety
     /// The call's tensors are valid until the operation is received.
-    pub(crate) unsafe fn send(&mut self, call: &CombineCall<'_>, step: &Step) -> Result<()> {
+    pub(crate) unsafe fn send(&mut self, call: &CombineCall<'_>, place: &SumPlace) -> Result<()> {
         self.engine.check()?;
-        let mode = Mode { deferred: step.deferred, ..self.engine.mode(call.order)? };
+        let mode = Mode { deferred: place.step.deferred, ..self.engine.mode(call.order)? };
         let _relaxed = mode.relax(self.engine.order.context())?;
         if mode.no_host_sync {
             self.engine.watch_no_host_sync()?;
@@ -152,7 +161,7 @@ impl Combine<'_> {
             Err(error) => return self.engine.abort_on_fatal(Err(error)),
         };
         // SAFETY: by this function's contract.
-        let sent = unsafe { self.sum_rows(call, &mode, &staged, step) };
+        let sent = unsafe { self.sum_rows(call, &mode, &staged, place) };
         if let Err(error) = self.engine.abort_on_fatal(sent) {
             self.engine.order.order_refused(self.engine.slot(call.operation), &mode);
             self.engine.places.release(&staged.region);
@@ -339,11 +348,11 @@ impl Combine<'_> {
         call: &CombineCall<'_>,
         mode: &Mode,
         staged: &Staged,
-        step: &Step,
+        place: &SumPlace,
     ) -> Result<()> {
         let state = &self.moe.routing.handles[call.handle as usize];
         let mut common = self.engine.common(call.operation, ENTER, &[], mode.no_host_sync);
-        step.follow(&mut common);
+        place.step.follow(&mut common);
         let called = self.engine.sign(call.operation, &mut common, call.signature);
         let (_, element) = summable(call.x.dtype);
         let row_bytes = u64::from(self.moe.exchange.shape.hidden) * element;
@@ -378,6 +387,7 @@ impl Combine<'_> {
                 Layout::RankMajor { .. } => state.max_tokens,
                 _ => 0,
             },
+            crossing: place.crossing,
             pushers: push.blocks,
             push_warps: push.warps,
             ..arguments(common, state.routing, row_bytes, &combine_tiling)
@@ -411,7 +421,11 @@ impl Combine<'_> {
         // Sums of biases, and loads of weights, come on top.
         let is_biased = call.bias.iter().any(|bias| !bias.data.is_null());
         let more = call.returns_weights() || is_biased || state.has_device_tokens;
-        let blocks = self.moe.blocks.of_call(call.order.sms);
+        let blocks = self.moe.beside(self.moe.blocks.of_call(call.order.sms));
+        if self.moe.runs.is_some() {
+            // One serves the runs.
+            return 1 + blocks.exchange;
+        }
         match staged.push {
             Some(_) => blocks.exchange,
             None => blocks.of_link(&work, more),
@@ -429,6 +443,10 @@ impl Combine<'_> {
         combine_tiling: &CombineTiling,
     ) -> Result<()> {
         self.engine.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
+        if self.moe.runs.is_some() {
+            // One kernel has put rows back, and summed those that returned.
+            return Ok(());
+        }
         let (kernel, _) = summable(call.x.dtype);
         let blocks = self.moe.blocks.of_call(call.order.sms).exchange;
         let size = Launch::of_threads(blocks, THREADS, combine_tiling.shared);
@@ -448,7 +466,8 @@ impl Combine<'_> {
         blocks: u32,
     ) -> Result<()> {
         let slot = self.engine.slot(call.operation);
-        let (kernel, size) = match &self.moe.kernels.combine_put {
+        let puts_first = self.moe.kernels.combine_put.as_ref().filter(|_| self.moe.runs.is_none());
+        let (kernel, size) = match puts_first {
             Some(combine_put) => {
                 (combine_put, Launch::of_threads(1, THREADS, combine_tiling.table_bytes))
             }

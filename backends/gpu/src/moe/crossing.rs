@@ -54,6 +54,9 @@ pub(crate) struct Runs {
     here: Buffer,
     described: Buffer,
     writers: Buffer,
+    /// One for each operation that may be open: an exchange inside counts sums before the rail has put those of the
+    /// operation before.
+    summed: Vec<Buffer>,
     /// The first of their signals.
     signal: u32,
     /// This domain.
@@ -66,9 +69,10 @@ impl Runs {
         context: &Arc<Context>,
         sizes: RunSizes,
         signal: u32,
-        mine: u32,
+        exchange: &Exchange,
     ) -> Result<Self> {
         let of_all = 8 * u64::from(sizes.ranks) * u64::from(sizes.most);
+        let open = exchange.in_flight.max(2);
         Ok(Self {
             sizes,
             totals: Buffer::new(context, of_all * u64::from(sizes.slots))?,
@@ -76,8 +80,9 @@ impl Runs {
             here: Buffer::new(context, of_all)?,
             described: Buffer::new(context, 8 * u64::from(sizes.ranks))?,
             writers: Buffer::new(context, 4)?,
+            summed: (0..open).map(|_| Buffer::new(context, of_all + 8)).collect::<Result<_>>()?,
             signal,
-            mine,
+            mine: exchange.rank,
         })
     }
 
@@ -89,6 +94,7 @@ impl Runs {
             here: self.here.address(),
             described: self.described.address(),
             writers: self.writers.address(),
+            summed: 0,
             signal: self.signal,
             most: self.sizes.most,
             shift: self.sizes.shift,
@@ -96,9 +102,15 @@ impl Runs {
         }
     }
 
-    /// For the exchange inside, which only reads.
+    /// For the dispatch inside, which only reads.
     pub(crate) fn inside(&self) -> Crossing {
         Crossing { totals: 0, staged: 0, writers: 0, signal: 0, ..self.on_the_rail() }
+    }
+
+    /// For both exchanges of a combine.
+    pub(crate) fn of_sums(&self, operation: u64) -> Crossing {
+        let slot = (operation % self.summed.len() as u64) as usize;
+        Crossing { summed: self.summed[slot].address(), ..self.on_the_rail() }
     }
 }
 

@@ -15,6 +15,8 @@ use crate::driver::RelaxedCapture;
 use crate::engine::agree::{agree, agreed};
 use crate::engine::outcome::{Refusal, ticket};
 use crate::engine::step::{Former, Step, queue_behind};
+use crate::moe::args::Crossing;
+use crate::moe::combine::SumPlace;
 use crate::moe::deferred::{Grouped, is_refusal};
 use crate::moe::dispatch::{Beside, StepPlace};
 use crate::moe::exchanger::Exchanger;
@@ -127,7 +129,7 @@ impl Exchanges {
         let sent = unsafe {
             match (call.exchange, rail) {
                 (ExchangeKind::Owners, None) => {
-                    return owners.combine().send(call, &Step::default());
+                    return owners.combine().send(call, &SumPlace::default());
                 }
                 (ExchangeKind::Rail, None) => return internal("there is one domain"),
                 (ExchangeKind::Owners, Some(rail)) => {
@@ -285,7 +287,7 @@ unsafe fn sum_inside(
 ) -> Result<()> {
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
-        return unsafe { owners.combine().send(call, &Step::default()) };
+        return unsafe { owners.combine().send(call, &SumPlace::default()) };
     }
     let (out, out_weights) = match make_room(rail, call) {
         Ok(Held::Sums { x, weights, .. }) => (x, weights),
@@ -300,7 +302,10 @@ unsafe fn sum_inside(
     let (bias, missing) = ([NO_TENSOR; 2], NO_TENSOR);
     let inner = CombineCall { bias, out, out_weights, missing, ..*call };
     // SAFETY: by this function's contract; the sums are held until the operation is received.
-    let sent = unsafe { owners.combine().send(&inner, &Step::DEFERRED) };
+    let sent = unsafe {
+        let place = SumPlace { step: Step::DEFERRED, crossing: sums(rail, call.operation) };
+        owners.combine().send(&inner, &place)
+    };
     let summed = sent.and_then(|()| owners.combine().ends(call.operation));
     if summed.is_err() {
         rail.release(call.operation);
@@ -313,6 +318,12 @@ fn follow_sums(owners: &Exchanger, rail: &mut Rail, call: &AgreeCall<'_>) -> Res
     let sums = matches!(rail.slot(call.operation), Some(Held::Sums { .. }));
     if !call.is_combine || !sums || call.refusal.is_some() {
         return Ok(Step::default());
+    }
+    if rail.between.moe.runs.is_some() {
+        return Ok(Step {
+            former: Former::beside(&owners.engine, call.operation),
+            ..Step::DEFERRED
+        });
     }
     queue_behind(&rail.between.engine, &owners.engine, call.operation)?;
     Ok(Step { former: Former::of(&owners.engine, call.operation), ..Step::DEFERRED })
@@ -345,11 +356,14 @@ unsafe fn return_sums(
     };
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
-        return unsafe { rail.between.combine().send(&outer, &Step::default()) };
+        return unsafe { rail.between.combine().send(&outer, &SumPlace::default()) };
     }
     let step = Step { former: Former::of(&rail.between.engine, round), ..Step::DEFERRED };
     // SAFETY: by this function's contract; the sums are held until the operation is received.
-    let sent = unsafe { rail.between.combine().send(&outer, &step) };
+    let sent = unsafe {
+        let place = SumPlace { step, crossing: sums(rail, call.operation) };
+        rail.between.combine().send(&outer, &place)
+    };
     let summed = unless_refused(owners.combine().concluded(call.operation))?;
     let agreed = unless_refused(agreed(&mut rail.between.engine, round))?;
     let returned = sent.and_then(|()| rail.between.combine().agreed(outer.operation));
@@ -359,6 +373,11 @@ unsafe fn return_sums(
         return internal("ranks of a rail went on after a refusal");
     }
     returned
+}
+
+/// The runs by which the sums of an operation cross.
+fn sums(rail: &Rail, operation: u64) -> Crossing {
+    rail.between.moe.runs.as_ref().map(|runs| runs.of_sums(operation)).unwrap_or_default()
 }
 
 /// The result of an exchange, unless it was refused: the next one has passed that on.

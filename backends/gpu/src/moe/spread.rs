@@ -39,7 +39,7 @@ impl MoeState {
 
     /// The blocks of this exchange, where another one runs beside it. On a rail few stage rows as fast as a NIC takes
     /// them; inside, rows go to more ranks over a faster link.
-    fn beside(&self, blocks: Blocks) -> Blocks {
+    pub(crate) fn beside(&self, blocks: Blocks) -> Blocks {
         let rail = (blocks.exchange / 4).max(1);
         let exchange = if self.exchange.has_runs() {
             rail

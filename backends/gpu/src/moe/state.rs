@@ -93,7 +93,7 @@ impl MoeState {
             control: windows[CONTROL],
             runs: sizes
                 .runs
-                .map(|runs| Runs::new(context, runs, sizes.run_signal(), exchange.rank))
+                .map(|runs| Runs::new(context, runs, sizes.run_signal(), &exchange))
                 .transpose()?,
             lost: Buffer::new(context, exchange.regions.ranks.into())?,
         })

@@ -141,7 +141,7 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
     up_level::follow(second.c, {over_rail.cell, over_rail.outcome, over_rail.stopped});
   const auto& x = first.crossing;
   if (at_once)
-    second.crossing = {nullptr, nullptr, x.here, nullptr, nullptr, nullptr, 0, x.most, x.shift, r.domain, 0, 0};
+    second.crossing = {nullptr, nullptr, x.here, nullptr, nullptr, nullptr, 0, x.most, x.shift, r.domain};
   if (at_once || !replay) {
     u32 words = replay ? 0 : (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
     ty::GroupArgs g{r.in->abort, r.in->report, second.c.cap_ns, second.c.former, at_once ? x.described : nullptr,
@@ -211,11 +211,9 @@ void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expect
   up_level::Combine inner;
   inner.refuses = refuses, inner.expected = expected.first, inner.objector = r.me;
   bool at_once = out_level::ty::kRuns && !refuses;
-  // What is counted for the sum of a row: by each summing warp, and for its weights.
   const auto& x = r.out->crossing;
-  u32 counts = (TY_ROWS_TMA ? ty::kRingWarps - 1 : 1) + weights;
   u64* summed = r.out->summed[r.in->operations % 2];
-  if (at_once) inner.crossing = {nullptr, nullptr, nullptr, nullptr, nullptr, summed, 0, x.most, x.shift, r.domain, 0, 0};
+  if (at_once) inner.crossing = {nullptr, nullptr, nullptr, nullptr, nullptr, summed, 0, x.most, x.shift, r.domain};
   u64 behind = r.in->operations;
   std::thread inside([&] { up_level::combine_on(*r.in, partials, weights ? back : nullptr, inner); });
   if (!at_once) inside.join();
@@ -231,7 +229,7 @@ void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expect
   out_level::Combine outer;
   outer.expected = expected.second, outer.refuses = refuses, outer.objector = r.me;
   if (!refuses) last_of(*r.out, outer.former);
-  outer.crossing = x, outer.crossing.summed = summed, outer.crossing.row_counts = counts;
+  outer.crossing = x, outer.crossing.summed = summed;
   out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr, outer);
   if (at_once) inside.join();
 }
