@@ -418,7 +418,8 @@ class Mover {
   // end fewer notes are held back, so that few tiles arrive late.
   __device__ void note(u32 token) {
     uncounted_.add(token);
-    u32 due = min(stages_.left(), Uncounted::kMost - 1);
+    // A run leaves once its last row is counted.
+    u32 due = min(stages_.left(), kRuns ? 1 : Uncounted::kMost - 1);
     if (uncounted_.held() <= max(due, 1u)) return;
     uncounted_.count(a_, up_, 1, [] { stores_done_but_one(); });
   }

@@ -13,6 +13,9 @@ const PUT_UNIT: u64 = 16;
 /// link.
 const MOST_QUEUES: u32 = 8;
 
+/// Signals of a transport, at most.
+const MOST_SIGNALS: u32 = 65_536;
+
 /// How data gets to its places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transfer {
@@ -49,6 +52,8 @@ pub(crate) struct Path {
     pub(crate) queues: u32,
     /// Bytes; 0 where the path does not put.
     pub(crate) largest_put: u64,
+    /// That the transport has for all who use it.
+    pub(crate) most_signals: u32,
 }
 
 impl Path {
@@ -59,6 +64,7 @@ impl Path {
         memory: WindowMemory::Device,
         queues: 1,
         largest_put: 0,
+        most_signals: MOST_SIGNALS,
     };
 
     /// The path over a transport, on devices whose memory is of the kind `device`, one of `TY_MEMORY_*`; `windows` is
@@ -81,6 +87,7 @@ impl Path {
             memory,
             queues,
             largest_put,
+            most_signals: limits.max_signals,
         };
         match (by_kernels, in_device, in_host) {
             _ if largest_put == 0 => {}
@@ -153,8 +160,14 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn of(flags: u64, memory_kinds: u32, largest_put: u64) -> Result<Path> {
-        let limits =
-            Capabilities { flags, memory_kinds, largest_put, max_queues: 4, ..NO_CAPABILITIES };
+        let limits = Capabilities {
+            flags,
+            memory_kinds,
+            largest_put,
+            max_queues: 4,
+            max_signals: MOST_SIGNALS,
+            ..NO_CAPABILITIES
+        };
         Path::of(&limits, CUDA, Windows::Auto)
     }
 
@@ -172,6 +185,7 @@ pub(crate) mod tests {
             memory: WindowMemory::Device,
             queues: 4,
             largest_put: LONGEST_PUT,
+            most_signals: MOST_SIGNALS,
         };
         assert_eq!(path, expected);
         assert!(path.puts() && !path.has_ring());

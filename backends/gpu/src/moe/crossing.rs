@@ -13,8 +13,8 @@ use crate::moe::exchange::Exchange;
 const RUN_ROWS: u32 = 16;
 /// Few tokens cross in as many runs at least, so that the first are forwarded early.
 const LEAST_RUNS: u32 = 32;
-/// Signals of all runs, of 65,536 that a transport has.
-const MOST_SIGNALS: u32 = 16_384;
+/// The share of a transport's signals that runs may take: other communicators of the session have some, too.
+const SIGNAL_SHARE: u32 = 2;
 
 /// The runs of one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +34,9 @@ impl RunSizes {
             (exchange.shape.ranks, exchange.slots(), exchange.shape.max_tokens);
         let of = |shift: u32| Self { shift, most: tokens.div_ceil(1 << shift), ranks, slots };
         let wanted = RUN_ROWS.min(tokens / LEAST_RUNS).max(1).ilog2();
-        exchange.has_runs().then(|| {
-            (wanted..31).map(of).find(|runs| runs.signals() <= MOST_SIGNALS).unwrap_or(of(31))
-        })
+        let most = exchange.path.most_signals / SIGNAL_SHARE;
+        let fits = |runs: &Self| runs.signals() <= most;
+        exchange.has_runs().then(|| (wanted..31).map(of).find(fits).unwrap_or(of(31)))
     }
 
     /// One for each slot, run and rank.
@@ -133,9 +133,12 @@ mod tests {
         for (domains, max_tokens) in
             [(2, 1), (2, 128), (2, 4096), (8, 8192), (64, 8192), (256, 4096)]
         {
-            let sizes = RunSizes::new(&rail(domains, max_tokens, ring(1024))).unwrap();
-            assert!(sizes.most << sizes.shift >= max_tokens, "{sizes:?}");
-            assert!(sizes.signals() <= MOST_SIGNALS, "{sizes:?}");
+            for most_signals in [4096, 65_536] {
+                let path = Path { most_signals, ..ring(1024) };
+                let sizes = RunSizes::new(&rail(domains, max_tokens, path)).unwrap();
+                assert!(sizes.most << sizes.shift >= max_tokens, "{sizes:?}");
+                assert!(sizes.signals() <= most_signals / 2, "{sizes:?}");
+            }
         }
         let of = |max_tokens| RunSizes::new(&rail(2, max_tokens, ring(1024))).unwrap();
         assert_eq!([of(4096).shift, of(128).shift, of(1).shift], [4, 2, 0]);
