@@ -20,6 +20,8 @@ mod coded;
 mod decode;
 #[path = "exchange/local.rs"]
 mod local;
+#[path = "exchange/runs.rs"]
+mod runs;
 
 /// The file as the model has it: the dialect's words are the model's own, everything else is the
 /// product's.
@@ -281,14 +283,26 @@ fn domains(up: DeviceApi, out: DeviceApi, wave: u32) -> Model {
     twin_of_domains(up, out, wave, 0)
 }
 
+/// The same with changes to the sources of both levels: between domains, and inside.
+fn domains_with(up: DeviceApi, out: DeviceApi, change: impl FnOnce(&Path, &Path)) -> Model {
+    levels(up, out, &[("MODEL_WAVE", 32), ("TWINS", 0)], change)
+}
+
 /// The same where only so many ranks of the first domain are there; 0 is all of all domains.
 fn twin_of_domains(up: DeviceApi, out: DeviceApi, wave: u32, twins: u32) -> Model {
+    levels(up, out, &[("MODEL_WAVE", wave), ("TWINS", twins)], |_, _| {})
+}
+
+/// The model of two levels with these defines.
+fn levels(
+    up: DeviceApi,
+    out: DeviceApi,
+    defined: &[(&str, u32)],
+    change: impl FnOnce(&Path, &Path),
+) -> Model {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut defines = vec![
-        "-DTY_ROWS_TMA=0".to_owned(),
-        format!("-DMODEL_WAVE={wave}"),
-        format!("-DTWINS={twins}"),
-    ];
+    let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned()];
+    defines.extend(defined.iter().map(|(name, value)| format!("-D{name}={value}")));
     for (name, device_api) in [("up", up), ("out", out)] {
         write_all(&folder.path().join(name), device_api, Rows::Vector, name);
         let name = name.to_uppercase();
@@ -296,6 +310,7 @@ fn twin_of_domains(up: DeviceApi, out: DeviceApi, wave: u32, twins: u32) -> Mode
         defines.push(format!("-D{name}_QUEUES={}", device_api.queues));
         defines.push(format!("-D{name}_PARAM_BYTES={}", device_api.param_bytes));
     }
+    change(&folder.path().join("out"), &folder.path().join("up"));
     Model::compile(folder, "domains.cpp", &defines)
 }
 

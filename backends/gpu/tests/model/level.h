@@ -194,6 +194,10 @@ struct Fabric {
     stop = true;
     for (auto& t : threads) t.join();
   }
+  // Where a kernel is changed, runs of rows come last, and late: what does not wait for them must find that.
+  static bool is_late(const Rank& from, const Up::Command& c) {
+    return model::mutant != 0 && kRuns && c.signal % from.signals() >= 3 * kSlots * from.s.ranks;
+  }
   void execute(Rank& from, const Up::Command& c) {
     Rank& to = *ranks[c.peer];
     u8* source = (c.src_window == kArena ? from.arena : from.control) + c.src_offset;
@@ -211,6 +215,7 @@ struct Fabric {
     };
     bool first = fault == Fault::kSignalFirst && from.me == 0 && c.dst_window == kArena;
     if (first) raise(), std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (is_late(from, c)) std::this_thread::sleep_for(std::chrono::milliseconds(40));
     memcpy(target, source, c.bytes);
     from.put[c.peer] += c.bytes;
     if (!first) raise();
@@ -231,6 +236,8 @@ struct Fabric {
       Served& queue = queues[random() % queues.size()];
       if (queue.pending.empty()) continue;
       u64 which = random();
+      for (u64 i = 0; i < queue.pending.size() && model::mutant != 0; i++)
+        if (!is_late(r, queue.command(i))) which = i;
       if (fault == Fault::kLost && which % 64 == 0)
         queue.end_one(which, [](const Up::Command&) {});
       else
@@ -253,6 +260,7 @@ struct Fabric {
       if (there) pending.push_back(taken++);
       return there;
     }
+    const Up::Command& command(u64 which) const { return ring.commands[pending[which] % kCapacity]; }
     template <class Execute>
     void end_one(u64 random, Execute execute) {
       u64 which = random % pending.size(), number = pending[which];

@@ -1,0 +1,78 @@
+//! Rows that cross between domains in runs: each wait is left out in turn, and noticed.
+
+use super::{DEVICE_PUT, Model, Mutant, NVLINK, domains_with, mutate};
+
+/// Waits of the exchange on the rail.
+const ON_THE_RAIL: [Mutant; 6] = [
+    (
+        "a run is put before it is whole",
+        "    if (load_acquire(count) != (u64)some * whole.each) return 0;",
+        "    if (model::mutant != 1 && load_acquire(count) != (u64)some * whole.each) return 0;",
+    ),
+    (
+        "a run is announced before it is here",
+        "      if ((i64)(total_of_queues(",
+        "      if (model::mutant != 2 && (i64)(total_of_queues(",
+    ),
+    (
+        "metadata are put before all warps have staged theirs",
+        "  if (shfl(last, 0) == 0) return;",
+        "  if (model::mutant == 3 ? blockIdx.x + wave_id() != kWarps - 1 : shfl(last, 0) == 0) return;",
+    ),
+    (
+        "metadata are announced before they are here",
+        "    if (wait_queues(*a.c.state, up, what, guard)) store_release(x.described + s",
+        "    if (model::mutant == 4 || wait_queues(*a.c.state, up, what, guard)) store_release(x.described + s",
+    ),
+    (
+        "a sum is made before its rows have returned",
+        "  bool ok = !due || guard.until({kPhaseCombineRows",
+        "  bool ok = !due || model::mutant == 5 || guard.until({kPhaseCombineRows",
+    ),
+    (
+        "the agreement does not wait for the exchange inside",
+        "  if (!c.former || c.former_ticket == 0) return true;",
+        "  if (!c.former || c.former_ticket == 0 || model::mutant == 6) return true;",
+    ),
+];
+
+/// Waits of the exchange inside a domain.
+const INSIDE: [Mutant; 3] = [
+    (
+        "a row is forwarded before it is here",
+        "  if (!a.awaits_rows()) return true;",
+        "  if (!a.awaits_rows() || model::mutant == 7) return true;",
+    ),
+    (
+        "tokens are counted before their metadata are here",
+        "  for (u32 s = threadIdx.x; s < a.groups && ok; s += blockDim.x)",
+        "  for (u32 s = threadIdx.x; s < a.groups && ok && model::mutant != 8; s += blockDim.x)",
+    ),
+    (
+        "a sum is counted before it is stored",
+        "  __device__ u32 token(u32 position) const {\n    return crosses()",
+        "  __device__ u32 token(u32 position) const {\n    if (model::mutant == 9) stored(position);\n    return crosses()",
+    ),
+];
+
+const MOE: [&str; 7] = [
+    "runs.cuh",
+    "arrivals.cuh",
+    "put_combine.cuh",
+    "combine.cuh",
+    "route.cuh",
+    "entry.cuh",
+    "pull.cuh",
+];
+
+#[test]
+fn each_wait_for_rows_that_cross_in_runs_is_needed() {
+    let model: Model = domains_with(NVLINK, DEVICE_PUT, |out, up| {
+        mutate(out, &MOE, &ON_THE_RAIL);
+        mutate(up, &MOE, &INSIDE);
+    });
+    model.is_well_with(&["few"]);
+    for number in 1..=ON_THE_RAIL.len() + INSIDE.len() {
+        model.notices(&[&number.to_string()]);
+    }
+}
