@@ -136,6 +136,7 @@ struct Operation {
   u32 origin;  // epoch of the dispatch that made the handle
   u64 rows;    // N of that dispatch; only a combine asks
   u32 verdict; // how this rank enters
+  u32 former_epoch;  // of the former exchange, if there is one
 };
 
 // The operation of this block's kernel: one thread writes it, and a barrier follows.

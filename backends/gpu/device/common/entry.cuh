@@ -32,7 +32,7 @@ __device__ inline bool former_is_decided(const Common& c, Guard& guard) {
 // The state that thread 0 of a block reads as soon as its kernel starts, so that it is loaded when it
 // is needed.
 struct LaunchState {
-  u64 turn = 0, stopped = 0, made = 0, rows = 0;
+  u64 turn = 0, stopped = 0, made = 0, rows = 0, former_epoch = 0;
   u32 verdict = kEnter;
 
   // `follows`: it may be queued behind another exchange.
@@ -42,6 +42,7 @@ struct LaunchState {
     stopped = load_relaxed(&c.state->stopped);
     if (follows && c.former) {
       verdict = verdict_behind(c);
+      former_epoch = load_relaxed(&c.former->epoch);
       if (verdict == kOutOfStep) stopped = 1;
     }
     if (!note) return;
@@ -52,7 +53,7 @@ struct LaunchState {
   __device__ void publish(bool makes, u32 tokens) const {
     if (threadIdx.x != 0) return;
     u32 epoch = stopped ? 0 : (u32)turn;
-    operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows, verdict};
+    operation() = {epoch, (u32)(turn >> 32), tokens, makes ? epoch : (u32)made, rows, verdict, (u32)former_epoch};
   }
   __device__ void publish() const { publish(false, (u32)(made >> 32)); }
 };

@@ -12,15 +12,12 @@ __device__ inline u64* summed_of(const Common& c, const Routing& r, const Crossi
   return x.summed + (u64)group * x.most + (row >> x.shift);
 }
 
-// Whether a word holds this epoch, or a later one.
-__device__ inline bool has_come(u64 word, u32 epoch) { return (i32)((u32)word - epoch) >= 0; }
-
 // On a rail: waits until each lane's returned row of an owner is here; lanes that are not `due` do not wait. The whole
 // warp.
 __device__ inline bool run_comes(const CombineArgs& a, bool due, u32 owner, u32 row, Guard& guard) {
   const u64* word = a.crossing.here + (u64)(due ? owner : 0) * a.crossing.most + (due ? row >> a.crossing.shift : 0);
-  u32 epoch = (u32)load_relaxed(&a.c.cell->epoch);
-  bool ok = !due || guard.until({kPhaseCombineRows, a.c.rank, owner, epoch}, [&] { return load_acquire(word); },
+  u32 epoch = a.c.epoch();
+  bool ok = !due || guard.until({kPhaseCombineRows, owner, row >> a.crossing.shift, epoch}, [&] { return load_acquire(word); },
                                 [&](u64 found) { return has_come(found, epoch); });
   sync_wave();
   publish_places();
@@ -51,7 +48,7 @@ __device__ inline bool row_comes(const DispatchArgs& a, u32 token, Guard& guard)
   if (!a.awaits_rows()) return true;
   RunOf of(a, token);
   const u64* word = a.crossing.here + (u64)of.group * a.crossing.most + of.run;
-  u32 epoch = (u32)load_relaxed(&a.c.former->epoch);
+  u32 epoch = operation().former_epoch;
   bool ok = guard.until({kPhaseRows, a.c.rank, of.run, epoch}, [&] { return load_acquire(word); },
                         [&](u64 found) { return has_come(found, epoch); });
   publish_places();
@@ -60,7 +57,7 @@ __device__ inline bool row_comes(const DispatchArgs& a, u32 token, Guard& guard)
 
 // The same for consecutive tokens of a group, which lanes share. One warp.
 __device__ inline bool rows_come(const DispatchArgs& a, u32 first, u32 end, Guard& guard) {
-  if (!a.awaits_rows() || a.beside_words() == 0) return true;
+  if (!a.awaits_rows() || !a.crossing.scales) return true;
   bool ok = true;
   for (u32 token = first + lane_id(); token < end && ok; token += kWave) ok = row_comes(a, token, guard);
   return all(ok);

@@ -50,7 +50,7 @@ struct Partials {
   __device__ void stored(u32 token) const {
     if (!crosses()) return;
     sync_wave();
-    if (lane_id() == 0) add_release_device(summed_of(a.c, a.r, a.crossing, token), 1);
+    if (lane_id() == 0) add_release(summed_of(a.c, a.r, a.crossing, token), 1);
   }
   __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
   __device__ bool there(u32 packed) const { return packed != kNoRow; }

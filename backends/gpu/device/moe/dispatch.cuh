@@ -170,7 +170,8 @@ template <class Up>
 __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const DispatchTables& t,
                            Guard& guard) {
   fence_system_all();
-  sync_block();
+  // Rows that were not waited for are not staged.
+  if (!sync_block_and(!guard.ended())) return;
   put_own_rows(a, up, t, guard);
   submit_block(up, own_queue(a.c));
   if (!last_to_come(a.c)) return;

@@ -234,6 +234,8 @@ __device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, co
                                          Guard& guard) {
   u32 warp = wave_id();
   if (warp < kWarps - kMetadataWarps) return;
+  // The last warp posts runs of rows from the start.
+  if (kRuns && warp == kWarps - 1) return;
   MetadataRoom room(a, shared + (warp - (kWarps - kMetadataWarps)) * a.metadata_bytes);
   u32 units = (a.c.tokens() + a.metadata_tokens - 1) / a.metadata_tokens * a.c.ranks;
   u32 next = take_metadata(a);

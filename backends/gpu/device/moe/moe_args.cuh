@@ -72,6 +72,8 @@ struct Crossing {
   u32 most;        // runs of a source
   u32 shift;       // a run has 2^shift rows
   u32 mine;        // this domain
+  u32 lanes;       // of a warp that look at words at once: few where these lie in the host's memory
+  u32 scales;      // inside: scales come with rows, not before
 };
 
 struct DispatchArgs {

@@ -208,7 +208,7 @@ __device__ void serve_returns(const CombineArgs& a, const Up& up, u8* shared) {
     auto rows = [&](u32 d) { return heard[d * return_words(a) + kReturnCounts]; };
     auto put = [&](u32 d, u32 run) { return put_returned_run(a, up, heard, d, run, guard); };
     u32 each = (u32)load_relaxed(a.crossing.summed + a.c.ranks * a.crossing.most);
-    post_runs(a.c, a.crossing, me, {a.crossing.summed, each, kPhaseCombineRows}, rows, put, guard);
+    post_runs(a.c, a.crossing, me, {a.crossing.summed, each}, rows, put, guard);
   } else {
     auto rows = [&](u32 owner) { return a.r.counts[owner]; };
     auto signals = [&](u32 some) {
@@ -227,6 +227,7 @@ __device__ void return_runs(const CombineArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   bool ok = guard.until({kPhaseEntry, a.c.rank, 0, a.c.ticket}, [&] { return load_acquire(&a.c.cell->decided) >> 32; },
                         [&](u64 found) { return found == a.c.ticket; });
+  if (threadIdx.x == 0) operation().epoch = (u32)load_relaxed(&a.c.cell->epoch);
   if (sync_block_and(ok)) sum_returned<Type>(a, shared, guard);
   if (guard.ended()) a.c.state->stopped = 1;
 }

@@ -15,6 +15,11 @@ __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32
   atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
+// Whether a word holds this epoch, or a later one: at most those of the operations that may be open. A word of a run that
+// was not used for 2^31 epochs is older, not later.
+constexpr u32 kEpochsAhead = 1 << 16;
+__device__ inline bool has_come(u64 word, u32 epoch) { return (u32)word - epoch < kEpochsAhead; }
+
 // Waits until the exchange over the rail goes on, and the metadata of all rows are here. False if it does not. The
 // whole block.
 __device__ inline bool rows_are_described(const GroupArgs& a) {
@@ -27,13 +32,17 @@ __device__ inline bool rows_are_described(const GroupArgs& a) {
   u32 epoch = (u32)load_relaxed(&former->epoch);
   for (u32 s = threadIdx.x; s < a.groups && ok; s += blockDim.x)
     ok = guard.until({kPhaseRows, a.rank, s, epoch}, [&] { return load_acquire(a.described + s); },
-                     [&](u64 found) { return (i32)((u32)found - epoch) >= 0; });
+                     [&](u64 found) { return has_come(found, epoch); });
   return sync_block_and(ok);
 }
 
 // Runs before a dispatch of grouped tokens counts. One block.
 __device__ inline void group(const GroupArgs& a) {
-  if (!rows_are_described(a)) return;
+  if (!rows_are_described(a)) {
+    // The kernel behind may count before it learns that no rows come: all are of the first group.
+    for (u32 g = threadIdx.x; g <= a.groups; g += blockDim.x) a.starts[g] = g == 0 ? 0 : ~0u;
+    return;
+  }
   for (u32 i = threadIdx.x; i < a.words; i += blockDim.x) a.zeros[i] = 0;
   if (threadIdx.x != 0) return;
   u32 start = 0;

@@ -458,6 +458,7 @@ class Mover {
       u32 token = token_in_turn(a_, unit / a_.pieces);
       // One lane waits, so that few look.
       if (kGrouped && !all(lane_id() != 0 || row_comes(a_, token, guard_))) return;
+      if (kGrouped) sync_wave();
       move_piece(token, unit % a_.pieces);
     }
   }

@@ -51,10 +51,10 @@ struct RunPairs {
   Server server;
   u32 ranks, all, next, step;
 
-  // `ranks` of them, with at most `runs` each.
-  __device__ RunPairs(const Server& me, u32 count, u32 runs) : server(me), ranks(count) {
-    u32 mine = runs > me.number ? (runs - me.number - 1) / me.count + 1 : 0;
-    step = count < kWave ? kWave / count * count : kWave;
+  // Of so many ranks.
+  __device__ RunPairs(const Server& me, const Crossing& x, u32 count) : server(me), ranks(count) {
+    u32 mine = x.most > me.number ? (x.most - me.number - 1) / me.count + 1 : 0, lanes = min(x.lanes, kWave);
+    step = count < lanes ? lanes / count * count : lanes;
     all = mine * count, next = lane_id() < step ? lane_id() : all;
   }
   __device__ bool open() const { return next < all; }
@@ -78,7 +78,7 @@ __device__ TY_INLINED bool put_run_rows(const DispatchArgs& a, const Up& up, con
 // What makes a run whole: its count of `counts` [R, most] has got to `each` for each of its rows.
 struct Whole {
   u64* counts;
-  u32 each, phase;
+  u32 each;
 };
 
 // Posts the runs of a server as they become whole: `rows(d)` for each rank, put by `put(d, run)`. Those of this rank
@@ -87,14 +87,15 @@ template <class Rows, class Put>
 __device__ TY_INLINED void post_runs(const Common& c, const Crossing& x, const Server& server, const Whole& whole,
                                      Rows rows, Put put, Guard& guard) {
   u32 me = c.rank, ranks = c.ranks;
-  RunPairs pair(server, ranks, x.most);
-  What what{whole.phase, me, 0, c.epoch()};
+  RunPairs pair(server, x, ranks);
+  // The last of phases: a report names a rank that others wait for, if there is one.
+  What what{kPhaseDone, me, 0, c.epoch()};
   // One look each turn: lanes whose runs are whole do not wait for the others. True once this lane has no more.
   auto look = [&]() -> u64 {
     if (!pair.open()) return 1;
     u32 d = (me + 1 + pair.rank()) % ranks, run = pair.run(), some = rows_of_run(x, rows(d), run);
     u64* count = whole.counts + (u64)d * x.most + run;
-    if (load_acquire(count) != (u64)some * whole.each) return 0;
+    if (some > 0 && load_acquire(count) != (u64)some * whole.each) return 0;
     pair.step_on();
     if (some > 0) {
       guard.pass(what);
@@ -115,7 +116,7 @@ __device__ TY_INLINED void watch_runs(const Common& c, const Crossing& x, const 
                                       Rows rows, Signals signals, Guard& guard) {
   u32 ranks = c.ranks;
   if (ranks == 1) return;
-  RunPairs pair(server, ranks - 1, x.most);
+  RunPairs pair(server, x, ranks - 1);
   What what{phase, c.rank, 0, 0};
   bool waits = false;
   // As above: one look each turn. True once this lane has no more runs to wait for.
@@ -153,11 +154,11 @@ __device__ TY_INLINED void watch_metadata(const DispatchArgs& a, const Up& up, G
   }
 }
 
-// Puts the metadata of this rank's rows once all warps have staged theirs. The last warps of each block.
+// Puts the metadata of this rank's rows once all warps have staged theirs: of each block those that move metadata.
 template <class Up>
 __device__ TY_INLINED void put_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
-  u32 writers = gridDim.x * kMetadataWarps, last = 0;
-  if (wave_id() < kWarps - kMetadataWarps) return;
+  u32 writers = gridDim.x * (kMetadataWarps - 1), last = 0;
+  if (wave_id() < kWarps - kMetadataWarps || wave_id() == kWarps - 1) return;
   fence_system_all();
   sync_wave();
   if (lane_id() == 0) last = atomic_inc(a.crossing.writers, writers - 1) == writers - 1;
@@ -179,7 +180,7 @@ template <class Up>
 __device__ TY_INLINED void serve_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
   Server me{blockIdx.x, gridDim.x};
   if (wave_id() == kWarps - 1) {
-    Whole staged{a.crossing.staged, a.pieces, kPhaseRows};
+    Whole staged{a.crossing.staged, a.pieces};
     auto rows = [&](u32 d) { return rows_for(a, t, d); };
     auto put = [&](u32 d, u32 run) { return put_run_rows(a, up, t, d, run, guard); };
     post_runs(a.c, a.crossing, me, staged, rows, put, guard);

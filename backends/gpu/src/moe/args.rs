@@ -88,6 +88,8 @@ pub(crate) struct Crossing {
     pub(crate) most: u32,
     pub(crate) shift: u32,
     pub(crate) mine: u32,
+    pub(crate) lanes: u32,
+    pub(crate) scales: u32,
 }
 
 #[repr(C)]

@@ -423,8 +423,7 @@ impl Combine<'_> {
         let more = call.returns_weights() || is_biased || state.has_device_tokens;
         let blocks = self.moe.beside(self.moe.blocks.of_call(call.order.sms));
         if self.moe.runs.is_some() {
-            // One serves the runs.
-            return 1 + blocks.exchange;
+            return blocks.exchange;
         }
         match staged.push {
             Some(_) => blocks.exchange,

@@ -13,8 +13,10 @@ use crate::moe::exchange::Exchange;
 const RUN_ROWS: u32 = 16;
 /// Few tokens cross in as many runs at least, so that the first are forwarded early.
 const LEAST_RUNS: u32 = 32;
-/// The share of a transport's signals that runs may take: other communicators of the session have some, too.
-const SIGNAL_SHARE: u32 = 2;
+/// The share of a transport's signals that an exchange with runs may take: others of the session have some, too.
+const SIGNAL_SHARE: u32 = 4;
+/// All lanes of any warp.
+const MOST_LANES: u32 = 64;
 
 /// The runs of one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +36,7 @@ impl RunSizes {
             (exchange.shape.ranks, exchange.slots(), exchange.shape.max_tokens);
         let of = |shift: u32| Self { shift, most: tokens.div_ceil(1 << shift), ranks, slots };
         let wanted = RUN_ROWS.min(tokens / LEAST_RUNS).max(1).ilog2();
-        let most = exchange.path.most_signals / SIGNAL_SHARE;
+        let most = (exchange.path.most_signals / SIGNAL_SHARE).saturating_sub(3 * ranks * slots);
         let fits = |runs: &Self| runs.signals() <= most;
         exchange.has_runs().then(|| (wanted..31).map(of).find(fits).unwrap_or(of(31)))
     }
@@ -61,6 +63,8 @@ pub(crate) struct Runs {
     signal: u32,
     /// This domain.
     mine: u32,
+    /// Lanes of a warp that look at words at once.
+    lanes: u32,
 }
 
 impl Runs {
@@ -83,6 +87,11 @@ impl Runs {
             summed: (0..open).map(|_| Buffer::new(context, of_all + 8)).collect::<Result<_>>()?,
             signal,
             mine: exchange.rank,
+            lanes: match exchange.path.has_ring() {
+                // The host's memory answers a million looks a second, however many threads ask.
+                true => exchange.shape.ranks,
+                false => MOST_LANES,
+            },
         })
     }
 
@@ -99,12 +108,15 @@ impl Runs {
             most: self.sizes.most,
             shift: self.sizes.shift,
             mine: self.mine,
+            lanes: self.lanes,
+            scales: 0,
         }
     }
 
-    /// For the dispatch inside, which only reads.
-    pub(crate) fn inside(&self) -> Crossing {
-        Crossing { totals: 0, staged: 0, writers: 0, signal: 0, ..self.on_the_rail() }
+    /// For the dispatch inside, which only reads. `casts`: rows are cast on the rail, so their scales come with them.
+    pub(crate) fn inside(&self, casts: bool) -> Crossing {
+        let scales = casts.into();
+        Crossing { totals: 0, staged: 0, writers: 0, signal: 0, scales, ..self.on_the_rail() }
     }
 
     /// For both exchanges of a combine.
@@ -137,7 +149,7 @@ mod tests {
                 let path = Path { most_signals, ..ring(1024) };
                 let sizes = RunSizes::new(&rail(domains, max_tokens, path)).unwrap();
                 assert!(sizes.most << sizes.shift >= max_tokens, "{sizes:?}");
-                assert!(sizes.signals() <= most_signals / 2, "{sizes:?}");
+                assert!(sizes.signals() <= most_signals / 4, "{sizes:?}");
             }
         }
         let of = |max_tokens| RunSizes::new(&rail(2, max_tokens, ring(1024))).unwrap();

@@ -15,6 +15,7 @@ use crate::driver::RelaxedCapture;
 use crate::engine::agree::{agree, agreed};
 use crate::engine::outcome::{Refusal, ticket};
 use crate::engine::step::{Former, Step, queue_behind};
+use crate::engine::waits::{KEEP_TENSORS, see_end};
 use crate::moe::args::Crossing;
 use crate::moe::combine::SumPlace;
 use crate::moe::deferred::{Grouped, is_refusal};
@@ -200,7 +201,15 @@ impl Exchanges {
 
     /// Ends the kernels of both exchanges after an error that closes the communicator.
     fn abort_on_fatal<T>(&mut self, result: Result<T>) -> Result<T> {
-        self.each().fold(result, |result, one| one.engine.abort_on_fatal(result))
+        let result = self.each().fold(result, |result, one| one.engine.abort_on_fatal(result));
+        let Err(error) = &result else { return result };
+        if is_refusal(error) || self.rail.is_none() {
+            return result;
+        }
+        // A caller that receives the error may free its tensors, which kernels of either exchange may use.
+        let over = |one: &mut Exchanger| see_end(&|| one.engine.order.stream.is_idle());
+        let all_over = self.each().fold(true, |all, one| over(one) && all);
+        result.map_err(|error| if all_over { error } else { error.with_fix(KEEP_TENSORS) })
     }
 }
 
@@ -250,12 +259,10 @@ unsafe fn forward(owners: &mut Exchanger, rail: &mut Rail, call: &DispatchCall<'
         ..*call
     };
     let former = Former::of(&rail.between.engine, number);
-    let beside = rail
-        .between
-        .moe
-        .runs
-        .as_ref()
-        .map(|runs| Beside { crossing: runs.inside(), ticket: ticket(number) });
+    let beside = rail.between.moe.runs.as_ref().map(|runs| Beside {
+        crossing: runs.inside(call.cast != Cast::None),
+        ticket: ticket(number),
+    });
     let step = Step { former, deferred: false };
     let place = StepPlace { step, grouped: Some(grouped), beside };
     if beside.is_none() {
@@ -299,6 +306,11 @@ unsafe fn sum_inside(
             return refused.map_err(|e| if e.kind() == ErrorKind::Full { error } else { e });
         }
     };
+    if rail.between.moe.runs.is_some() {
+        // What the rail queues waits for kernels of this exchange, so it must not start before them.
+        let mode = rail.between.engine.mode(call.order.waiting())?;
+        rail.between.engine.order.enter(&mode)?;
+    }
     let (bias, missing) = ([NO_TENSOR; 2], NO_TENSOR);
     let inner = CombineCall { bias, out, out_weights, missing, ..*call };
     // SAFETY: by this function's contract; the sums are held until the operation is received.
@@ -319,7 +331,8 @@ fn follow_sums(owners: &Exchanger, rail: &mut Rail, call: &AgreeCall<'_>) -> Res
     if !call.is_combine || !sums || call.refusal.is_some() {
         return Ok(Step::default());
     }
-    if rail.between.moe.runs.is_some() {
+    // Over puts inside, sums are made by a second kernel, for which the one on the rail might leave no room.
+    if rail.between.moe.runs.is_some() && !owners.moe.exchange.path.puts() {
         return Ok(Step {
             former: Former::beside(&owners.engine, call.operation),
             ..Step::DEFERRED

@@ -40,7 +40,8 @@ impl MoeState {
     /// The blocks of this exchange, where another one runs beside it. On a rail few stage rows as fast as a NIC takes
     /// them; inside, rows go to more ranks over a faster link.
     pub(crate) fn beside(&self, blocks: Blocks) -> Blocks {
-        let rail = (blocks.exchange / 4).max(1);
+        // One block of a combine serves, another one sums.
+        let rail = (blocks.exchange / 4).max(2);
         let exchange = if self.exchange.has_runs() {
             rail
         } else if self.exchange.awaits_rows {

@@ -6,8 +6,8 @@ use super::{DEVICE_PUT, Model, Mutant, NVLINK, domains_with, mutate};
 const ON_THE_RAIL: [Mutant; 6] = [
     (
         "a run is put before it is whole",
-        "    if (load_acquire(count) != (u64)some * whole.each) return 0;",
-        "    if (model::mutant != 1 && load_acquire(count) != (u64)some * whole.each) return 0;",
+        "    if (some > 0 && load_acquire(count) != (u64)some * whole.each) return 0;",
+        "    if (model::mutant != 1 && some > 0 && load_acquire(count) != (u64)some * whole.each) return 0;",
     ),
     (
         "a run is announced before it is here",

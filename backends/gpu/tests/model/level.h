@@ -71,7 +71,7 @@ struct Rank : Inputs {
   u32 most_runs() const { return kRuns ? (s.most() + (1 << kRunShift) - 1) >> kRunShift : 0; }
   Crossing crossing{room<u64>(kSlots * s.ranks * most_runs()), room<u64>(s.ranks * most_runs()),
                     room<u64>(s.ranks * most_runs()), room<u64>(s.ranks), room<u32>(1), nullptr,
-                    3 * kSlots * s.ranks, most_runs(), kRunShift, 0};
+                    3 * kSlots * s.ranks, most_runs(), kRunShift, 0, kWave, 0};
   u64* summed[2] = {room<u64>(s.ranks * most_runs() + 1), room<u64>(s.ranks * most_runs() + 1)};
   // Signals of each queue.
   u32 signals() const { return (3 + most_runs()) * kSlots * s.ranks; }
