@@ -17,7 +17,7 @@ const WANTED: [(u32, Rows); 4] =
 
 /// Kernels of `exchange.cu` without bulk copies: over puts there is one more for a combine; inside one of several
 /// domains there is one more for a dispatch.
-fn programs() -> Result<[(Over, Role, usize); 6]> {
+fn programs() -> Result<[(Over, Role, usize); 8]> {
     let given = Nvlink::device_source()?;
     // SAFETY: the parameters that it points to are static.
     let nvlink = unsafe { Over::transport(&PLATFORM.dialect, "nvlink", Some(&given))? };
@@ -29,8 +29,10 @@ fn programs() -> Result<[(Over, Role, usize); 6]> {
         (nvlink.clone(), Role::Direct, 32),
         (nvlink.clone(), Role::Masked, 26),
         (ring.clone(), Role::Direct, 13),
-        (puts, Role::Direct, 13),
+        (puts.clone(), Role::Direct, 13),
+        (puts, Role::InterDomain, 13),
         (nvlink, Role::IntraDomain, 13),
+        (ring.clone(), Role::InterDomain, 13),
         (ring, Role::IntraDomain, 14),
     ])
 }

@@ -213,6 +213,7 @@ fn main() -> Result<()> {
         (&xgmi, Role::Direct, 35),
         (&xgmi, Role::Masked, 29),
         (&ring, Role::Direct, 13),
+        (&ring, Role::InterDomain, 13),
         (&xgmi, Role::IntraDomain, 13),
         (&ring, Role::IntraDomain, 14),
     ];
