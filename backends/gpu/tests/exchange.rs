@@ -285,12 +285,17 @@ fn domains(up: DeviceApi, out: DeviceApi, wave: u32) -> Model {
 
 /// The same with changes to the sources of both levels: between domains, and inside.
 fn domains_with(up: DeviceApi, out: DeviceApi, change: impl FnOnce(&Path, &Path)) -> Model {
-    levels(up, out, &[("MODEL_WAVE", 32), ("TWINS", 0)], change)
+    levels(up, out, &[("MODEL_WAVE", 32), ("TWINS", 0)], Rows::Vector, change)
+}
+
+/// The same by bulk copies.
+fn domains_in_bulk(up: DeviceApi, out: DeviceApi, change: impl FnOnce(&Path, &Path)) -> Model {
+    levels(up, out, &[("MODEL_WAVE", 32), ("TWINS", 0)], Rows::Tma, change)
 }
 
 /// The same where only so many ranks of the first domain are there; 0 is all of all domains.
 fn twin_of_domains(up: DeviceApi, out: DeviceApi, wave: u32, twins: u32) -> Model {
-    levels(up, out, &[("MODEL_WAVE", wave), ("TWINS", twins)], |_, _| {})
+    levels(up, out, &[("MODEL_WAVE", wave), ("TWINS", twins)], Rows::Vector, |_, _| {})
 }
 
 /// The model of two levels with these defines.
@@ -298,13 +303,14 @@ fn levels(
     up: DeviceApi,
     out: DeviceApi,
     defined: &[(&str, u32)],
+    rows: Rows,
     change: impl FnOnce(&Path, &Path),
 ) -> Model {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut defines = vec!["-DTY_ROWS_TMA=0".to_owned()];
+    let mut defines = vec![format!("-DTY_ROWS_TMA={}", u32::from(rows == Rows::Tma))];
     defines.extend(defined.iter().map(|(name, value)| format!("-D{name}={value}")));
     for (name, device_api) in [("up", up), ("out", out)] {
-        write_all(&folder.path().join(name), device_api, Rows::Vector, name);
+        write_all(&folder.path().join(name), device_api, rows, name);
         let name = name.to_uppercase();
         defines.push(format!("-D{name}_PUTS={}", u32::from(device_api.puts)));
         defines.push(format!("-D{name}_QUEUES={}", device_api.queues));

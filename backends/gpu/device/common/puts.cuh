@@ -18,11 +18,14 @@ __device__ u8* reach(const Common& c, const Up& up, u32 window, u32 peer, u64 of
 // The most that a put adds to a signal.
 constexpr u64 kMostAdd = 65535;
 
+// The most bytes of a put. Rows are shorter than 2 GiB, and a division of 64 bits takes long.
+__device__ inline u32 largest_put(const Common& c) { return (u32)min(c.state->largest_put, 1ull << 31); }
+
 // The expected total of the signals of this many rows. A row counts one, or one for each put if it is longer
 // than a put may be. So the total does not depend on how a sender groups rows into puts.
 __device__ inline u64 signals_of(const Common& c, u64 rows, u64 width) {
-  u64 largest = c.state->largest_put;
-  return rows * ((width + largest - 1) / largest);
+  u32 largest = largest_put(c);
+  return rows * (((u32)width + largest - 1) / largest);
 }
 
 // Rows that move from this rank's arena to that of a peer, and are consecutive at both ends.
@@ -34,13 +37,12 @@ struct Run {
 // The queue that this block puts on.
 __device__ inline u32 own_queue(const Common& c) { return blockIdx.x % (u32)c.state->queues; }
 
-// Puts a run, with a signal each time. One thread; the others have made their stores visible to the
-// fabric.
+// Puts a run, with a signal each time. One thread, to which the rows are visible.
 template <class Up>
 __device__ TY_INLINED bool put_run(const Common& c, const Up& up, u32 queue, const Run& run, u32 signal,
                         Guard& guard) {
   if (run.width == 0) return true;
-  u64 largest = c.state->largest_put, at_once = min(largest / run.width, kMostAdd);
+  u64 largest = largest_put(c), at_once = min((u64)((u32)largest / (u32)run.width), kMostAdd);
   u64 step = max(at_once, 1ull);
   for (u64 row = 0; row < run.rows; row += step) {
     u64 rows = min(step, run.rows - row), at = row * run.width, end = at + rows * run.width;

@@ -17,7 +17,8 @@ __device__ inline u64* summed_of(const Common& c, const Routing& r, const Crossi
 __device__ inline bool run_comes(const CombineArgs& a, bool due, u32 owner, u32 row, Guard& guard) {
   const u64* word = a.crossing.here + (u64)(due ? owner : 0) * a.crossing.most + (due ? row >> a.crossing.shift : 0);
   u32 epoch = a.c.epoch();
-  bool ok = !due || guard.until({kPhaseCombineRows, owner, row >> a.crossing.shift, epoch}, [&] { return load_acquire(word); },
+  What what{kPhaseCombineRows, owner, row >> a.crossing.shift, epoch};
+  bool ok = !due || guard.until(what, [&] { return load_acquire(word); },
                                 [&](u64 found) { return has_come(found, epoch); });
   sync_wave();
   publish_places();
@@ -70,6 +71,7 @@ struct OtherGroups {
 
   __device__ OtherGroups(const Common& c, const Routing& r, const Crossing& x)
       : starts(r.group_starts), groups(c.groups()), mine(x.mine), shift(x.shift) {}
+  __device__ u32 others() const { return groups - 1; }
   __device__ u32 own() const { return starts[mine + 1] - starts[mine]; }
   __device__ u32 first(u32 i) const { return starts[(mine + 1 + i) % groups]; }
   __device__ u32 rows(u32 i) const { return starts[(mine + 1 + i) % groups + 1] - first(i); }
@@ -113,11 +115,19 @@ __device__ inline u32 token_in_turn(const DispatchArgs& a, u32 position) {
   return position < own ? others.starts[others.mine] + position : others.token(position - own);
 }
 
-// The same of the order in which sums are made: this domain's own are last, because they do not cross.
+// The same of the order in which sums are made. For each run of this domain's own come as many as there are other
+// domains, so that the exchange on the rail sums rows all the time, and not behind this one.
 __device__ inline u32 sum_in_turn(const Common& c, const Routing& r, const Crossing& x, u32 tokens, u32 position) {
   OtherGroups others(c, r, x);
-  u32 crossing = tokens - others.own();
-  return position < crossing ? others.token(position) : others.starts[others.mine] + position - crossing;
+  u32 own = others.own(), crossing = tokens - own, first_own = others.starts[others.mine], run = 1u << x.shift;
+  u32 each = run * others.others(), rounds = min(own >> x.shift, crossing / each), round = position / (each + run);
+  if (round < rounds) {
+    u32 at = position - round * (each + run);
+    return at < each ? others.token(each * round + at) : first_own + run * round + at - each;
+  }
+  // The rest of both.
+  position -= rounds << x.shift;
+  return position < crossing ? others.token(position) : first_own + (rounds << x.shift) + position - crossing;
 }
 
 
@@ -127,7 +137,9 @@ __device__ inline u32 sum_in_turn(const Common& c, const Routing& r, const Cross
 __device__ inline bool row_comes(const DispatchArgs&, u32, Guard&) { return true; }
 __device__ inline bool rows_come(const DispatchArgs&, u32, u32, Guard&) { return true; }
 __device__ inline u32 token_in_turn(const DispatchArgs&, u32 position) { return position; }
-__device__ inline u32 sum_in_turn(const Common&, const Routing&, const Crossing&, u32, u32 position) { return position; }
+__device__ inline u32 sum_in_turn(const Common&, const Routing&, const Crossing&, u32, u32 position) {
+  return position;
+}
 
 #endif
 

@@ -34,7 +34,7 @@ struct Returned {
 
 // The partial rows of this rank's tokens. By value, except for the arguments; see Units.
 struct Partials {
-  static constexpr bool kWeighted = false, kDealt = true;
+  static constexpr bool kWeighted = false, kDealt = true, kCounts = kGrouped;
   const CombineArgs& a;
   Returned back;
   Units units;
@@ -50,7 +50,7 @@ struct Partials {
   __device__ void stored(u32 token) const {
     if (!crosses()) return;
     sync_wave();
-    if (lane_id() == 0) add_release(summed_of(a.c, a.r, a.crossing, token), 1);
+    if (lane_id() == 0) add_release_device(summed_of(a.c, a.r, a.crossing, token), 1);
   }
   __device__ u32 early(u32 token) const { return packed_row(a.c, a.r, token); }
   __device__ bool there(u32 packed) const { return packed != kNoRow; }
@@ -166,7 +166,7 @@ __device__ bool place_all(const CombineArgs& a, const Up& up, const CombineTable
 }
 
 // Clears the counts of sums, which are left of an operation that was refused on the rail; and stores what is counted
-// for a row: by each summing warp and piece, and for its weights. One block.
+// for a row: for each piece, and for its weights. One block.
 __device__ inline void clear_sums(const CombineArgs& a) {
   const Crossing& x = a.crossing;
   u32 words = a.c.groups() * x.most;

@@ -197,7 +197,7 @@ __device__ inline void spread(const SpreadArgs& a, u8* shared) {
 // The rows of a received token's copies.
 template <bool Weighted>
 struct Copies {
-  static constexpr bool kWeighted = Weighted, kDealt = false;
+  static constexpr bool kWeighted = Weighted, kDealt = false, kCounts = false;
   const MergeArgs& a;
   u8* out;
 

@@ -227,16 +227,13 @@ __device__ inline u32 take_metadata(const DispatchArgs& a) {
   return lane_id() == 0 ? (u32)atomic_add(&a.c.state->gathered, 1ull) : 0;
 }
 
-// Units of all tokens and ranks. The last warps of a block do this, before they move rows, if they
-// move any.
+// Units of all tokens and ranks. Some warps of a block do this, before they move rows, if they move any.
 template <bool kTiles, class Up>
 __device__ TY_INLINED void move_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, u8* shared,
                                          Guard& guard) {
-  u32 warp = wave_id();
-  if (warp < kWarps - kMetadataWarps) return;
-  // The last warp posts runs of rows from the start.
-  if (kRuns && warp == kWarps - 1) return;
-  MetadataRoom room(a, shared + (warp - (kWarps - kMetadataWarps)) * a.metadata_bytes);
+  constexpr u32 kFirst = kWarps - kMetadataWarps;
+  if (wave_id() < kFirst) return;
+  MetadataRoom room(a, shared + (wave_id() - kFirst) * a.metadata_bytes);
   u32 units = (a.c.tokens() + a.metadata_tokens - 1) / a.metadata_tokens * a.c.ranks;
   u32 next = take_metadata(a);
   SpreadArgs s = {};

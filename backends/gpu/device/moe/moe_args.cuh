@@ -18,7 +18,9 @@ constexpr bool kMayPush = !kPuts && !kGrouped;
 // The format of rows that are cast as they move. A call chooses how their scales are made and packed.
 using CastRows = Fp8;
 
-constexpr u32 kMetadataWarps = kWarps / 4;  // of a block that move row metadata
+// Of a block, the last warps: they move row metadata. An exchange with runs begins with metadata, so there all warps
+// do.
+constexpr u32 kMetadataWarps = kRuns ? kWarps : kWarps / 4;
 constexpr u32 kRings = 2;       // of a block that sums, each with its own share of the tokens
 constexpr u32 kRingWarps = 256 / kWave;  // few, so that each has much of a row
 constexpr u32 kSummingWarps = kRings * kRingWarps;
@@ -66,7 +68,6 @@ struct Crossing {
   u64* staged;     // [R, most]: staged pieces of the rows of each run; 0 again behind its put
   u64* here;       // [R, most]: epoch of the last exchange whose run is here. Inside: null where rows are there
   u64* described;  // [R]: the same of the metadata of a source's rows
-  u32* writers;    // warps that have staged metadata
   u64* summed;     // [R, most]: of a combine, what is counted of the stored sums of each run; then what is for one row
   u32 signal;      // the first of [slots, most, R]
   u32 most;        // runs of a source

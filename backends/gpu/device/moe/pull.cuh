@@ -7,13 +7,15 @@
 //   u32 early(token)            lane k's knowledge of its term; loaded ahead of its use
 //   bool there(early)           whether lane k has a term
 //   u32 token(position)         the token at a position of the order in which sums are made
-//   void stored(token)          its sum is stored, as far as this warp makes it. The whole warp
 //   uint2 late(token, early)    the rest of it; loaded ahead of its use, when `early` is known
 //   u64 from(early, late)       its row; only where `there`
 //   bool come(early, late)      waits until rows may be read; false if that was ended. The whole warp
 //   float weight(early)         its factor, where kWeighted
 //   u64 bias(i)                 rows of [T, row_bytes] that come before all terms, or 0
 //   u8* out                     [T, row_bytes]
+// Where sums are counted:
+//   bool kCounts                whether `stored` is called
+//   void stored(token)          its sum is stored, or a piece of it. The whole warp
 #pragma once
 #include "route.cuh"
 #include "types.cuh"
@@ -56,8 +58,8 @@ struct Biases {
 
 constexpr u32 kNoUnit = ~0u;
 
-// How often `stored` is called for a row of so many pieces: each warp but the loading one stores a part of each.
-__device__ inline u32 sums_of_row(u32 pieces) { return pieces * (kRingWarps - 1); }
+// How often `stored` is called for a row of so many pieces.
+__device__ inline u32 sums_of_row(u32 pieces) { return pieces; }
 
 // A ring of pieces of rows: one of its warps loads, the others sum as pieces arrive. A block has two,
 // so that one sums while the other waits.
@@ -65,8 +67,15 @@ struct Ring {
   static constexpr u32 kMost = 16;
   u64 full[kMost], empty[kMost];
   float weight[kMost];
-  // With the first piece of a unit: the unit, or kNoUnit behind the last one, and its pieces.
-  u32 unit[kMost], total[kMost];
+  // With the first piece of a unit: its token, or kNoUnit behind the last one, its place in the row, and its pieces.
+  u32 token[kMost], offset[kMost];
+  u8 total[kMost];
+};
+
+// The warps of a ring that have stored their part of a sum, for one unit more than a warp can be ahead of another.
+struct StoredParts {
+  static constexpr u32 kMost = Ring::kMost + 1;
+  u32 of[kMost];
 };
 
 // Deals units to rings: in turn, or as rings come free, so that no ring waits for the slowest at the end.
@@ -122,9 +131,9 @@ struct Turn {
 };
 
 struct Unit {
-  u32 number, token, offset, bytes;
+  u32 token, offset, bytes;
 
-  __device__ Unit(const RowPieces& p, u64 row_bytes, u32 unit) : number(unit) {
+  __device__ Unit(const RowPieces& p, u64 row_bytes, u32 unit) {
     token = p.pieces == 1 ? unit : unit / p.pieces;
     offset = (unit - token * p.pieces) * p.piece_bytes;
     bytes = min(p.piece_bytes, (u32)row_bytes - offset);
@@ -149,7 +158,7 @@ __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, 
   while (any(due)) {
     if (!due || !is_past(shared_address(&ring.empty[to.slot]), to.parity ^ 1)) continue;
     if (Terms::kWeighted) ring.weight[to.slot] = row.weight;
-    if (row.place == 0) ring.unit[to.slot] = u.number, ring.total[to.slot] = row.total;
+    if (row.place == 0) ring.token[to.slot] = u.token, ring.offset[to.slot] = u.offset, ring.total[to.slot] = row.total;
     bulk_load(shared_address(stages + to.slot * s.stage_bytes),
               reinterpret_cast<const u8*>(row.from + u.offset), u.bytes,
               shared_address(&ring.full[to.slot]));
@@ -158,10 +167,10 @@ __device__ void ask(const Summing& s, Ring& ring, u8* stages, const Turn& turn, 
 }
 
 // A unit without terms, or the end. One warp.
-__device__ inline void mark(const Summing& s, Ring& ring, Turn& turn, u32 unit) {
+__device__ inline void mark(const Summing& s, Ring& ring, Turn& turn, u32 token, u32 offset) {
   if (lane_id() == 0) {
     wait_barrier(shared_address(&ring.empty[turn.slot]), turn.parity ^ 1);
-    ring.unit[turn.slot] = unit, ring.total[turn.slot] = 0;
+    ring.token[turn.slot] = token, ring.offset[turn.slot] = offset, ring.total[turn.slot] = 0;
     arrive(shared_address(&ring.full[turn.slot]));
   }
   sync_wave();
@@ -177,19 +186,20 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
   Turn turn;
   // The rows were written by other means than bulk copies.
   publish_places();
-  auto token_of = [&](u32 unit) { return terms.token(Unit(s.p, s.row_bytes, unit).token); };
-  auto early = [&](u32 unit) { return unit != kNoUnit ? terms.early(token_of(unit)) : 0; };
-  auto late = [&](u32 unit, u32 known) {
-    return unit != kNoUnit && terms.there(known) ? terms.late(token_of(unit), known) : make_uint2(0, 0);
+  auto token_of = [&](u32 unit) { return unit != kNoUnit ? terms.token(Unit(s.p, s.row_bytes, unit).token) : kNoUnit; };
+  auto early = [&](u32 token) { return token != kNoUnit ? terms.early(token) : 0; };
+  auto late = [&](u32 token, u32 known) {
+    return token != kNoUnit && terms.there(known) ? terms.late(token, known) : make_uint2(0, 0);
   };
   // Two units ahead, because a memory access takes longer than a unit.
   u32 unit = dealer.known(), second = dealer.known(), last = dealer.known();
-  u32 known = early(unit), next = early(second), third = early(last);
-  uint2 more = late(unit, known), then = late(second, next);
+  u32 token = token_of(unit), second_token = token_of(second), last_token = token_of(last);
+  u32 known = early(token), next = early(second_token), third = early(last_token);
+  uint2 more = late(token, known), then = late(second_token, next);
   bool open = true;
   while (unit != kNoUnit) {
     Unit u(s.p, s.row_bytes, unit);
-    u.token = terms.token(u.token);
+    u.token = token;
     bool mine = terms.there(known);
     Lanes rows = ballot(mine);
     u32 total = biases.count + popc(rows);
@@ -201,11 +211,12 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
     u32 fourth = open ? dealer.take() : kNoUnit;
     open = fourth != kNoUnit;
     unit = second, second = last, last = fourth;
+    token = second_token, second_token = last_token, last_token = token_of(last);
     known = next, next = third, more = then;
-    then = late(second, next);
-    third = early(last);
-    if (!terms.come(waited, where)) return mark(s, ring, turn, kNoUnit);
-    if (total == 0) mark(s, ring, turn, u.number);
+    then = late(second_token, next);
+    third = early(last_token);
+    if (!terms.come(waited, where)) return mark(s, ring, turn, kNoUnit, 0);
+    if (total == 0) mark(s, ring, turn, u.token, u.offset);
     // At most one time around the ring at once: a barrier can tell only two phases apart.
     for (u32 first = 0; first < total; first += s.stages) {
       u64 bias = biases.of(lane, u.token, s.row_bytes);
@@ -215,19 +226,33 @@ __device__ void load_rows(const Terms& terms, const Summing& s, Ring& ring, u8* 
     }
   }
   while (open) open = dealer.take() != kNoUnit;
-  mark(s, ring, turn, kNoUnit);
+  mark(s, ring, turn, kNoUnit, 0);
 }
 
 // The summing threads of a ring: every warp but the loading one.
 struct Summer {
   u32 thread = threadIdx.x % (kRingWarps * kWave) - kWave, threads = (kRingWarps - 1) * kWave;
   Turn turn;
+  u32 count = 0;  // that the unit is counted in
 
   // This warp has finished with the piece of its turn.
   __device__ void pass(const Summing& s, Ring& ring) {
     sync_wave();
     if (lane_id() == 0) arrive(shared_address(&ring.empty[turn.slot]));
     turn = turn.plus(1, s.stages);
+  }
+
+  // Whether this warp is the last of the ring to store its part of a unit's sum; what the others have stored is then
+  // visible to it.
+  __device__ bool is_last(StoredParts& stored) {
+    constexpr u32 kMost = kRingWarps - 2;
+    sync_wave();
+    fence_block();
+    u32 others = lane_id() == 0 ? atomic_inc(&stored.of[count], kMost) : 0;
+    count = count + 1 == StoredParts::kMost ? 0 : count + 1;
+    bool last = shfl(others, 0) == kMost;
+    fence_block();
+    return last;
   }
 };
 
@@ -263,18 +288,16 @@ __device__ void sum_unit(const Summing& s, Ring& ring, const u8* stages, Summer&
 }
 
 template <class Type, class Terms>
-__device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, const u8* stages) {
+__device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, const u8* stages, StoredParts& stored) {
   u32 biases = Biases<Terms>(terms).count;
   Summer me;
   while (true) {
     wait_barrier(shared_address(&ring.full[me.turn.slot]), me.turn.parity);
-    u32 unit = ring.unit[me.turn.slot], total = ring.total[me.turn.slot];
-    if (unit == kNoUnit) return;
-    Unit u(s.p, s.row_bytes, unit);
-    u.token = terms.token(u.token);
-    u32 vectors = u.bytes / 16;
+    u32 token = ring.token[me.turn.slot], offset = ring.offset[me.turn.slot], total = ring.total[me.turn.slot];
+    if (token == kNoUnit) return;
+    u32 vectors = min(s.p.piece_bytes, (u32)s.row_bytes - offset) / 16;
     if (total == 0) me.pass(s, ring);
-    uint4* out = reinterpret_cast<uint4*>(terms.out + u.token * s.row_bytes + u.offset);
+    uint4* out = reinterpret_cast<uint4*>(terms.out + token * s.row_bytes + offset);
     // The same for all lanes of a warp.
     u32 first = me.thread / kWave * kWave, mine = first < vectors ? (vectors - 1 - first) / me.threads + 1 : 0;
     switch (mine) {
@@ -285,13 +308,14 @@ __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, con
       case 4: sum_unit<4, Type, Terms>(s, ring, stages, me, vectors, biases, total, out); break;
       default: sum_unit<5, Type, Terms>(s, ring, stages, me, vectors, biases, total, out);
     }
-    terms.stored(u.token);
+    if (Terms::kCounts && me.is_last(stored)) terms.stored(token);
   }
 }
 
 template <class Type, class Terms>
 __device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
   __shared__ Ring rings[kRings];
+  __shared__ StoredParts stored[Terms::kCounts ? kRings : 1];
   u32 mine = threadIdx.x / (kRingWarps * kWave);
   Ring& ring = rings[mine];
   stages += mine * s.stages * s.stage_bytes;
@@ -300,13 +324,15 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
       init_barrier(shared_address(&ring.full[i]), 1);
       init_barrier(shared_address(&ring.empty[i]), kRingWarps - 1);
     }
+    if constexpr (Terms::kCounts)
+      for (u32& warps : stored[mine].of) warps = 0;
     publish_barriers();
   }
   sync_block();
   if (threadIdx.x % (kRingWarps * kWave) < kWave)
     load_rows(terms, s, ring, stages);
   else
-    sum_stages<Type>(terms, s, ring, stages);
+    sum_stages<Type>(terms, s, ring, stages, stored[Terms::kCounts ? mine : 0]);
   sync_block();
 }
 

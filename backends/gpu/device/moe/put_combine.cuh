@@ -101,7 +101,7 @@ __device__ inline u64 signals_back(const CombineArgs& a, u32 owner) {
 
 // Enters; whether rows are to be put. `heard`: the records of all ranks. One block.
 template <class Up>
-__device__ bool enter_returning(const CombineArgs& a, const Up& up, u32* heard, Guard& guard) {
+__device__ bool begin_returning(const CombineArgs& a, const Up& up, u32* heard, Guard& guard) {
   __shared__ Decision decision;
   if (threadIdx.x == 0) a.c.trace->begun = now_ns();
   LaunchState(a.c, a.r.note, true).publish();
@@ -143,7 +143,7 @@ template <class Up>
 __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  if (!enter_returning(a, up, heard, guard)) return;
+  if (!begin_returning(a, up, heard, guard)) return;
   for (u32 i = threadIdx.x; i < 2 * a.c.ranks; i += blockDim.x)
     combine_put_part(a, up, heard, i, guard);
   sync_block();
@@ -200,11 +200,12 @@ template <class Up>
 __device__ void serve_returns(const CombineArgs& a, const Up& up, u8* shared) {
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
   u32* heard = reinterpret_cast<u32*>(shared);
-  if (!enter_returning(a, up, heard, guard)) return;
+  if (!begin_returning(a, up, heard, guard)) return;
   // The totals of signals are those of the records alone: each run is waited for here.
   u32 half = block_waves() / 2;
-  Server me{wave_id() % half, half};
-  if (wave_id() < half) {
+  bool posts = wave_id() < half;
+  Server me{posts ? wave_id() : wave_id() - half, half};
+  if (posts) {
     auto rows = [&](u32 d) { return heard[d * return_words(a) + kReturnCounts]; };
     auto put = [&](u32 d, u32 run) { return put_returned_run(a, up, heard, d, run, guard); };
     u32 each = (u32)load_relaxed(a.crossing.summed + a.c.ranks * a.crossing.most);

@@ -15,8 +15,8 @@ __device__ inline void note_problem(const DispatchArgs& a, u32 token, u32 k, u32
   atomic_min(&a.c.state->problem, (u64)token << 16 | k << 8 | kind);
 }
 
-// Whether a word holds this epoch, or a later one: at most those of the operations that may be open. A word of a run that
-// was not used for 2^31 epochs is older, not later.
+// Whether a word holds this epoch, or a later one: at most those of the operations that may be open. A word of a run
+// that was not used for 2^31 epochs is older, not later.
 constexpr u32 kEpochsAhead = 1 << 16;
 __device__ inline bool has_come(u64 word, u32 epoch) { return (u32)word - epoch < kEpochsAhead; }
 

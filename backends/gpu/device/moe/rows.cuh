@@ -114,6 +114,13 @@ __device__ u64* count_for(const DispatchArgs& a, const Up& up, u32 token, u32 k)
   else return count_of_row(a, up, token, k);
 }
 
+// Ahead of the count of a stored row. The warp that posts a run makes its rows visible to the NIC; a tile is counted at
+// another rank.
+__device__ inline void publish_staged() {
+  if (kRuns) fence_device();
+  else fence_system();
+}
+
 // The pieces of rows that belong to a warp from the start. If rows are staged, these are all of the warp's
 // share of its block's tokens, so that the staged data of a block lies together. Otherwise they are the first
 // ones, before others are dealt. Rows that this rank has for itself take all warps equally long, so they are
@@ -165,8 +172,9 @@ class Stages {
   // the next row arrives.
   __device__ u32 ahead() const { return a_.stages > 1 ? a_.stages - 1 : 1; }
 
-  // The pieces of them that are loaded before others are dealt. Rows that are still to come are waited for later.
-  __device__ u32 early() const { return a_.awaits_rows() ? 0 : ahead(); }
+  // The pieces of them that are loaded before others are dealt: none where rows are still to come, or metadata come
+  // first in the same memory.
+  __device__ u32 early() const { return kRuns || a_.awaits_rows() ? 0 : ahead(); }
 
   // Loads this warp's own pieces, if it moves rows.
   __device__ void prime() {
@@ -354,10 +362,8 @@ class Uncounted {
       // This comes behind the reads for counts, because those take a microsecond.
       if (first == 0) {
         complete();
-        // A NIC reads staged rows.
-        if (kRuns) fence_system_all();
         sync_wave();
-        fence_system();
+        publish_staged();
       }
 #pragma unroll
       for (u32 i = 0; i < kAtOnce; i++)
@@ -484,9 +490,8 @@ class Mover {
     else
       VectorCopier().copy(there.row, a_.x + from, piece_length(a_, piece));
     if (!kRuns && (!kTiles || !to_.others)) return;
-    if (kRuns) fence_system_all();
     sync_wave();
-    fence_system();
+    publish_staged();
     u64* count = lane < a_.c.topk ? count_for(a_, up_, token, lane) : nullptr;
     if (count) add_relaxed(count, 1);
   }

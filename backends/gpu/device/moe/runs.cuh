@@ -5,8 +5,8 @@
 // A *run* is 2^shift consecutive rows of a source for one domain. Warps that move rows count each row that they have
 // staged; the posting warp of a block puts its runs once they are whole, each with a signal of its own (INV-2). The
 // watching warp of a block waits for the signals of its runs from other domains, and stores the exchange's epoch in a
-// word of each: the exchange inside reads these words, so it needs no device API of the rail. Metadata of all rows go
-// ahead of all rows. The words of a run grow with epochs, and are never reset.
+// word of each: the exchange inside reads these words, so it needs no device API of the rail. Metadata are
+// gathered ahead of rows. The words of a run grow with epochs, and are never reset.
 #pragma once
 #include "put_rows.cuh"
 
@@ -48,19 +48,25 @@ struct Server {
 // The pairs of a run and a rank that are a warp's, in the order of runs. Lanes of a warp have some of them each, and of
 // few ranks always the same, so that a late one holds up its own lanes only.
 struct RunPairs {
-  Server server;
-  u32 ranks, all, next, step;
+  u32 ranks, runs, apart;  // runs of a server lie apart by the number of servers
+  u32 run, rank;           // of this lane
+  u32 runs_on, ranks_on;   // to the lane's next pair
 
   // Of so many ranks.
-  __device__ RunPairs(const Server& me, const Crossing& x, u32 count) : server(me), ranks(count) {
-    u32 mine = x.most > me.number ? (x.most - me.number - 1) / me.count + 1 : 0, lanes = min(x.lanes, kWave);
-    step = count < lanes ? lanes / count * count : lanes;
-    all = mine * count, next = lane_id() < step ? lane_id() : all;
+  __device__ RunPairs(const Server& me, const Crossing& x, u32 count)
+      : ranks(count), runs(x.most), apart(me.count), run(me.number), rank(lane_id()), runs_on(0) {
+    u32 lanes = min(x.lanes, kWave);
+    for (u32 taken = count; taken <= lanes; taken += count) runs_on += apart;
+    ranks_on = runs_on == 0 ? lanes : 0;
+    if (rank >= lanes) run = runs;
+    while (rank >= ranks && run < runs) rank -= ranks, run += apart;
+    if (runs_on > 0 && run >= me.number + runs_on) run = runs;
   }
-  __device__ bool open() const { return next < all; }
-  __device__ u32 run() const { return server.number + next / ranks * server.count; }
-  __device__ u32 rank() const { return next % ranks; }
-  __device__ void step_on() { next += step; }
+  __device__ bool open() const { return run < runs; }
+  __device__ void step_on() {
+    run += runs_on, rank += ranks_on;
+    if (rank >= ranks) rank -= ranks, run += apart;
+  }
 };
 
 // Puts a run that is staged. One thread.
@@ -75,8 +81,8 @@ __device__ TY_INLINED bool put_run_rows(const DispatchArgs& a, const Up& up, con
   return ok;
 }
 
-// What makes a run whole: its count of `counts` [R, most] has got to `each` for each of its rows.
-struct Whole {
+// The counts of runs, [R, most]. A run is whole once its count is `each` for each of its rows.
+struct RunCounts {
   u64* counts;
   u32 each;
 };
@@ -84,7 +90,7 @@ struct Whole {
 // Posts the runs of a server as they become whole: `rows(d)` for each rank, put by `put(d, run)`. Those of this rank
 // itself are only announced. One warp.
 template <class Rows, class Put>
-__device__ TY_INLINED void post_runs(const Common& c, const Crossing& x, const Server& server, const Whole& whole,
+__device__ TY_INLINED void post_runs(const Common& c, const Crossing& x, const Server& server, const RunCounts& whole,
                                      Rows rows, Put put, Guard& guard) {
   u32 me = c.rank, ranks = c.ranks;
   RunPairs pair(server, x, ranks);
@@ -93,7 +99,7 @@ __device__ TY_INLINED void post_runs(const Common& c, const Crossing& x, const S
   // One look each turn: lanes whose runs are whole do not wait for the others. True once this lane has no more.
   auto look = [&]() -> u64 {
     if (!pair.open()) return 1;
-    u32 d = (me + 1 + pair.rank()) % ranks, run = pair.run(), some = rows_of_run(x, rows(d), run);
+    u32 d = (me + 1 + pair.rank) % ranks, run = pair.run, some = rows_of_run(x, rows(d), run);
     u64* count = whole.counts + (u64)d * x.most + run;
     if (some > 0 && load_acquire(count) != (u64)some * whole.each) return 0;
     pair.step_on();
@@ -122,7 +128,7 @@ __device__ TY_INLINED void watch_runs(const Common& c, const Crossing& x, const 
   // As above: one look each turn. True once this lane has no more runs to wait for.
   auto look = [&]() -> u64 {
     if (!pair.open()) return 1;
-    u32 source = (c.rank + 1 + pair.rank()) % ranks, run = pair.run(), some = rows_of_run(x, rows(source), run);
+    u32 source = (c.rank + 1 + pair.rank) % ranks, run = pair.run, some = rows_of_run(x, rows(source), run);
     if (some > 0) {
       if (!waits) {
         u64* total = x.totals + ((u64)c.slot() * ranks + source) * x.most + run;
@@ -154,15 +160,11 @@ __device__ TY_INLINED void watch_metadata(const DispatchArgs& a, const Up& up, G
   }
 }
 
-// Puts the metadata of this rank's rows once all warps have staged theirs: of each block those that move metadata.
+// Puts the metadata of this rank's rows once all blocks have staged theirs. The whole block: its warps move rows, in
+// the same shared memory, once all of them have staged metadata.
 template <class Up>
 __device__ TY_INLINED void put_metadata(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
-  u32 writers = gridDim.x * (kMetadataWarps - 1), last = 0;
-  if (wave_id() < kWarps - kMetadataWarps || wave_id() == kWarps - 1) return;
-  fence_system_all();
-  sync_wave();
-  if (lane_id() == 0) last = atomic_inc(a.crossing.writers, writers - 1) == writers - 1;
-  if (shfl(last, 0) == 0) return;
+  if (!last_to_come(a.c) || wave_id() != kWarps - 1) return;
   fence_system_all();
   if (lane_id() == 0) store_release(a.crossing.described + a.c.rank, a.c.epoch());
   constexpr u32 kBeside = kStagedArrays - 1;
@@ -180,7 +182,7 @@ template <class Up>
 __device__ TY_INLINED void serve_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
   Server me{blockIdx.x, gridDim.x};
   if (wave_id() == kWarps - 1) {
-    Whole staged{a.crossing.staged, a.pieces};
+    RunCounts staged{a.crossing.staged, a.pieces};
     auto rows = [&](u32 d) { return rows_for(a, t, d); };
     auto put = [&](u32 d, u32 run) { return put_run_rows(a, up, t, d, run, guard); };
     post_runs(a.c, a.crossing, me, staged, rows, put, guard);

@@ -82,7 +82,6 @@ pub(crate) struct Crossing {
     pub(crate) staged: u64,
     pub(crate) here: u64,
     pub(crate) described: u64,
-    pub(crate) writers: u64,
     pub(crate) summed: u64,
     pub(crate) signal: u32,
     pub(crate) most: u32,

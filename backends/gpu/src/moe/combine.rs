@@ -21,6 +21,7 @@ use crate::moe::loaded::summable;
 use crate::moe::operation::{CombineOp, Operation};
 use crate::moe::push::{Push, Work, merged_unit_shift, unit_shift};
 use crate::moe::sizes::landing_bytes;
+use crate::moe::spread::RAIL_OF_COMBINE;
 use crate::moe::state::MoeState;
 
 /// Arena offsets of rows and of their weights, for peers to read.
@@ -421,7 +422,7 @@ impl Combine<'_> {
         // Sums of biases, and loads of weights, come on top.
         let is_biased = call.bias.iter().any(|bias| !bias.data.is_null());
         let more = call.returns_weights() || is_biased || state.has_device_tokens;
-        let blocks = self.moe.beside(self.moe.blocks.of_call(call.order.sms));
+        let blocks = self.moe.beside(self.moe.blocks.of_call(call.order.sms), RAIL_OF_COMBINE);
         if self.moe.runs.is_some() {
             return blocks.exchange;
         }

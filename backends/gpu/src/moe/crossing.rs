@@ -30,7 +30,7 @@ pub(crate) struct RunSizes {
 }
 
 impl RunSizes {
-    /// Those of an exchange, unless its rows do not cross in runs.
+    /// The runs of an exchange, unless its rows do not cross in any.
     pub(crate) fn new(exchange: &Exchange) -> Option<Self> {
         let (ranks, slots, tokens) =
             (exchange.shape.ranks, exchange.slots(), exchange.shape.max_tokens);
@@ -55,7 +55,6 @@ pub(crate) struct Runs {
     staged: Buffer,
     here: Buffer,
     described: Buffer,
-    writers: Buffer,
     /// One for each operation that may be open: an exchange inside counts sums before the rail has put those of the
     /// operation before.
     summed: Vec<Buffer>,
@@ -83,7 +82,6 @@ impl Runs {
             staged: Buffer::new(context, of_all)?,
             here: Buffer::new(context, of_all)?,
             described: Buffer::new(context, 8 * u64::from(sizes.ranks))?,
-            writers: Buffer::new(context, 4)?,
             summed: (0..open).map(|_| Buffer::new(context, of_all + 8)).collect::<Result<_>>()?,
             signal,
             mine: exchange.rank,
@@ -102,7 +100,6 @@ impl Runs {
             staged: self.staged.address(),
             here: self.here.address(),
             described: self.described.address(),
-            writers: self.writers.address(),
             summed: 0,
             signal: self.signal,
             most: self.sizes.most,
@@ -116,7 +113,7 @@ impl Runs {
     /// For the dispatch inside, which only reads. `casts`: rows are cast on the rail, so their scales come with them.
     pub(crate) fn inside(&self, casts: bool) -> Crossing {
         let scales = casts.into();
-        Crossing { totals: 0, staged: 0, writers: 0, signal: 0, scales, ..self.on_the_rail() }
+        Crossing { totals: 0, staged: 0, signal: 0, scales, ..self.on_the_rail() }
     }
 
     /// For both exchanges of a combine.

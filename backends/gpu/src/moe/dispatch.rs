@@ -423,7 +423,6 @@ impl Dispatch<'_> {
         };
         let signature = self.signature(call).unwrap_or(call.signature);
         let called = self.engine.sign(call.operation, &mut common, signature);
-        self.group(call.operation, &common, &routing, place, wanted.replay)?;
         let format = &wanted.format;
         let dispatch_tiling = match call.cast {
             Cast::None => {
@@ -482,6 +481,7 @@ impl Dispatch<'_> {
             },
             ..arguments(call, common, routing, &dispatch_tiling)
         };
+        self.group(call.operation, &arguments, place)?;
         // SAFETY: the tensors are valid by this function's contract.
         unsafe {
             match self.moe.decodes(wanted.spec.layout) {
@@ -495,14 +495,9 @@ impl Dispatch<'_> {
 
     /// Inside one of several domains: finds the group of each token, before tokens are counted. Where rows come
     /// meanwhile, it first waits for their metadata.
-    fn group(
-        &self,
-        operation: u64,
-        common: &Common,
-        routing: &Routing,
-        place: &StepPlace,
-        is_replay: bool,
-    ) -> Result<()> {
+    fn group(&self, operation: u64, arguments: &DispatchArgs, place: &StepPlace) -> Result<()> {
+        let DispatchArgs { common, routing, replay, .. } = arguments;
+        let is_replay = *replay != 0;
         let Some(grouped) = place.grouped.filter(|_| !is_replay || place.beside.is_some()) else {
             return Ok(());
         };

@@ -207,9 +207,9 @@ impl Exchanges {
             return result;
         }
         // A caller that receives the error may free its tensors, which kernels of either exchange may use.
-        let over = |one: &mut Exchanger| see_end(&|| one.engine.order.stream.is_idle());
-        let all_over = self.each().fold(true, |all, one| over(one) && all);
-        result.map_err(|error| if all_over { error } else { error.with_fix(KEEP_TENSORS) })
+        let is_over = |one: &Exchanger| see_end(&|| one.engine.order.stream.is_idle());
+        let running = self.each().filter(|one| !is_over(one)).count();
+        result.map_err(|error| if running == 0 { error } else { error.with_fix(KEEP_TENSORS) })
     }
 }
 
@@ -307,7 +307,7 @@ unsafe fn sum_inside(
         }
     };
     if rail.between.moe.runs.is_some() {
-        // What the rail queues waits for kernels of this exchange, so it must not start before them.
+        // Kernels on the rail wait for those of this exchange, so they must not start before them.
         let mode = rail.between.engine.mode(call.order.waiting())?;
         rail.between.engine.order.enter(&mode)?;
     }

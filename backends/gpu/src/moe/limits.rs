@@ -42,7 +42,7 @@ impl BlockLimits {
         THREADS / self.wave
     }
 
-    /// Warps of a block that move row metadata, the last ones: `kMetadataWarps` of the kernels.
+    /// Warps of a block that move row metadata beside rows, the last ones: `kMetadataWarps` of kernels without runs.
     pub(crate) fn metadata_warps(&self) -> u32 {
         self.warps() / 4
     }
@@ -98,6 +98,7 @@ mod tests {
 
     use super::*;
     use crate::engine::path::Path;
+    use crate::engine::path::tests::ring;
     use crate::moe::exchange::tests::SHAPE;
     use crate::moe::moving::Moving;
     use crate::moe::moving::tests::MOVING;
@@ -191,10 +192,15 @@ mod tests {
             let exchange = Exchange::whole(&shape, abi::TY_LEVEL_SCALE_UP, Path::STORE);
             let found = check(&exchange, block);
             assert!(found.is_ok(), "{shape:?} in {block:?}: {found:?}");
-            for (x_bytes, scale_bytes) in [(7168, 224), (14_336, 0), (28_672, 1024)] {
+            let domains = KernelShape { domains: ranks, ..shape };
+            let [_, rail] = Exchange::levels(&domains, [Path::STORE, ring(1024)]);
+            let rows = [(7168, 224), (14_336, 0), (28_672, 1024)];
+            for (exchange, (x_bytes, scale_bytes)) in
+                [exchange, rail].iter().flat_map(|one| rows.map(|row| (one, row)))
+            {
                 let row = RowFormat { x_bytes, scale_bytes, weights: true };
                 for moving in MOVING {
-                    let tiling = DispatchTiling::new(&exchange, &row, block, moving);
+                    let tiling = DispatchTiling::new(exchange, &row, block, moving);
                     assert!(tiling.shared + KEPT <= block.shared, "{row:?}: {tiling:?}");
                     assert!(tiling.movers <= block.warps(), "{tiling:?}");
                 }
@@ -210,7 +216,8 @@ mod tests {
         let tokens = |experts, topk, shared| {
             let exchange =
                 Exchange::whole(&shape(8, experts, topk), abi::TY_LEVEL_SCALE_UP, Path::STORE);
-            DispatchTiling::new(&exchange, &ROW, shared, Moving::Links).tally_tokens
+            DispatchTiling::new(&exchange, &ROW, shared, Moving::Links { beside: false })
+                .tally_tokens
         };
         for (experts, topk) in [(256, 8), (512, 32), (384, 10)] {
             assert_eq!([HOPPER, AMPERE].map(|shared| tokens(experts, topk, shared)), [32, 32]);

@@ -14,8 +14,8 @@ const CAST_CHANNELS: u64 = 4 * Quant::FP8_UE8M0.group as u64;
 /// How warps move rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moving {
-    /// By bulk copies, each to one place of a rank.
-    Links,
+    /// By bulk copies, each to one place of a rank. `beside`: another exchange is under way, on a rail or inside.
+    Links { beside: bool },
     /// As `Links`, while other warps spread rows that arrive: see `tiles.cuh`. `few`: some of few blocks push.
     Tiles { few: bool },
     /// In any other way.
@@ -61,8 +61,9 @@ pub(crate) mod tests {
     use super::*;
 
     /// Every way in which rows move.
-    pub(crate) const MOVING: [Moving; 5] = [
-        Moving::Links,
+    pub(crate) const MOVING: [Moving; 6] = [
+        Moving::Links { beside: false },
+        Moving::Links { beside: true },
         Moving::Tiles { few: false },
         Moving::Any,
         Moving::Cast { channel_bytes: 2 },

@@ -27,11 +27,12 @@ const MOST_STAGES: u32 = 4;
 /// longer. Beside warps that spread rows a copy takes longer, and up to 12 movers with two stages each win, or with one
 /// where few blocks push. On two H200, 4096 tokens, top-8, 7, 8, 10, 12 and 14 movers of 132 blocks took 145, 143,
 /// 138, 139 and 140 µs for FP8, and 213, 220, 222, 224 and 230 µs for BF16; of 32 blocks 260, 235, 202, 188 and 201 µs,
-/// and 326, 320, 314, 310 and 309 µs.
+/// and 326, 320, 314, 310 and 309 µs. Few blocks have each level where both are under way, so more warps move rows.
 fn most_movers(block: BlockLimits, moving: Moving, room: u32) -> u32 {
     let of_links = block.warps() / 2 - 1;
     match moving {
-        Moving::Links => of_links,
+        Moving::Links { beside: false } => of_links,
+        Moving::Links { beside: true } => block.warps() * 3 / 4,
         Moving::Tiles { few } => {
             let served = if few { room } else { room / 2 };
             served.min(block.warps() * 3 / 4).max(of_links)
@@ -253,6 +254,45 @@ impl Tables {
     }
 }
 
+/// How warps gather row metadata in shared memory.
+struct Gathering {
+    /// Tokens of a gathering, and its bytes.
+    tokens: u32,
+    bytes: u32,
+    warps: u32,
+    /// It comes before rows, in the same memory.
+    before_rows: bool,
+}
+
+impl Gathering {
+    /// `each`: bytes of a token.
+    fn new(exchange: &Exchange, block: BlockLimits, table_bytes: u32, each: u32) -> Self {
+        let before_rows = exchange.has_runs();
+        let (warps, room) = match before_rows {
+            true => {
+                let free = block.shared.saturating_sub(KEPT + table_bytes);
+                let all = free / block.warps() / 128 * 128;
+                (block.warps(), block.metadata_room().min(all.saturating_sub(metadata_bytes(0))))
+            }
+            false => (block.metadata_warps(), block.metadata_room()),
+        };
+        let mut tokens = 32;
+        while tokens > 1 && tokens * each > room {
+            tokens /= 2;
+        }
+        Self { tokens, bytes: metadata_bytes(tokens * each), warps, before_rows }
+    }
+
+    fn all(&self) -> u32 {
+        self.warps * self.bytes
+    }
+
+    /// Bytes that rows leave free.
+    fn beside_rows(&self) -> u32 {
+        if self.before_rows { 0 } else { self.all() }
+    }
+}
+
 impl DispatchTiling {
     /// The tiling for rows on a device.
     pub(crate) fn new(
@@ -268,33 +308,29 @@ impl DispatchTiling {
         let casts = matches!(moving, Moving::Cast { .. });
         let metadata_scales = row.scale_bytes <= WIDEST_SCALES && !casts;
         let each = 8 * topk + if metadata_scales { row.scale_bytes } else { 0 };
-        let mut metadata_tokens = 32;
-        while metadata_tokens > 1 && metadata_tokens * each > block.metadata_room() {
-            metadata_tokens /= 2;
-        }
-        let metadata_bytes = metadata_bytes(metadata_tokens * each);
+        let gathering = Gathering::new(exchange, block, table_bytes, each);
         let Piece { bytes: piece_bytes, count: pieces, scales: stage_scales, pitch } =
             Piece::new(row, moving);
         let note = 4 * (2 + if casts { 2 } else { 1 } * topk);
-        let gatherings = block.metadata_warps() * metadata_bytes;
-        let room = block.shared.saturating_sub(KEPT + table_bytes + gatherings) / (pitch + note);
+        let beside = gathering.beside_rows();
+        let room = block.shared.saturating_sub(KEPT + table_bytes + beside) / (pitch + note);
         // The last two warps of a block serve runs.
         let most = if exchange.has_runs() { block.warps() - 2 } else { block.warps() };
         let movers = most_movers(block, moving, room).min(room).min(most).max(1);
         let stages = (room / movers).clamp(1, MOST_STAGES);
         let stages_bytes = movers * stages * pitch;
-        let notes_at = table_bytes + stages_bytes + gatherings;
-        let used = stages_bytes + gatherings + movers * stages * note;
+        let notes_at = table_bytes + stages_bytes + beside;
+        let used = (stages_bytes + beside + movers * stages * note).max(gathering.all());
         Self {
             piece_bytes,
             pieces,
             stages,
             movers,
             table_bytes,
-            metadata_tokens,
-            metadata_bytes,
+            metadata_tokens: gathering.tokens,
+            metadata_bytes: gathering.bytes,
             metadata_scales,
-            metadata_at: table_bytes + stages_bytes,
+            metadata_at: table_bytes + if beside > 0 { stages_bytes } else { 0 },
             tally_tokens,
             notes_at,
             shared: table_bytes + counts.max(used),
@@ -310,7 +346,7 @@ pub(crate) fn check_shared(exchange: &Exchange, block: BlockLimits) -> Result<()
     let shape = &exchange.shape;
     let widest = 4 * u64::from(shape.hidden);
     let Tables { table_bytes, counts, .. } = Tables::new(exchange, block);
-    // One stage, because fewer warps may move rows.
+    // One stage, because fewer warps may move rows. Gatherings before rows need less: they may be of one token each.
     let stage = pieces(widest).0.next_multiple_of(REGION_ALIGN as u32).max(128);
     let gatherings = block.metadata_warps() * metadata_bytes(block.metadata_room());
     let dispatch_tiling = table_bytes + counts.max(stage + gatherings + 4 * (2 + shape.topk));
@@ -487,14 +523,19 @@ pub(crate) mod tests {
             (dispatch_tiling.pieces, dispatch_tiling.movers, dispatch_tiling.stages)
         };
         assert_eq!(
-            [Moving::Any, Moving::Links, Moving::Tiles { few: false }, Moving::Tiles { few: true }]
-                .map(|moving| dispatch_tiling(&row, moving)),
+            [
+                Moving::Any,
+                Moving::Links { beside: false },
+                Moving::Tiles { few: false },
+                Moving::Tiles { few: true }
+            ]
+            .map(|moving| dispatch_tiling(&row, moving)),
             [(1, 14, 1), (1, 7, 2), (1, 7, 2), (1, 12, 1)]
         );
         let row = RowFormat { x_bytes: 7168, scale_bytes: 224, weights: true };
         assert_eq!(
             MOVING.map(|moving| dispatch_tiling(&row, moving)),
-            [(1, 7, 3), (1, 12, 2), (1, 14, 1), (2, 14, 2), (4, 14, 1)]
+            [(1, 7, 3), (1, 12, 2), (1, 12, 2), (1, 14, 1), (2, 14, 2), (4, 14, 1)]
         );
     }
 

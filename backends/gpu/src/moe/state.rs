@@ -108,7 +108,7 @@ impl MoeState {
     ) -> DispatchTiling {
         let moving = match layout {
             Layout::Flat | Layout::RankMajor { .. } if self.kernels.rows == Rows::Tma => {
-                Moving::Links
+                Moving::Links { beside: self.exchange.has_runs() || self.exchange.awaits_rows }
             }
             Layout::ExpertMajor { .. } | Layout::Packed if self.has_tiles() => {
                 Moving::Tiles { few }

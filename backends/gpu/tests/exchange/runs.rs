@@ -1,6 +1,6 @@
 //! Rows that cross between domains in runs: each wait is left out in turn, and noticed.
 
-use super::{DEVICE_PUT, Model, Mutant, NVLINK, domains_with, mutate};
+use super::{DEVICE_PUT, Model, Mutant, NVLINK, domains_in_bulk, domains_with, mutate};
 
 /// Waits of the exchange on the rail.
 const ON_THE_RAIL: [Mutant; 6] = [
@@ -16,8 +16,8 @@ const ON_THE_RAIL: [Mutant; 6] = [
     ),
     (
         "metadata are put before all warps have staged theirs",
-        "  if (shfl(last, 0) == 0) return;",
-        "  if (model::mutant == 3 ? blockIdx.x + wave_id() != kWarps - 1 : shfl(last, 0) == 0) return;",
+        "  if (!last_to_come(a.c) || wave_id()",
+        "  if (last_to_come(a.c) == (model::mutant == 3) || wave_id()",
     ),
     (
         "metadata are announced before they are here",
@@ -26,8 +26,8 @@ const ON_THE_RAIL: [Mutant; 6] = [
     ),
     (
         "a sum is made before its rows have returned",
-        "  bool ok = !due || guard.until({kPhaseCombineRows",
-        "  bool ok = !due || model::mutant == 5 || guard.until({kPhaseCombineRows",
+        "  bool ok = !due || guard.until(",
+        "  bool ok = !due || model::mutant == 5 || guard.until(",
     ),
     (
         "the agreement does not wait for the exchange inside",
@@ -75,4 +75,28 @@ fn each_wait_for_rows_that_cross_in_runs_is_needed() {
     for number in 1..=ON_THE_RAIL.len() + INSIDE.len() {
         model.notices(&[&number.to_string()]);
     }
+}
+
+#[test]
+fn rows_and_sums_cross_in_runs_by_bulk_copies() {
+    // The first warp, which has the only part of a short row, is late with it.
+    let early: [Mutant; 2] = [
+        (
+            "a sum is counted before all warps of its ring have stored their parts",
+            "    bool last = shfl(others, 0) == kMost;",
+            "    bool last = shfl(others, 0) == (model::mutant == 1 ? 0 : kMost);",
+        ),
+        (
+            "the part of the first warp",
+            "#pragma unroll\n  for (u32 v = 0; v < N; v++)\n    if (me.thread",
+            "  static std::atomic<u32> held{0};\n  \
+             auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);\n  \
+             bool holds = model::mutant == 1 && me.thread == 0 && held++ < 4;\n  \
+             while (holds && std::chrono::steady_clock::now() < end) model::yield();\n  \
+             for (u32 v = 0; v < N; v++)\n    if (me.thread",
+        ),
+    ];
+    let model: Model = domains_in_bulk(NVLINK, DEVICE_PUT, |_, up| mutate(up, &MOE, &early));
+    model.is_well_with(&[]);
+    model.notices(&["1"]);
 }

@@ -1,6 +1,6 @@
-// Several domains on the model of a GPU: two exchanges, each over a device API of its own, as in `exchanges.rs`: side by
-// side where rows cross in runs, else one behind the other. This program stands in for that file: between the two it
-// reads nothing that the first has left.
+// Several domains on the model of a GPU: two exchanges, each over a device API of its own, as in `exchanges.rs`. They
+// run side by side where rows cross in runs, else one behind the other. This program stands in for that file: between
+// the two it reads nothing that the first has left.
 #include "helpers.h"
 
 // Of the ranks, so many are there in a twin: two of a domain, and one of a rail.
@@ -141,7 +141,7 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
     up_level::follow(second.c, {over_rail.cell, over_rail.outcome, over_rail.stopped});
   const auto& x = first.crossing;
   if (at_once)
-    second.crossing = {nullptr, nullptr, x.here, nullptr, nullptr, nullptr, 0, x.most, x.shift, r.domain, 0, (u32)(r.in->operations % 2)};
+    second.crossing = {nullptr, nullptr, x.here, nullptr, nullptr, 0, x.most, x.shift, r.domain, 0, (u32)(r.in->operations % 2)};
   if (at_once || !replay) {
     u32 words = replay ? 0 : (r.in->s.ranks + r.in->s.experts) * r.in->s.groups;
     ty::GroupArgs g{r.in->abort, r.in->report, second.c.cap_ns, second.c.former, at_once ? x.described : nullptr,
@@ -213,7 +213,7 @@ void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expect
   bool at_once = out_level::ty::kRuns && !refuses;
   const auto& x = r.out->crossing;
   u64* summed = r.out->summed[r.in->operations % 2];
-  if (at_once) inner.crossing = {nullptr, nullptr, nullptr, nullptr, nullptr, summed, 0, x.most, x.shift, r.domain, 0, 0};
+  if (at_once) inner.crossing = {nullptr, nullptr, nullptr, nullptr, summed, 0, x.most, x.shift, r.domain, 0, 0};
   u64 behind = r.in->operations;
   std::thread inside([&] { up_level::combine_on(*r.in, partials, weights ? back : nullptr, inner); });
   if (!at_once) inside.join();

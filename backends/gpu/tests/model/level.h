@@ -70,7 +70,7 @@ struct Rank : Inputs {
   static constexpr u32 kRunShift = 2;
   u32 most_runs() const { return kRuns ? (s.most() + (1 << kRunShift) - 1) >> kRunShift : 0; }
   Crossing crossing{room<u64>(kSlots * s.ranks * most_runs()), room<u64>(s.ranks * most_runs()),
-                    room<u64>(s.ranks * most_runs()), room<u64>(s.ranks), room<u32>(1), nullptr,
+                    room<u64>(s.ranks * most_runs()), room<u64>(s.ranks), nullptr,
                     3 * kSlots * s.ranks, most_runs(), kRunShift, 0, kWave, 0};
   u64* summed[2] = {room<u64>(s.ranks * most_runs() + 1), room<u64>(s.ranks * most_runs() + 1)};
   // Signals of each queue.
@@ -300,13 +300,14 @@ u64 signature(u32 kind, Layout layout) { return signature(kind) | (u32)layout <<
 // stages, and warps that move rows, as fit.
 void share_out(DispatchArgs& a) {
   u32 note = 4 * (2 + a.c.topk);
-  u32 metadata = kMetadataWarps * a.metadata_bytes;
+  // Of rows in runs, metadata come first, in the memory of the stages.
+  u32 metadata = kRuns ? 0 : kMetadataWarps * a.metadata_bytes;
   auto bytes = [&] { return a.table_bytes + metadata + a.movers * a.stages * (a.stage_bytes + note); };
   while (a.stages > 1 && bytes() > kSharedBytes) a.stages--;
   while (a.movers > 1 && bytes() > kSharedBytes) a.movers--;
   if (bytes() > kSharedBytes) fail("a row of " + std::to_string(a.row_bytes) + " bytes is too long for this model");
-  a.metadata_at = a.table_bytes + a.movers * a.stages * a.stage_bytes;
-  a.notes_at = a.metadata_at + metadata;
+  u32 stages = a.movers * a.stages * a.stage_bytes;
+  a.metadata_at = a.table_bytes + (kRuns ? 0 : stages), a.notes_at = a.table_bytes + stages + metadata;
 }
 
 DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
@@ -325,9 +326,10 @@ DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   take_layout(a, layout);
   a.staged = TY_PUTS, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1 + r.operations % 4;
   u32 tiled = r.operations % 2 ? kWarps / 2 - 1 : kWarps * 3 / 4;
-  a.movers = has_row_per_token(layout) ? kWarps - kMetadataWarps / 2 : tiled;
+  a.movers = has_row_per_token(layout) ? kWarps - kWarps / 8 : tiled;
   if constexpr (kRuns) a.crossing = r.crossing, a.movers = std::min(a.movers, kWarps - 2);
-  a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10, a.metadata_bytes = 16 << 10;
+  a.stage_bytes = (u32)align_region(r.s.row_bytes), a.table_bytes = 16 << 10;
+  a.metadata_bytes = (16 << 10) * (kWarps / 4) / kMetadataWarps;
   share_out(a);
   a.staging = kStagingAt, a.source_first = r.me * r.s.max_tokens;
   a.call_tokens = r.s.max_tokens;
@@ -520,7 +522,8 @@ void combine_on(Rank& r, float* out, float* out_weights, Combine how = {}) {
   a.c.no_host_sync = how.no_host_sync, a.c.outcome = how.no_host_sync ? r.late : r.outcome;
   a.r = r.r, a.x = kYAt, a.weights = kYAt + (512 << 10);
   a.out = (u8*)out, a.out_weights = out_weights;
-  a.row_bytes = r.s.row_bytes, a.piece_bytes = r.s.row_bytes, a.pieces = 1, a.stages = 1;
+  a.row_bytes = r.s.row_bytes, a.pieces = TY_ROWS_TMA && a.row_bytes % 32 == 0 ? 1 + r.operations % 2 : 1;
+  a.piece_bytes = r.s.row_bytes / a.pieces, a.stages = 1 + r.operations % 3;
   a.stage_bytes = r.s.row_bytes, a.table_bytes = 8 << 10, a.returns_weights = out_weights != nullptr;
   if (how.sums && out_weights) a.returns_weights = kWeightsOfAll;
   a.at_once = kAtOnce && r.operations % 2;
