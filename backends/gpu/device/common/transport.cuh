@@ -20,9 +20,9 @@
 //
 //     // Copies `bytes` from a window of this rank to one of `peer`. Addresses and lengths are
 //     // multiples of 16 where kLoadStore, else of 4. Called by every thread of `coop`, with equal arguments.
+//     // The payload is all that these threads have made or observed before, as by a release at the system's scope.
 //     template <class Coop>
 //     bool put(Coop, u32 queue, u32 peer, At dst, At src, u64 bytes, Guard&) const;
-//     // The payload is all that the posting threads have made or observed, by a release at the system's scope.
 //     // The same, then adds to a signal of `peer`: payload before signal (INV-1).
 //     template <class Coop>
 //     bool put_signal(Coop, u32 queue, u32 peer, At dst, At src, u64 bytes, Raise, Guard&) const;

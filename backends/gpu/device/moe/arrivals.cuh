@@ -130,7 +130,6 @@ __device__ inline u32 sum_in_turn(const Common& c, const Routing& r, const Cross
   return position < crossing ? others.token(position) : first_own + (rounds << x.shift) + position - crossing;
 }
 
-
 #else
 
 // Rows are this rank's own.
