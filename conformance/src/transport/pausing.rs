@@ -146,8 +146,10 @@ fn drive(rig: &mut Rig<'_>) -> Result<u64> {
     Ok(rig.queues[0].take().len() as u64)
 }
 
-/// Puts to a silent peer: several times what two sockets hold.
-const SILENT_PUTS: u64 = 2;
+/// Puts to a silent peer, at most: several times what two sockets hold, also where a system lets them grow.
+const SILENT_PUTS: u64 = 16;
+/// Silences, which together are longer than the deadline.
+const SILENCES: u32 = 2;
 /// Calls of each rank in a turn, in which the peer takes a part.
 const CALLS: u32 = 16;
 
@@ -225,12 +227,20 @@ impl Silence {
 /// Rank 0 drives all the time, and gives rank 1 turns after two silences. Returns how many puts have ended.
 fn put_beside_silences(rig: &mut Rig<'_>, silence: &mut Silence) -> Result<u64> {
     let limit = 10 * rig.needs.deadline;
-    let (posted, mut ended) = fill(rig, SILENT_PUTS)?;
-    let (mut headway, mut silences) = (Headway::new(limit), 0);
-    while ended < posted {
-        if silences < 2 {
+    let (mut posted, mut ended, mut silences) = (0, 0, 0);
+    let mut headway = Headway::new(limit);
+    loop {
+        // A turn may take all that was posted, and a silence without a put that waits is none.
+        while silences < SILENCES && ended == posted && posted < SILENT_PUTS {
+            let more = fill(rig, 1)?;
+            (posted, ended) = (posted + more.0, ended + more.1);
+        }
+        if ended == posted {
+            return Ok(ended);
+        }
+        if silences < SILENCES {
             ended += wait(rig, pause(rig), posted - ended)?;
-            silences += 1;
+            silences += u32::from(ended < posted);
         }
         let before = ended;
         while ended < posted && ended == before {
@@ -242,7 +252,6 @@ fn put_beside_silences(rig: &mut Rig<'_>, silence: &mut Silence) -> Result<u64> 
             );
         }
     }
-    Ok(ended)
 }
 
 /// Rank 1 takes a part. Returns how many puts have ended.
