@@ -155,6 +155,13 @@ struct Cell {
   u64 totals[1]; // [R]: of the signals that are waited for; then [R]: the tallies with them
 };
 
+// Waits until the operation of a ticket has decided how it goes on; false if the wait was ended. `rank` is this one:
+// whoever decides runs on this GPU. One thread.
+__device__ inline bool is_decided(const Cell* cell, u32 ticket, u32 rank, Guard& guard) {
+  return guard.until({kPhaseEntry, rank, 0, ticket}, [&] { return load_acquire(&cell->decided) >> 32; },
+                     [&](u64 found) { return found == ticket; });
+}
+
 // The part of a handle that only the device knows, in device memory.
 struct Note {
   u64 made;  // epoch of its dispatch | T << 32

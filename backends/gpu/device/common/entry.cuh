@@ -24,10 +24,7 @@ __device__ TY_COLD u32 verdict_behind(const Common& c) {
 // Waits until the former exchange has decided, where it runs beside this one. The whole block.
 __device__ inline bool former_is_decided(const Common& c, Guard& guard) {
   if (!c.former || c.former_ticket == 0) return true;
-  What what{kPhaseEntry, c.rank, 0, c.former_ticket};
-  bool ok = guard.until(what, [&] { return load_acquire(&c.former->decided) >> 32; },
-                        [&](u64 found) { return found == c.former_ticket; });
-  return sync_block_and(ok);
+  return sync_block_and(is_decided(c.former, c.former_ticket, c.rank, guard));
 }
 
 // The state that thread 0 of a block reads as soon as its kernel starts, so that it is loaded when it

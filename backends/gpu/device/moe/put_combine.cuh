@@ -226,8 +226,7 @@ template <class Type, class Up>
 __device__ void return_runs(const CombineArgs& a, const Up& up, u8* shared) {
   if (blockIdx.x == 0) return serve_returns(a, up, shared);
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  bool ok = guard.until({kPhaseEntry, a.c.rank, 0, a.c.ticket}, [&] { return load_acquire(&a.c.cell->decided) >> 32; },
-                        [&](u64 found) { return found == a.c.ticket; });
+  bool ok = is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);
   if (threadIdx.x == 0) operation().epoch = (u32)load_relaxed(&a.c.cell->epoch);
   if (sync_block_and(ok)) sum_returned<Type>(a, shared, guard);
   if (guard.ended()) a.c.state->stopped = 1;

@@ -26,9 +26,7 @@ __device__ inline bool rows_are_described(const GroupArgs& a) {
   if (!a.described) return true;
   Guard guard(a.abort, a.cap_ns, a.report);
   const Cell* former = a.former;
-  bool ok = guard.until({kPhaseEntry, a.rank, 0, a.ticket}, [&] { return load_acquire(&former->decided) >> 32; },
-                        [&](u64 found) { return found == a.ticket; });
-  ok = ok && (u32)load_relaxed(&former->decided) == kGo;
+  bool ok = is_decided(former, a.ticket, a.rank, guard) && (u32)load_relaxed(&former->decided) == kGo;
   u32 epoch = (u32)load_relaxed(&former->epoch);
   for (u32 s = threadIdx.x; s < a.groups && ok; s += blockDim.x)
     ok = guard.until({kPhaseRows, a.rank, s, epoch}, [&] { return load_acquire(a.described + s); },

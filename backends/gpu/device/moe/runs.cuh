@@ -152,7 +152,7 @@ __device__ TY_INLINED void watch_runs(const Common& c, const Crossing& x, const 
 template <class Up>
 __device__ TY_INLINED void watch_metadata(const DispatchArgs& a, const Up& up, Guard& guard) {
   const Crossing& x = a.crossing;
-  while (load_acquire(&a.c.cell->decided) >> 32 != a.c.ticket) between_looks();
+  if (!is_decided(a.c.cell, a.c.ticket, a.c.rank, guard)) return;
   for (u32 s = lane_id(); s < a.c.ranks; s += kWave) {
     if (s == a.c.rank) continue;
     What what{kPhaseRows, s, a.c.rows_signal() - a.c.rank + s, load_device(&a.c.cell->totals[s])};
