@@ -147,12 +147,11 @@ __device__ TY_INLINED void watch_runs(const Common& c, const Crossing& x, const 
   guard.until(what, look, [](u64 done) { return done != 0; });
 }
 
-// Announces that the metadata of a source's rows are here. One warp of the first block, which has the totals to wait
-// for from another warp.
+// Announces that the metadata of a source's rows are here. One warp of the first block, behind `put_metadata`: another
+// warp has stored the totals to wait for before it came to the barrier there.
 template <class Up>
 __device__ TY_INLINED void watch_metadata(const DispatchArgs& a, const Up& up, Guard& guard) {
   const Crossing& x = a.crossing;
-  if (!is_decided(a.c.cell, a.c.ticket, a.c.rank, guard)) return;
   for (u32 s = lane_id(); s < a.c.ranks; s += kWave) {
     if (s == a.c.rank) continue;
     What what{kPhaseRows, s, a.c.rows_signal() - a.c.rank + s, load_device(&a.c.cell->totals[s])};

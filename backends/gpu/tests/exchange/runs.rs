@@ -3,7 +3,7 @@
 use super::{DEVICE_PUT, Model, Mutant, NVLINK, domains_in_bulk, domains_with, mutate};
 
 /// Waits of the exchange on the rail.
-const ON_THE_RAIL: [Mutant; 6] = [
+const ON_THE_RAIL: [Mutant; 7] = [
     (
         "a run is put before it is whole",
         "    if (some > 0 && load_acquire(count) != (u64)some * whole.each) return 0;",
@@ -34,29 +34,45 @@ const ON_THE_RAIL: [Mutant; 6] = [
         "  if (!c.former || c.former_ticket == 0) return true;",
         "  if (!c.former || c.former_ticket == 0 || model::mutant == 6) return true;",
     ),
+    (
+        "sums are made before the combine has entered",
+        "  bool ok = is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);",
+        "  bool ok = model::mutant == 7 || is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);",
+    ),
 ];
+
+/// The warp with the last unit of metadata is late with it, so that a put before that is early.
+const LATE_METADATA: Mutant = (
+    "the last unit of metadata",
+    "    if (i >= units) break;\n",
+    "    if (i >= units) break;\n    \
+     auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);\n    \
+     bool holds = model::mutant == 3 && i == units - 1;\n    \
+     while (holds && std::chrono::steady_clock::now() < end) model::yield();\n",
+);
 
 /// Waits of the exchange inside a domain.
 const INSIDE: [Mutant; 3] = [
     (
         "a row is forwarded before it is here",
         "  if (!a.awaits_rows()) return true;",
-        "  if (!a.awaits_rows() || model::mutant == 7) return true;",
+        "  if (!a.awaits_rows() || model::mutant == 8) return true;",
     ),
     (
         "tokens are counted before their metadata are here",
         "  for (u32 s = threadIdx.x; s < a.groups && ok; s += blockDim.x)",
-        "  for (u32 s = threadIdx.x; s < a.groups && ok && model::mutant != 8; s += blockDim.x)",
+        "  for (u32 s = threadIdx.x; s < a.groups && ok && model::mutant != 9; s += blockDim.x)",
     ),
     (
         "a sum is counted before it is stored",
         "  __device__ u32 token(u32 position) const {\n    return crosses()",
-        "  __device__ u32 token(u32 position) const {\n    if (model::mutant == 9) stored(position);\n    return crosses()",
+        "  __device__ u32 token(u32 position) const {\n    if (model::mutant == 10) stored(position);\n    return crosses()",
     ),
 ];
 
-const MOE: [&str; 7] = [
+const MOE: [&str; 8] = [
     "runs.cuh",
+    "metadata.cuh",
     "arrivals.cuh",
     "put_combine.cuh",
     "combine.cuh",
@@ -69,6 +85,7 @@ const MOE: [&str; 7] = [
 fn each_wait_for_rows_that_cross_in_runs_is_needed() {
     let model: Model = domains_with(NVLINK, DEVICE_PUT, |out, up| {
         mutate(out, &MOE, &ON_THE_RAIL);
+        mutate(out, &MOE, &[LATE_METADATA]);
         mutate(up, &MOE, &INSIDE);
     });
     model.is_well_with(&["few"]);
