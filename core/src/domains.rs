@@ -95,6 +95,73 @@ impl Domains {
     }
 }
 
+/// World ranks of a team; neighbours in it have the same distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TeamRanks {
+    /// The world rank of peer 0.
+    pub first: u32,
+    /// From one peer to the next.
+    pub step: u32,
+}
+
+impl TeamRanks {
+    /// The world rank of a peer.
+    pub fn rank(self, peer: u32) -> u32 {
+        self.first + peer * self.step
+    }
+}
+
+/// This rank among those of one direct exchange. It never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// One of `TY_LEVEL_*`.
+    pub level: u64,
+    /// This rank, in the world.
+    pub rank: u32,
+    /// The places, and the team's peers. A place is a peer of the team together with the group of a source's rows.
+    /// Inside one of several domains, groups are the domains that rows come from; otherwise there is one group.
+    pub domains: Domains,
+    /// World rank of peer 0, and from one peer to the next.
+    pub team: (u32, u32),
+}
+
+impl Member {
+    /// The number of peers in the team.
+    pub fn peers(&self) -> u32 {
+        self.domains.size
+    }
+
+    /// The number of places: that of the sources whose data comes.
+    pub fn places(&self) -> u32 {
+        self.domains.count * self.domains.size
+    }
+
+    /// The world rank of a peer.
+    pub fn rank_of(&self, peer: u32) -> u32 {
+        self.team.0 + peer * self.team.1
+    }
+
+    /// The world rank of the peer of a place: the source of its rows, or that source's forwarder here.
+    pub fn forwarder(&self, place: u32) -> u32 {
+        self.rank_of(self.domains.peer_of(place))
+    }
+
+    /// The world rank that a place's rows come from.
+    pub fn source(&self, place: u32) -> u32 {
+        if self.has_groups() { place } else { self.rank_of(place) }
+    }
+
+    /// Whether this is the exchange on the rail, whose ranks are one of each domain.
+    pub fn is_rail(&self) -> bool {
+        self.team.1 > 1
+    }
+
+    /// Whether rows come in groups: over the rail.
+    pub fn has_groups(&self) -> bool {
+        self.domains.count > 1
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

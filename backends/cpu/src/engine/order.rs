@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use tokenyard_core::domains::Member;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::transport::{Event, NO_EVENT};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter, reached};
@@ -14,7 +15,6 @@ use crate::engine::control::{Ids, Signal};
 use crate::engine::counters::{Counters, LevelPeer};
 use crate::engine::ends::{End, Exposed};
 use crate::engine::losses::Losses;
-use crate::engine::member::Member;
 use crate::engine::outstanding::Outstanding;
 
 /// The only queue: one thread drives a communicator.

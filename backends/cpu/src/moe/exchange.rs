@@ -1,11 +1,9 @@
 //! One direct exchange: over the only level; or, with several domains, inside this one or on the rail.
 
 use tokenyard_core::abi;
-use tokenyard_core::domains::Domains;
+use tokenyard_core::domains::{Domains, Member};
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::Shape;
-
-use crate::engine::member::Member;
 
 /// This rank in an exchange, and the shapes that it works with. They never change.
 #[derive(Clone, Copy, Debug)]

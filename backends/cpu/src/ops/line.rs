@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use tokenyard_core::domains::Domains;
+use tokenyard_core::domains::{Domains, Member};
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::transport::{Command, NO_COMMAND, Window};
@@ -11,7 +11,6 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::engine::commands::Raise;
 use crate::engine::control::{Header, Signal};
-use crate::engine::member::Member;
 use crate::engine::order::{SlotOrder, Traffic, Wait};
 use crate::engine::places::Area;
 use crate::engine::record::bad_record;

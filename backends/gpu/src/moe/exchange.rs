@@ -1,13 +1,13 @@
 //! One direct exchange: over the only level; or, with several domains, over one of the two.
 
 use tokenyard_core::abi;
-use tokenyard_core::domains::Domains;
+use tokenyard_core::domains::{Domains, TeamRanks};
 use tokenyard_core::kernels::{KernelShape, LinkNeeds};
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::Capabilities;
 
 use crate::compile::Role;
-use crate::engine::member::{Member, Team};
+use crate::engine::member::Member;
 use crate::engine::path::Path;
 use crate::moe::sizes::Sizes;
 
@@ -37,7 +37,7 @@ pub(crate) struct Exchange {
     pub(crate) regions: Shape,
     /// Groups of a rank's tokens: domains, inside one of several.
     pub(crate) groups: u32,
-    pub(crate) team: Team,
+    pub(crate) team: TeamRanks,
     /// This rank in the team.
     pub(crate) rank: u32,
     /// How rows leave.
@@ -60,7 +60,7 @@ impl Exchange {
             shape: world,
             regions: world,
             groups: 1,
-            team: Team { first: 0, step: 1 },
+            team: TeamRanks { first: 0, step: 1 },
             rank: shape.rank,
             path,
             in_flight: shape.in_flight,
@@ -86,7 +86,7 @@ impl Exchange {
             },
             regions: world,
             groups: count,
-            team: Team { first: domains.place(mine, 0), step: 1 },
+            team: TeamRanks { first: domains.place(mine, 0), step: 1 },
             rank: index,
             path: paths[0],
             in_flight: shape.in_flight,
@@ -100,7 +100,7 @@ impl Exchange {
             shape: rail,
             regions: rail,
             groups: 1,
-            team: Team { first: index, step: size },
+            team: TeamRanks { first: index, step: size },
             rank: mine,
             path: paths[1],
             in_flight: shape.in_flight,

@@ -9,6 +9,7 @@ use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
 use tokenyard_core::host::NO_TENSOR;
 use tokenyard_core::moe::{Cast, DType, Holder, Layout, REGION_ALIGN};
+use tokenyard_core::refusal::{is_refusal, unless_refused};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::RelaxedCapture;
@@ -18,7 +19,7 @@ use crate::engine::step::{Former, Step, queue_behind};
 use crate::engine::waits::{KEEP_TENSORS, see_end};
 use crate::moe::args::Crossing;
 use crate::moe::combine::SumPlace;
-use crate::moe::deferred::{Grouped, is_refusal};
+use crate::moe::deferred::Grouped;
 use crate::moe::dispatch::{Beside, StepPlace};
 use crate::moe::exchanger::Exchanger;
 use crate::moe::loaded::summable;
@@ -391,18 +392,6 @@ unsafe fn return_sums(
 /// The runs by which the sums of an operation cross.
 fn sums(rail: &Rail, operation: u64) -> Crossing {
     rail.between.moe.runs.as_ref().map(|runs| runs.of_sums(operation)).unwrap_or_default()
-}
-
-/// The result of an exchange, unless it was refused: the next one has passed that on.
-///
-/// # Errors
-/// One that is no refusal.
-fn unless_refused<T>(ended: Result<T>) -> Result<Option<T>> {
-    match ended {
-        Ok(result) => Ok(Some(result)),
-        Err(error) if is_refusal(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Reserves memory for the sums of the rows that this forwarder had forwarded, and for the rows that return
