@@ -93,8 +93,7 @@ impl Traffic {
             let is_up = member.level == abi::TY_LEVEL_SCALE_UP;
             let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
             let ids = Ids { places: member.places(), in_flight };
-            let ((first, step), peers) = (member.team, member.peers());
-            let team = Team { first, step, peers, losses: &losses };
+            let team = Team { ranks: member.team, peers: member.peers(), losses: &losses };
             // SAFETY: by this function's contract; the host passes judged tables.
             channels.push(Rc::new(unsafe { Channel::new(raw, member.level, &team, ids)? }));
         }
