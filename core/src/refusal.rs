@@ -92,11 +92,10 @@ impl Objection {
     /// # Errors
     /// The error, where it is none that all ranks get.
     pub(crate) fn of(error: Error, here: u32) -> Result<Self> {
-        let is_full = match error.kind() {
-            ErrorKind::Full => true,
-            ErrorKind::Refused => false,
-            _ => return Err(error),
-        };
+        if !is_refusal(&error) {
+            return Err(error);
+        }
+        let is_full = error.kind() == ErrorKind::Full;
         let rank = error.rank().unwrap_or(here);
         let start = format!("rank {rank} {}", if is_full { FULL } else { REFUSED });
         let message = error.message();
