@@ -18,7 +18,7 @@ pub use crate::moe::sizes::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
-use tokenyard_core::kernels::two_levels::{Levels, Part};
+use tokenyard_core::kernels::two_levels::{ExchangePair, Part};
 use tokenyard_core::kernels::{
     KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_KERNEL_NEEDS, NO_LINK_NEEDS,
 };
@@ -77,7 +77,7 @@ impl CpuKernels {
         })
     }
 
-    fn levels(&mut self) -> Result<&mut Levels<Runner>> {
+    fn levels(&mut self) -> Result<&mut ExchangePair<Runner>> {
         self.runners.as_mut().map(|runners| &mut runners.levels).ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
         })
@@ -211,7 +211,7 @@ impl KernelSet for CpuKernels {
     }
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        let Levels { owners, rail } = self.levels()?;
+        let ExchangePair { owners, rail } = self.levels()?;
         match rail {
             Some(rail) => forwarded::recv_on_rail(rail, operation),
             None => combine::combine_recv(owners, operation),

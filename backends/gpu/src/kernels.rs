@@ -22,7 +22,7 @@ use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
 use tokenyard_core::device::Device as DeviceTools;
 use tokenyard_core::export::DeviceComponent;
-use tokenyard_core::kernels::two_levels::Levels;
+use tokenyard_core::kernels::two_levels::ExchangePair;
 use tokenyard_core::kernels::{
     Copies, KernelNeeds, KernelSet, KernelShape, Limits, NO_KERNEL_NEEDS,
 };
@@ -303,7 +303,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             let message = "`plan` came before `needs`";
             return Err(Error::new(ErrorKind::Internal, "plan kernels", message));
         };
-        let levels = Levels::new(owners, exchangers.next(), self.shape.in_flight);
+        let levels = ExchangePair::new(owners, exchangers.next(), self.shape.in_flight);
         self.planned = Some(Exchanges { levels });
         self.counters = Some(counters);
         Ok(())

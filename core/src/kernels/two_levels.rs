@@ -1,9 +1,10 @@
-//! What passes between the two exchanges of an operation over several domains. For kernel sets.
+//! The hand-over between the two exchanges of an operation over several domains. For kernel sets.
 //!
 //! The host calls both exchanges of an operation, one after the other: see `host/kernels/levels.rs`. A set has them as
-//! [`Levels`], and does the [`Part`] that a call is about. The second exchange moves what the first one has left in the
-//! arena of the rail: a dispatch the rows that it received there, a combine the [`Sums`] that it made inside. Both are
-//! [`HeldRows`] until the operation is received. `calls` derives the call of each exchange from the caller's.
+//! an [`ExchangePair`], and does the [`Part`] that a call is about. The second exchange moves what the first one has
+//! left in the arena of the rail: a dispatch the rows that it received there, a combine the [`Sums`] that it made
+//! inside. Both are [`HeldRows`] until the operation is received. `calls` derives the call of each exchange from the
+//! caller's.
 //!
 //! A set does the rest: how an exchange runs, and how the second one waits for the first.
 
@@ -17,7 +18,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The exchanges of a communicator, each an `E`.
 #[derive(Debug)]
-pub struct Levels<E> {
+pub struct ExchangePair<E> {
     /// With the owners of experts: all ranks, or the ranks of this domain.
     pub owners: E,
     /// Between several domains.
@@ -44,7 +45,7 @@ pub enum Part<'a, E> {
     OnRail(&'a mut E, &'a mut Rail<E>),
 }
 
-impl<E> Levels<E> {
+impl<E> ExchangePair<E> {
     /// The exchanges of a communicator that has at most `in_flight` operations open.
     pub fn new(owners: E, between: Option<E>, in_flight: u32) -> Self {
         let rail = between.map(|between| Rail { between, held: HeldRows::new(in_flight) });
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_call_is_about_all_of_an_operation_where_there_is_one_domain() {
-        let mut levels = Levels::new("owners", None, 2);
+        let mut levels = ExchangePair::new("owners", None, 2);
         assert!(matches!(levels.part(ExchangeKind::Owners), Ok(Part::Whole(&mut "owners"))));
         let error = levels.part(ExchangeKind::Rail).expect_err("no rail").to_string();
         assert!(error.contains("there is one domain"), "{error}");
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_call_about_one_exchange_of_several_domains_gets_the_other_one_too() {
-        let mut levels = Levels::new("owners", Some("rail"), 2);
+        let mut levels = ExchangePair::new("owners", Some("rail"), 2);
         for exchange in [ExchangeKind::Owners, ExchangeKind::Rail] {
             let (kind, owners, rail) = match levels.part(exchange).expect("two levels") {
                 Part::Whole(_) => panic!("two levels"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokenyard_core::call::WireFormat;
 use tokenyard_core::kernels::KernelShape;
-use tokenyard_core::kernels::two_levels::Levels;
+use tokenyard_core::kernels::two_levels::ExchangePair;
 use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec};
 use tokenyard_core::{Result, abi};
 
@@ -45,7 +45,7 @@ impl Runner {
 /// The exchanges of a communicator. They share windows, arena, worker threads, and what is known of their links.
 #[derive(Debug)]
 pub(crate) struct Runners {
-    pub(crate) levels: Levels<Runner>,
+    pub(crate) levels: ExchangePair<Runner>,
 }
 
 // SAFETY: the areas are mappings that live as long as the communicator. No other value shares the state that
@@ -93,6 +93,6 @@ impl Runners {
             })
         };
         let rail = rail.map(|rail| runner(rail, 1)).transpose()?;
-        Ok(Self { levels: Levels::new(runner(owners, 0)?, rail, shape.in_flight) })
+        Ok(Self { levels: ExchangePair::new(runner(owners, 0)?, rail, shape.in_flight) })
     }
 }

@@ -7,7 +7,7 @@
 
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
-use tokenyard_core::kernels::two_levels::{Levels, Part, Rail, Rows, SumRows, Sums};
+use tokenyard_core::kernels::two_levels::{ExchangePair, Part, Rail, Rows, SumRows, Sums};
 use tokenyard_core::moe::Cast;
 use tokenyard_core::refusal::{is_refusal, unless_refused};
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -26,7 +26,7 @@ use crate::moe::exchanger::Exchanger;
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Exchanges {
-    pub(crate) levels: Levels<Exchanger>,
+    pub(crate) levels: ExchangePair<Exchanger>,
 }
 
 /// The exchange on the rail's own number of an operation; the operation also takes the next number. A dispatch uses
@@ -107,7 +107,7 @@ impl Exchanges {
     }
 
     pub(crate) fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        let Levels { owners, rail } = &mut self.levels;
+        let ExchangePair { owners, rail } = &mut self.levels;
         let Some(rail) = rail else { return owners.combine().receive(operation) };
         let received = rail.between.combine().receive(number(operation) + 1);
         release(rail, operation);
@@ -140,7 +140,7 @@ impl Exchanges {
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
-        let Levels { owners, rail } = &self.levels;
+        let ExchangePair { owners, rail } = &self.levels;
         owners.engine.order.stream.synchronize()?;
         rail.as_ref().map_or(Ok(()), |rail| rail.between.engine.order.stream.synchronize())
     }

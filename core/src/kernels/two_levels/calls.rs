@@ -7,8 +7,8 @@ use crate::host::NO_TENSOR;
 use crate::moe::{Cast, Layout};
 
 impl DispatchCall<'_> {
-    /// Between domains. Rows go to their forwarders in the order of tokens, whatever the caller's layout, and cast. There
-    /// is room for the most that may come, so that their number decides no place.
+    /// Between domains. Rows go to their forwarders in the order of tokens, whatever the caller's layout, and cast.
+    /// There is room for the most that may come, so that their number decides no place.
     pub fn on_rail(&self) -> Self {
         let order = self.order.waiting();
         Self { layout: Layout::Flat, worst_case: true, order, ..*self }

@@ -25,7 +25,7 @@ pub struct Sums {
     pub weights: abi::TyTensor,
 }
 
-/// What a combine needs memory for before it enters.
+/// The rows that a combine needs memory for before it enters.
 #[derive(Clone, Copy, Debug)]
 pub struct SumRows {
     /// The operation's number.
