@@ -14,6 +14,7 @@
 //! set touches no memory outside windows, tensors and its own state.
 
 mod calls;
+pub mod two_levels;
 
 pub(crate) use calls::{KernelCall, kernel_calls};
 

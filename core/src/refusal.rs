@@ -60,6 +60,23 @@ impl<'a> CallRefusal<'a> {
     }
 }
 
+/// Whether ranks go on after an error: it is a refusal, which all of them get.
+pub fn is_refusal(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full)
+}
+
+/// The result of an exchange, unless it was refused: the next one has passed that on.
+///
+/// # Errors
+/// One that is no refusal.
+pub fn unless_refused<T>(ended: Result<T>) -> Result<Option<T>> {
+    match ended {
+        Ok(result) => Ok(Some(result)),
+        Err(error) if is_refusal(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// The refusal behind an error of an exchange.
 #[derive(Debug)]
 pub(crate) struct Objection {
@@ -75,11 +92,10 @@ impl Objection {
     /// # Errors
     /// The error, where it is none that all ranks get.
     pub(crate) fn of(error: Error, here: u32) -> Result<Self> {
-        let is_full = match error.kind() {
-            ErrorKind::Full => true,
-            ErrorKind::Refused => false,
-            _ => return Err(error),
-        };
+        if !is_refusal(&error) {
+            return Err(error);
+        }
+        let is_full = error.kind() == ErrorKind::Full;
         let rank = error.rank().unwrap_or(here);
         let start = format!("rank {rank} {}", if is_full { FULL } else { REFUSED });
         let message = error.message();

@@ -18,6 +18,7 @@ pub use crate::moe::sizes::{Spread, WindowSizes};
 
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
+use tokenyard_core::kernels::two_levels::{ExchangePair, Part};
 use tokenyard_core::kernels::{
     KernelNeeds, KernelSet, KernelShape, Limits, LinkNeeds, NO_KERNEL_NEEDS, NO_LINK_NEEDS,
 };
@@ -32,7 +33,7 @@ use crate::engine::window::Memory;
 use crate::moe::combine::forwarded;
 use crate::moe::dispatch::rail;
 use crate::moe::dispatch::upstream::Upstream;
-use crate::moe::runner::Runners;
+use crate::moe::runner::{Runner, Runners};
 use crate::moe::{combine, dispatch, verdicts};
 use crate::ops::Beside;
 use crate::pool::Pool;
@@ -76,8 +77,8 @@ impl CpuKernels {
         })
     }
 
-    fn runners(&mut self) -> Result<&mut Runners> {
-        self.runners.as_mut().ok_or_else(|| {
+    fn levels(&mut self) -> Result<&mut ExchangePair<Runner>> {
+        self.runners.as_mut().map(|runners| &mut runners.levels).ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
         })
     }
@@ -167,63 +168,61 @@ impl KernelSet for CpuKernels {
     }
 
     unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
-        let Runners { owners, rail } = self.runners()?;
+        let part = self.levels()?.part(dispatch.exchange)?;
         // SAFETY: by this function's contract.
         unsafe {
-            match (dispatch.exchange, rail) {
-                (ExchangeKind::Rail, Some(rail)) => rail::cross(&mut rail.runner, dispatch),
-                (ExchangeKind::Owners, Some(rail)) => {
-                    let slot = rail.runner.order.slot(dispatch.operation);
-                    let upstream = Upstream { runner: &rail.runner, slot, format: dispatch.format };
+            match part {
+                Part::Whole(owners) => dispatch::dispatch_send(owners, dispatch, None),
+                Part::OnRail(_, rail) => rail::cross(&mut rail.between, dispatch),
+                Part::Inside(owners, rail) => {
+                    let slot = rail.between.order.slot(dispatch.operation);
+                    let upstream =
+                        Upstream { runner: &rail.between, slot, format: dispatch.format };
                     let upstream = dispatch.refusal.is_none().then_some(&upstream);
                     dispatch::dispatch_send(owners, dispatch, upstream)
                 }
-                (ExchangeKind::Owners, None) => dispatch::dispatch_send(owners, dispatch, None),
-                (ExchangeKind::Rail, None) => Err(no_rail()),
             }
         }
     }
 
     fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        dispatch::dispatch_recv(&mut self.runners()?.owners, operation)
+        dispatch::dispatch_recv(&mut self.levels()?.owners, operation)
     }
 
     fn dispatch_output(&mut self, operation: u64) -> Result<Option<abi::TyReceived>> {
-        dispatch::dispatch_output(&mut self.runners()?.owners, operation)
+        dispatch::dispatch_output(&mut self.levels()?.owners, operation)
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        let owners = &self.runners()?.owners;
+        let owners = &self.levels()?.owners;
         combine::combine_input(&owners.routing, &owners.places, handle, dtype)
     }
 
     unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
-        let Runners { owners, rail } = self.runners()?;
+        let part = self.levels()?.part(combine.exchange)?;
         // SAFETY: by this function's contract.
         unsafe {
-            match (combine.exchange, rail) {
-                (ExchangeKind::Owners, Some(rail)) => {
-                    forwarded::combine_inside(owners, rail, combine)
-                }
-                (ExchangeKind::Rail, Some(rail)) => forwarded::combine_on_rail(rail, combine),
-                (ExchangeKind::Owners, None) => combine::combine_send(owners, combine),
-                (ExchangeKind::Rail, None) => Err(no_rail()),
+            match part {
+                Part::Whole(owners) => combine::combine_send(owners, combine),
+                Part::Inside(owners, rail) => forwarded::combine_inside(owners, rail, combine),
+                Part::OnRail(_, rail) => forwarded::combine_on_rail(rail, combine),
             }
         }
     }
 
     fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        let Runners { owners, rail } = self.runners()?;
-        let runner = rail.as_mut().map_or(owners, |rail| &mut rail.runner);
-        combine::combine_recv(runner, operation)
+        let ExchangePair { owners, rail } = self.levels()?;
+        match rail {
+            Some(rail) => forwarded::recv_on_rail(rail, operation),
+            None => combine::combine_recv(owners, operation),
+        }
     }
 
     fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
-        let Runners { owners, rail } = self.runners()?;
-        match (call.exchange, rail) {
-            (ExchangeKind::Rail, Some(rail)) => rail::agree(&mut rail.runner, call),
-            (ExchangeKind::Owners, Some(_)) => verdicts::agree_inside(owners, call),
-            (_, None) => Err(no_rail()),
+        let (owners, rail) = self.levels()?.both()?;
+        match call.exchange {
+            ExchangeKind::Rail => rail::agree(&mut rail.between, call),
+            ExchangeKind::Owners => verdicts::agree_inside(owners, call),
         }
     }
 
@@ -251,26 +250,19 @@ impl KernelSet for CpuKernels {
         if let Some(beside) = &mut self.beside {
             return beside.flush();
         }
-        let Runners { owners, rail } = self.runners()?;
-        owners.order.flush()?;
-        rail.as_ref().map_or(Ok(()), |rail| rail.runner.order.flush())
+        self.levels()?.each().try_for_each(|runner| runner.order.flush())
     }
 
     fn counters(&mut self) -> Option<abi::TyCounters> {
         match &self.beside {
             Some(beside) => beside.counters(),
-            None => self.runners.as_ref().map(|r| r.owners.order.counters().as_abi()),
+            None => self.runners.as_ref().map(|r| r.levels.owners.order.counters().as_abi()),
         }
     }
 
     fn release(&mut self, region: u64) {
         if let Some(runners) = &mut self.runners {
-            runners.owners.places.arena().release(region);
+            runners.levels.owners.places.arena().release(region);
         }
     }
-}
-
-#[cold]
-fn no_rail() -> Error {
-    Error::new(ErrorKind::Internal, "use rail", "there is one domain")
 }

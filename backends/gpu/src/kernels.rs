@@ -22,6 +22,7 @@ use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
 use tokenyard_core::device::Device as DeviceTools;
 use tokenyard_core::export::DeviceComponent;
+use tokenyard_core::kernels::two_levels::ExchangePair;
 use tokenyard_core::kernels::{
     Copies, KernelNeeds, KernelSet, KernelShape, Limits, NO_KERNEL_NEEDS,
 };
@@ -38,7 +39,7 @@ use crate::engine::window::Memory;
 use crate::moe::capabilities::capabilities;
 use crate::moe::exchange::Exchange;
 use crate::moe::exchanger::Exchanger;
-use crate::moe::exchanges::{Exchanges, Rail};
+use crate::moe::exchanges::Exchanges;
 use crate::moe::foresight;
 use crate::moe::limits::{BlockLimits, check};
 use crate::moe::sizes::{ARENA, CONTROL, Sizes};
@@ -302,7 +303,8 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             let message = "`plan` came before `needs`";
             return Err(Error::new(ErrorKind::Internal, "plan kernels", message));
         };
-        self.planned = Some(Exchanges { owners, rail: exchangers.next().map(Rail::new) });
+        let levels = ExchangePair::new(owners, exchangers.next(), self.shape.in_flight);
+        self.planned = Some(Exchanges { levels });
         self.counters = Some(counters);
         Ok(())
     }
@@ -321,7 +323,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn expert_counts(&mut self, operation: u64, counts: &mut [u32]) -> Result<()> {
-        self.planned()?.owners.copies().expert_counts(operation, counts)
+        self.planned()?.owners().copies().expert_counts(operation, counts)
     }
 
     unsafe fn copy_out(&mut self, copies: &Copies<'_>) -> Result<()> {
@@ -329,17 +331,17 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             self.settle()?;
         }
         // SAFETY: by this function's contract.
-        unsafe { self.planned()?.owners.copies().copy_out(copies)? };
+        unsafe { self.planned()?.owners().copies().copy_out(copies)? };
         if copies.stream.is_none() { self.settle() } else { Ok(()) }
     }
 
     unsafe fn count_routing(&mut self, counts: &abi::TyRoutingCounts) -> Result<()> {
         // SAFETY: by this function's contract.
-        unsafe { self.planned()?.owners.copies().count_routing(counts) }
+        unsafe { self.planned()?.owners().copies().count_routing(counts) }
     }
 
     fn combine_input(&mut self, handle: u32, dtype: u32) -> Result<(u64, abi::TyTensor)> {
-        self.planned()?.owners.combine_input(handle, dtype)
+        self.planned()?.owners().combine_input(handle, dtype)
     }
 
     unsafe fn combine_send(&mut self, combine: &CombineCall<'_>) -> Result<()> {
@@ -368,11 +370,11 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn masks(&mut self) -> Result<Vec<bool>> {
-        self.planned()?.owners.masked().read()
+        self.planned()?.owners().masked().read()
     }
 
     fn set_mask(&mut self, rank: u32, is_masked: bool) -> Result<()> {
-        self.planned()?.owners.masked().set(rank, is_masked)
+        self.planned()?.owners().masked().set(rank, is_masked)
     }
 
     fn trace(&mut self, operation: u64) -> Result<abi::TyTrace> {
@@ -381,12 +383,12 @@ impl<C: Components> KernelSet for GpuKernels<C> {
 
     fn release(&mut self, region: u64) {
         if let Some(planned) = &mut self.planned {
-            planned.owners.engine.release(region);
+            planned.owners().engine.release(region);
         }
     }
 
     unsafe fn release_after(&mut self, stream: *mut c_void) -> Result<()> {
-        self.planned()?.owners.engine.order.regions.free_after(RawStream::of(stream))
+        self.planned()?.owners().engine.order.regions.free_after(RawStream::of(stream))
     }
 }
 
@@ -425,7 +427,7 @@ impl<C: Components> DeviceTools for GpuKernels<C> {
         if let Err(error) = stream.synchronize() {
             tracing::warn!("a tool's stream did not end well: {error}");
         }
-        for exchanger in self.planned.iter_mut().flat_map(Exchanges::each) {
+        for exchanger in self.planned.iter_mut().flat_map(|planned| planned.levels.each()) {
             exchanger.forget(stream.name());
         }
     }

@@ -9,6 +9,8 @@ mod loaded;
 mod needs;
 mod tools;
 
+#[cfg(test)]
+pub(crate) use blank::NO_OUTPUT;
 pub use blank::NO_TENSOR;
 
 use std::ffi::c_void;

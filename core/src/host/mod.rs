@@ -19,6 +19,8 @@ pub(crate) use attended::{Attended, ColdCall, ThreadContext, attended};
 pub use calls::Lookout;
 pub(crate) use calls::{Slot, inside};
 pub use installed::add_plugin_folder;
+#[cfg(test)]
+pub(crate) use kernels::NO_OUTPUT;
 pub use kernels::{NO_TENSOR, OpenKernels};
 pub use loader::{PluginFile, load_file, plugin_files};
 pub use registry::{

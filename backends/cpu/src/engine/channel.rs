@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use tokenyard_core::domains::TeamRanks;
 use tokenyard_core::link::Link;
 use tokenyard_core::transport::Capabilities;
 use tokenyard_core::{Error, Result, abi};
@@ -17,7 +18,7 @@ pub(crate) struct Channel {
     /// One of `TY_LEVEL_*`.
     pub(crate) level: u64,
     /// World rank of peer 0, and from one peer to the next.
-    ranks: (u32, u32),
+    ranks: TeamRanks,
     /// By peer, its number in the link's team; none for a rank that was absent when it was made.
     numbers: Vec<Option<u32>>,
     pub(crate) ids: Ids,
@@ -34,10 +35,9 @@ pub(crate) fn queue_depth(limits: &Capabilities) -> u32 {
     limits.max_queue_depth.min(1024)
 }
 
-/// The ranks at the ends of a link: `peers` world ranks, counted from the first one on.
+/// The ranks at the ends of a link.
 pub(crate) struct Team<'a> {
-    pub(crate) first: u32,
-    pub(crate) step: u32,
+    pub(crate) ranks: TeamRanks,
     pub(crate) peers: u32,
     pub(crate) losses: &'a Losses,
 }
@@ -48,8 +48,7 @@ impl Team<'_> {
     fn numbers(&self) -> Vec<Option<u32>> {
         let mut next = 0..;
         let number = |peer| {
-            let rank = self.first + peer * self.step;
-            if self.losses.is_given_up(rank) { None } else { next.next() }
+            if self.losses.is_given_up(self.ranks.rank(peer)) { None } else { next.next() }
         };
         (0..self.peers).map(number).collect()
     }
@@ -69,7 +68,7 @@ impl Channel {
         Ok(Self {
             link,
             level,
-            ranks: (team.first, team.step),
+            ranks: team.ranks,
             numbers: team.numbers(),
             ids,
             expected: vec![Cell::new(0); ids.count() as usize],
@@ -80,7 +79,7 @@ impl Channel {
 
     /// The world rank of a peer.
     pub(crate) fn rank_of(&self, peer: u32) -> u32 {
-        self.ranks.0 + peer * self.ranks.1
+        self.ranks.rank(peer)
     }
 
     /// The number of a peer in the link's team, if it is in there.
@@ -131,7 +130,8 @@ mod tests {
     use super::*;
 
     fn numbers(losses: &Losses) -> Vec<Option<u32>> {
-        Team { first: 0, step: 1, peers: 4, losses }.numbers()
+        let ranks = TeamRanks { first: 0, step: 1 };
+        Team { ranks, peers: 4, losses }.numbers()
     }
 
     #[test]

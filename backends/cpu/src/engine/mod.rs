@@ -11,7 +11,6 @@ pub(crate) mod counters;
 pub(crate) mod ends;
 pub(crate) mod launch;
 pub(crate) mod losses;
-pub(crate) mod member;
 pub(crate) mod order;
 pub(crate) mod outstanding;
 pub(crate) mod places;

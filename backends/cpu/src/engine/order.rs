@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use tokenyard_core::domains::Member;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::transport::{Event, NO_EVENT};
 use tokenyard_core::wait::{WaitBoard, WaitFor, Waiter, reached};
@@ -14,7 +15,6 @@ use crate::engine::control::{Ids, Signal};
 use crate::engine::counters::{Counters, LevelPeer};
 use crate::engine::ends::{End, Exposed};
 use crate::engine::losses::Losses;
-use crate::engine::member::Member;
 use crate::engine::outstanding::Outstanding;
 
 /// The only queue: one thread drives a communicator.
@@ -93,8 +93,7 @@ impl Traffic {
             let is_up = member.level == abi::TY_LEVEL_SCALE_UP;
             let raw = if is_up { &plan.scale_up } else { &plan.scale_out };
             let ids = Ids { places: member.places(), in_flight };
-            let ((first, step), peers) = (member.team, member.peers());
-            let team = Team { first, step, peers, losses: &losses };
+            let team = Team { ranks: member.team, peers: member.peers(), losses: &losses };
             // SAFETY: by this function's contract; the host passes judged tables.
             channels.push(Rc::new(unsafe { Channel::new(raw, member.level, &team, ids)? }));
         }

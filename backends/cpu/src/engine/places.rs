@@ -3,6 +3,7 @@
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
+use tokenyard_core::domains::Member;
 use tokenyard_core::moe::Arena;
 use tokenyard_core::transport::Window;
 use tokenyard_core::{Error, ErrorKind, Result};
@@ -10,7 +11,6 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use crate::engine::areas::{ARENA, CONTROL, SlotLayout};
 use crate::engine::channel::Channel;
 use crate::engine::control::Signal;
-use crate::engine::member::Member;
 use crate::engine::record::{Record, span_of};
 
 /// Window memory that is mapped here: this rank's, or a peer's.

@@ -1,6 +1,7 @@
 //! Entering and leaving the slots of operations (INV-5). A slot is entered again when all peers
 //! have left its last operation. No other rank writes to this rank in the exchange.
 
+use tokenyard_core::refusal::is_refusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::engine::channel::Channel;
@@ -35,7 +36,7 @@ fn of_two_minds(rank: u32, end: End) -> Error {
 /// Whether an error ends the operation on all ranks and leaves the communicator usable. Only errors that
 /// ranks report to each other in records, or that all ranks detect before they enter, may have these kinds.
 pub(crate) fn was_refused(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full | ErrorKind::InvalidInput)
+    is_refusal(error) || error.kind() == ErrorKind::InvalidInput
 }
 
 impl SlotOrder {

@@ -10,7 +10,7 @@ pub(crate) mod partials;
 pub(crate) mod sums;
 
 use tokenyard_core::call::CombineCall;
-use tokenyard_core::moe::{Compression, DType, Holder, Layout, REGION_ALIGN, Region, logfmt};
+use tokenyard_core::moe::{Compression, DType, Holder, Layout, REGION_ALIGN, logfmt};
 use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -57,29 +57,10 @@ pub(crate) fn combine_input(
 /// # Safety
 /// The call's tensors are valid until the operation is received.
 pub(crate) unsafe fn combine_send(runner: &mut Runner, call: &CombineCall<'_>) -> Result<()> {
-    // SAFETY: by this function's contract.
-    unsafe { send_sums(runner, call, None) }
-}
-
-/// A combine whose rows are sums that this rank holds until they are received.
-///
-/// # Safety
-/// As `combine_send`.
-pub(crate) unsafe fn send_sums(
-    runner: &mut Runner,
-    call: &CombineCall<'_>,
-    sums: Option<Region>,
-) -> Result<()> {
     let slot = runner.order.open_slot(call.operation)?;
     // SAFETY: by this function's contract.
     let sent = unsafe { post_combine(runner, call, slot, |_| Ok(())) };
-    let sent = sent.map(|op| {
-        let op = CombineOp { sums, ..op };
-        runner.operations[slot] = Operation::Combine(op);
-    });
-    if let (Err(_), Some(sums)) = (&sent, sums) {
-        runner.places.arena().release(sums.id);
-    }
+    let sent = sent.map(|op| runner.operations[slot] = Operation::Combine(op));
     leave_if_refused(&runner.places, &mut runner.order, slot, call.operation, sent)
 }
 
@@ -160,7 +141,6 @@ fn new_combine(runner: &Runner, call: &CombineCall<'_>) -> Result<CombineOp> {
         partials: Offsets::default(),
         landing: Offsets::default(),
         says_left_out: runner.exchange.member.is_rail() && runner.order.losses().are_masked(),
-        sums: None,
         out: call.out,
         out_weights: call.out_weights,
         missing: call.missing,
@@ -201,7 +181,6 @@ unsafe fn post_combine_entry(
 
 /// Returns the memory of a combine that is over.
 pub(crate) fn unstage(runner: &Runner, op: &CombineOp) {
-    op.sums.iter().for_each(|sums| runner.places.arena().release(sums.id));
     let Some(region) = op.staging else { return };
     if is_still_written(runner, op) {
         runner.places.arena().quarantine(region.id);

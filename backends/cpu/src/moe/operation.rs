@@ -37,8 +37,6 @@ pub(crate) struct CombineOp {
     pub(crate) landing: Offsets,
     /// On the rail: one more row names the ranks that are left out of its peer's rows.
     pub(crate) says_left_out: bool,
-    /// On the rail: the sums that are its rows.
-    pub(crate) sums: Option<Region>,
     pub(crate) out: abi::TyTensor,
     pub(crate) out_weights: abi::TyTensor,
     pub(crate) missing: abi::TyTensor,
@@ -57,13 +55,6 @@ impl Offsets {
     pub(crate) fn row(self, row: u64, widths: Widths) -> Self {
         Self { x: self.x + row * widths.x, weights: self.weights + row * widths.weights }
     }
-}
-
-/// The sums that a combine inside the domain made for the rows of the rail.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sums {
-    pub(crate) region: Option<Region>,
-    pub(crate) at: Offsets,
 }
 
 /// Bytes of a row, and of its K weights.

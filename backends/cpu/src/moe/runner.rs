@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokenyard_core::call::WireFormat;
 use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::kernels::two_levels::ExchangePair;
 use tokenyard_core::moe::{Layout, RegionLayout, RegionRows, RegionSpec};
 use tokenyard_core::{Result, abi};
 
@@ -12,7 +13,7 @@ use crate::engine::order::{SlotOrder, Traffic};
 use crate::engine::places::{Places, Windows};
 use crate::moe::exchange::Exchange;
 use crate::moe::launcher::Launcher;
-use crate::moe::operation::{Operation, Sums};
+use crate::moe::operation::Operation;
 use crate::moe::routing::RoutingTable;
 use crate::moe::sizes::WindowSizes;
 use crate::pool::Pool;
@@ -41,19 +42,10 @@ impl Runner {
     }
 }
 
-/// The exchange on the rail, with what passes between it and that with the owners.
-#[derive(Debug)]
-pub(crate) struct Rail {
-    pub(crate) runner: Runner,
-    /// The sums of the combine that is being sent.
-    pub(crate) sums: Option<Sums>,
-}
-
 /// The exchanges of a communicator. They share windows, arena, worker threads, and what is known of their links.
 #[derive(Debug)]
 pub(crate) struct Runners {
-    pub(crate) owners: Runner,
-    pub(crate) rail: Option<Rail>,
+    pub(crate) levels: ExchangePair<Runner>,
 }
 
 // SAFETY: the areas are mappings that live as long as the communicator. No other value shares the state that
@@ -101,7 +93,6 @@ impl Runners {
             })
         };
         let rail = rail.map(|rail| runner(rail, 1)).transpose()?;
-        let rail = rail.map(|runner| Rail { runner, sums: None });
-        Ok(Self { owners: runner(owners, 0)?, rail })
+        Ok(Self { levels: ExchangePair::new(runner(owners, 0)?, rail, shape.in_flight) })
     }
 }

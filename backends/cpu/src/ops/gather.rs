@@ -7,7 +7,7 @@
 //! The record beside shards says how many bytes they have, and whether their rank refuses. Every rank reads the
 //! records of all ranks, so all end a gather alike, without another round.
 
-use tokenyard_core::domains::Domains;
+use tokenyard_core::domains::{Domains, Member};
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
@@ -15,7 +15,6 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use super::line::{Line, Lines, Passage, RECORD, bytes_of, text_of};
 use crate::engine::control::{Header, Signal};
 use crate::engine::ends::End;
-use crate::engine::member::Member;
 use crate::engine::places::Area;
 use crate::engine::record::{Record, bad_record, checked};
 

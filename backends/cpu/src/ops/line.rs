@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use tokenyard_core::domains::Domains;
+use tokenyard_core::domains::{Domains, Member, TeamRanks};
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
 use tokenyard_core::transport::{Command, NO_COMMAND, Window};
@@ -11,7 +11,6 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::engine::commands::Raise;
 use crate::engine::control::{Header, Signal};
-use crate::engine::member::Member;
 use crate::engine::order::{SlotOrder, Traffic, Wait};
 use crate::engine::places::Area;
 use crate::engine::record::bad_record;
@@ -81,15 +80,14 @@ impl Lines {
 /// This rank inside its domain, then on its rail. `inside`: the level of the first. `has_groups`: inside, bytes of
 /// other domains come from their forwarders, too, so each rank of the world has a place there.
 pub(crate) fn members(shape: &KernelShape, inside: u64, has_groups: bool) -> Vec<Member> {
-    let (rank, domains) = (shape.rank, Domains::new(shape));
-    let of = |level, domains, team| Member { level, rank, domains, team };
+    let domains = Domains::new(shape);
+    let [in_domain, on_rail] = Member::levels(domains, inside);
     // A domain of its own: places are its ranks alone.
     let alone = Domains::of(domains.index, domains.size, 1);
-    let first = (domains.place(domains.mine, 0), 1);
-    let mut all = vec![of(inside, if has_groups { domains } else { alone }, first)];
+    let places = if has_groups { domains } else { alone };
+    let mut all = vec![Member { domains: places, ..in_domain }];
     if domains.count > 1 {
-        let on_rail = Domains::of(domains.mine, domains.count, 1);
-        all.push(of(abi::TY_LEVEL_SCALE_OUT, on_rail, (domains.index, domains.size)));
+        all.push(on_rail);
     }
     all
 }
@@ -98,7 +96,7 @@ impl Line {
     /// The number of a rank on this link, if it is there.
     pub(crate) fn peer(&self, rank: u32) -> Option<u32> {
         let member = &self.order.member;
-        let (first, step) = member.team;
+        let TeamRanks { first, step } = member.team;
         let ahead = rank.checked_sub(first)?;
         (ahead % step == 0 && ahead / step < member.peers()).then(|| ahead / step)
     }

@@ -5,12 +5,12 @@ pub(crate) mod gather;
 pub(crate) mod line;
 pub(crate) mod pipe;
 
+use tokenyard_core::domains::Member;
 use tokenyard_core::kernels::{KernelNeeds, KernelShape, Limits, NO_KERNEL_NEEDS};
 use tokenyard_core::transport::Window;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use crate::engine::control::Ids;
-use crate::engine::member::Member;
 use crate::kernels::{inside, link_needs};
 use gather::{Gather, GatherLayout};
 use line::members;

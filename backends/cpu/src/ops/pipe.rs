@@ -5,12 +5,12 @@
 //! message and its record arrive in any order (INV-2), so each has a signal of its own. Slots have signals of their
 //! own, too: no rise of one message is taken for that of another.
 
+use tokenyard_core::domains::Member;
 use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::line::{Lines, Passage, RECORD, bytes_of, text_of};
 use crate::engine::control::{Header, Signal};
-use crate::engine::member::Member;
 use crate::engine::record::{Record, bad_record};
 
 /// Verdicts in word 1 of a record.

@@ -60,8 +60,8 @@ fn place(base: u64, ranks: u32, member: &Member) -> PeerCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::member::Team;
     use crate::engine::path::Path;
+    use tokenyard_core::domains::TeamRanks;
 
     #[test]
     fn each_level_counts_by_world_rank() {
@@ -70,7 +70,7 @@ mod tests {
         };
         let whole = Member {
             level: abi::TY_LEVEL_SCALE_OUT,
-            team: Team { first: 0, step: 1 },
+            team: TeamRanks { first: 0, step: 1 },
             rank: 5,
             ranks: 8,
             path: Path::STORE,
@@ -80,9 +80,12 @@ mod tests {
         };
         assert_eq!([0, 7].map(|peer| at(place(4096, 8, &whole), peer)), [8, 15]);
         // Ranks 4 to 7 are this domain; 1 and 5 are its rail.
-        let inside =
-            Member { level: abi::TY_LEVEL_SCALE_UP, team: Team { first: 4, step: 1 }, ..whole };
-        let between = Member { team: Team { first: 1, step: 4 }, ..whole };
+        let inside = Member {
+            level: abi::TY_LEVEL_SCALE_UP,
+            team: TeamRanks { first: 4, step: 1 },
+            ..whole
+        };
+        let between = Member { team: TeamRanks { first: 1, step: 4 }, ..whole };
         assert_eq!([0, 3].map(|peer| at(place(4096, 8, &inside), peer)), [4, 7]);
         assert_eq!([0, 1].map(|peer| at(place(4096, 8, &between), peer)), [9, 13]);
     }

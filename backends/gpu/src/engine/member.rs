@@ -1,27 +1,15 @@
 //! This rank among those that an engine connects.
 
+use tokenyard_core::domains::TeamRanks;
+
 use crate::engine::path::Path;
-
-/// World ranks of a team; neighbours in it have the same distance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Team {
-    pub(crate) first: u32,
-    pub(crate) step: u32,
-}
-
-impl Team {
-    /// The world rank of a peer.
-    pub(crate) fn rank(self, peer: u32) -> u32 {
-        self.first + peer * self.step
-    }
-}
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
     /// One of `TY_LEVEL_*`.
     pub(crate) level: u64,
-    pub(crate) team: Team,
+    pub(crate) team: TeamRanks,
     /// This rank in the team.
     pub(crate) rank: u32,
     /// Ranks of the team.

@@ -1,5 +1,6 @@
 //! The outcome of an operation, in words.
 
+use tokenyard_core::domains::TeamRanks;
 use tokenyard_core::refusal;
 use tokenyard_core::{Error, ErrorKind};
 
@@ -7,7 +8,6 @@ use crate::engine::args::{
     FULL, GO, MISMATCH, Outcome, REFUSE_BROKEN, REFUSE_FULL, REFUSE_INPUT, REFUSE_TEXT, REFUSED,
     TEXT,
 };
-use crate::engine::member::Team;
 
 /// The words of the operations over an engine for what their kernels find: the engine knows neither their input nor
 /// their calls.
@@ -27,7 +27,7 @@ pub(crate) trait Faults: std::fmt::Debug + Send + Sync {
 pub(crate) struct Called {
     /// World number of this rank.
     pub(crate) rank: u32,
-    pub(crate) team: Team,
+    pub(crate) team: TeamRanks,
     /// The caller's number.
     pub(crate) operation: u64,
     /// Numbers of the exchange that one operation of the caller takes.
@@ -216,8 +216,13 @@ pub(crate) mod tests {
         reserved: 0,
         text: [0; TEXT],
     };
-    pub(crate) const OURS: Called =
-        Called { rank: 0, team: Team { first: 0, step: 1 }, operation: 4, steps: 1, graphs: false };
+    pub(crate) const OURS: Called = Called {
+        rank: 0,
+        team: TeamRanks { first: 0, step: 1 },
+        operation: 4,
+        steps: 1,
+        graphs: false,
+    };
 
     fn judge(outcome: &Outcome) -> Option<Error> {
         Refusal::of(outcome, &OURS, &NoFaults).map(|refusal| refusal.error())
@@ -260,7 +265,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_rank_without_room_on_a_rail_is_named_by_its_world_rank_and_comes_after_refusals() {
-        let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
+        let rail = Called { rank: 1, team: TeamRanks { first: 1, step: 4 }, steps: 2, ..OURS };
         let full = Outcome { code: FULL, rank: 2, needed: 9, capacity: 8, ..OUTCOME };
         let refusal = Refusal::of(&full, &rail, &NoFaults).unwrap();
         assert_eq!((refusal.rank(), refusal.verdict()), (9, REFUSE_FULL));

@@ -16,11 +16,6 @@ pub(crate) struct Grouped {
     pub(crate) counts: u64,
 }
 
-/// Whether ranks go on after an error: it is a refusal, which all of them get.
-pub(crate) fn is_refusal(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Refused | ErrorKind::Full)
-}
-
 impl Dispatch<'_> {
     /// Queues the wait for the rows of a deferred dispatch. Returns its output, which has room for the most rows.
     pub(crate) fn arrives(&mut self, operation: u64) -> Result<abi::TyReceived> {

@@ -1,13 +1,13 @@
 //! One direct exchange: over the only level; or, with several domains, over one of the two.
 
 use tokenyard_core::abi;
-use tokenyard_core::domains::Domains;
+use tokenyard_core::domains::{Domains, Member, TeamRanks};
 use tokenyard_core::kernels::{KernelShape, LinkNeeds};
 use tokenyard_core::moe::Shape;
 use tokenyard_core::transport::Capabilities;
 
 use crate::compile::Role;
-use crate::engine::member::{Member, Team};
+use crate::engine::member;
 use crate::engine::path::Path;
 use crate::moe::sizes::Sizes;
 
@@ -37,7 +37,7 @@ pub(crate) struct Exchange {
     pub(crate) regions: Shape,
     /// Groups of a rank's tokens: domains, inside one of several.
     pub(crate) groups: u32,
-    pub(crate) team: Team,
+    pub(crate) team: TeamRanks,
     /// This rank in the team.
     pub(crate) rank: u32,
     /// How rows leave.
@@ -51,17 +51,16 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Everything, over one level.
-    pub(crate) fn whole(shape: &KernelShape, level: u64, path: Path) -> Self {
+    fn new(scope: Scope, member: Member, shape: &KernelShape, path: Path) -> Self {
         let world = Shape::from(shape);
         Self {
-            scope: Scope::Flat,
-            level,
-            shape: world,
-            regions: world,
-            groups: 1,
-            team: Team { first: 0, step: 1 },
-            rank: shape.rank,
+            scope,
+            level: member.level,
+            shape: member.shape(&world),
+            regions: member.regions(&world),
+            groups: member.domains.count,
+            team: member.team,
+            rank: member.domains.index,
             path,
             in_flight: shape.in_flight,
             decodes: false,
@@ -69,45 +68,22 @@ impl Exchange {
         }
     }
 
+    /// Everything, over one level.
+    pub(crate) fn whole(shape: &KernelShape, level: u64, path: Path) -> Self {
+        Self::new(Scope::Flat, Member::whole(shape.rank, shape.ranks, level), shape, path)
+    }
+
     /// Both levels of several domains: inside this domain, and between domains. Ranks are
     /// domain-major.
     pub(crate) fn levels(shape: &KernelShape, paths: [Path; 2]) -> [Self; 2] {
-        let world = Shape::from(shape);
         let domains = Domains::new(shape);
-        let Domains { count, size, mine, index } = domains;
-        let inside = Self {
-            scope: Scope::IntraDomain,
-            level: abi::TY_LEVEL_SCALE_UP,
-            shape: Shape {
-                // A forwarder forwards the rows of one rank of each domain. A count that overflows the
-                // number is refused like any other that is too large.
-                max_tokens: count.saturating_mul(world.max_tokens),
-                ..domains.inside(&world)
-            },
-            regions: world,
-            groups: count,
-            team: Team { first: domains.place(mine, 0), step: 1 },
-            rank: index,
-            path: paths[0],
-            in_flight: shape.in_flight,
-            decodes: false,
-            awaits_rows: paths[1].puts(),
-        };
-        let rail = domains.rail(&world);
-        let between = Self {
-            scope: Scope::InterDomain,
-            level: abi::TY_LEVEL_SCALE_OUT,
-            shape: rail,
-            regions: rail,
-            groups: 1,
-            team: Team { first: index, step: size },
-            rank: mine,
-            path: paths[1],
-            in_flight: shape.in_flight,
-            decodes: false,
-            awaits_rows: false,
-        };
-        [inside, between]
+        let [owners, rail] = Member::levels(domains, abi::TY_LEVEL_SCALE_UP);
+        let mut inside = Self::new(Scope::IntraDomain, owners, shape, paths[0]);
+        // A forwarder forwards the rows of one rank of each domain. A count that overflows the
+        // number is refused like any other that is too large.
+        inside.shape.max_tokens = domains.count.saturating_mul(shape.max_tokens);
+        inside.awaits_rows = paths[1].puts();
+        [inside, Self::new(Scope::InterDomain, rail, shape, paths[1])]
     }
 
     pub(crate) fn world_rank(&self) -> u32 {
@@ -115,8 +91,8 @@ impl Exchange {
     }
 
     /// This rank among those of the exchange.
-    pub(crate) fn member(&self) -> Member {
-        Member {
+    pub(crate) fn member(&self) -> member::Member {
+        member::Member {
             level: self.level,
             team: self.team,
             rank: self.rank,

@@ -6,9 +6,10 @@
 //! `engine/step.rs`.
 
 use tokenyard_core::abi;
-use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall, ExchangeKind};
-use tokenyard_core::host::NO_TENSOR;
-use tokenyard_core::moe::{Cast, DType, Holder, Layout, REGION_ALIGN};
+use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
+use tokenyard_core::kernels::two_levels::{ExchangePair, Part, Rail, Rows, SumRows, Sums};
+use tokenyard_core::moe::Cast;
+use tokenyard_core::refusal::{is_refusal, unless_refused};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::driver::RelaxedCapture;
@@ -18,65 +19,27 @@ use crate::engine::step::{Former, Step, queue_behind};
 use crate::engine::waits::{KEEP_TENSORS, see_end};
 use crate::moe::args::Crossing;
 use crate::moe::combine::SumPlace;
-use crate::moe::deferred::{Grouped, is_refusal};
+use crate::moe::deferred::Grouped;
 use crate::moe::dispatch::{Beside, StepPlace};
 use crate::moe::exchanger::Exchanger;
-use crate::moe::loaded::summable;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Exchanges {
-    /// The exchange with the owners of experts: all ranks, or the ranks of this domain.
-    pub(crate) owners: Exchanger,
-    /// The exchange between several domains.
-    pub(crate) rail: Option<Rail>,
+    pub(crate) levels: ExchangePair<Exchanger>,
 }
 
-/// The exchange between domains.
-#[derive(Debug)]
-pub(crate) struct Rail {
-    pub(crate) between: Exchanger,
-    /// By slot of the caller's operations: the rows that an operation holds until it is received.
-    held: Vec<Option<Held>>,
+/// The exchange on the rail's own number of an operation; the operation also takes the next number. A dispatch uses
+/// the first number for its rows, and the second to agree whether the domains go on. A combine agrees by the first and
+/// moves its rows by the second.
+fn number(operation: u64) -> u64 {
+    2 * operation
 }
 
-/// Rows in the arena of the rail.
-#[derive(Clone, Copy, Debug)]
-#[allow(clippy::large_enum_variant, reason = "one per slot, and an operation allocates nothing")]
-enum Held {
-    /// Those that a dispatch receives, with room for the most that may come.
-    Received(abi::TyReceived),
-    /// The sums of a combine inside, and their weights. Until the combine on the rail, the host has not waited for it.
-    Sums { region: u64, x: abi::TyTensor, weights: abi::TyTensor },
-}
-
-// SAFETY: tensors describe memory of the rail's arena, which its engine holds; they are used where that is.
-unsafe impl Send for Held {}
-
-impl Rail {
-    pub(crate) fn new(between: Exchanger) -> Self {
-        let slots = between.moe.exchange.in_flight.max(2) as usize;
-        Self { between, held: vec![None; slots] }
-    }
-
-    fn slot(&mut self, operation: u64) -> &mut Option<Held> {
-        let slots = self.held.len() as u64;
-        &mut self.held[(operation % slots) as usize]
-    }
-
-    fn release(&mut self, operation: u64) {
-        match self.slot(operation).take() {
-            Some(Held::Received(received)) => self.between.engine.release(received.region),
-            Some(Held::Sums { region, .. }) => self.between.engine.release(region),
-            None => {}
-        }
-    }
-
-    /// The exchange's own number of an operation; the operation also takes the next number. A dispatch uses
-    /// the first number for its rows, and the second to agree whether the domains go on. A combine agrees by
-    /// the first and moves its rows by the second.
-    fn number(operation: u64) -> u64 {
-        2 * operation
+/// Releases the rows of an operation, which no kernel reads any more.
+fn release(rail: &mut Rail<Exchanger>, operation: u64) {
+    if let Some(region) = rail.held.take(operation) {
+        rail.between.engine.release(region);
     }
 }
 
@@ -88,19 +51,18 @@ impl Exchanges {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(crate) unsafe fn dispatch_send(&mut self, call: &DispatchCall<'_>) -> Result<()> {
-        let Self { owners, rail } = self;
+        let part = self.levels.part(call.exchange)?;
         // SAFETY: by this function's contract.
         let sent = unsafe {
-            match (call.exchange, rail) {
-                (ExchangeKind::Owners, None) => {
+            match part {
+                Part::Whole(owners) => {
                     return owners.dispatch().send(call, &StepPlace::default());
                 }
-                (ExchangeKind::Rail, None) => return internal("there is one domain"),
-                (ExchangeKind::Owners, Some(rail)) => {
+                Part::Inside(owners, rail) => {
                     let _relaxed = owners.engine.relax(call.order)?;
                     forward(owners, rail, call)
                 }
-                (ExchangeKind::Rail, Some(rail)) => {
+                Part::OnRail(owners, rail) => {
                     let _relaxed = owners.engine.relax(call.order)?;
                     cross(rail, call)
                 }
@@ -110,14 +72,13 @@ impl Exchanges {
     }
 
     pub(crate) fn dispatch_output(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        self.owners.dispatch().output(operation)
+        self.owners().dispatch().output(operation)
     }
 
     pub(crate) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        let received = self.owners.dispatch().receive(operation);
-        if let Some(rail) = &mut self.rail {
-            // No kernel reads the rows of this rail any more.
-            rail.release(operation);
+        let received = self.owners().dispatch().receive(operation);
+        if let Some(rail) = &mut self.levels.rail {
+            release(rail, operation);
         }
         self.abort_on_fatal(received)
     }
@@ -125,19 +86,18 @@ impl Exchanges {
     /// # Safety
     /// The call's tensors are valid until the operation is received.
     pub(crate) unsafe fn combine_send(&mut self, call: &CombineCall<'_>) -> Result<()> {
-        let Self { owners, rail } = self;
+        let part = self.levels.part(call.exchange)?;
         // SAFETY: by this function's contract.
         let sent = unsafe {
-            match (call.exchange, rail) {
-                (ExchangeKind::Owners, None) => {
+            match part {
+                Part::Whole(owners) => {
                     return owners.combine().send(call, &SumPlace::default());
                 }
-                (ExchangeKind::Rail, None) => return internal("there is one domain"),
-                (ExchangeKind::Owners, Some(rail)) => {
+                Part::Inside(owners, rail) => {
                     let _relaxed = owners.engine.relax(call.order)?;
                     sum_inside(owners, rail, call)
                 }
-                (ExchangeKind::Rail, Some(rail)) => {
+                Part::OnRail(owners, rail) => {
                     let _relaxed = owners.engine.relax(call.order)?;
                     return_sums(owners, rail, call)
                 }
@@ -147,21 +107,21 @@ impl Exchanges {
     }
 
     pub(crate) fn combine_recv(&mut self, operation: u64) -> Result<()> {
-        let Some(rail) = &mut self.rail else { return self.owners.combine().receive(operation) };
-        let received = rail.between.combine().receive(Rail::number(operation) + 1);
-        rail.release(operation);
+        let ExchangePair { owners, rail } = &mut self.levels;
+        let Some(rail) = rail else { return owners.combine().receive(operation) };
+        let received = rail.between.combine().receive(number(operation) + 1);
+        release(rail, operation);
         self.abort_on_fatal(received)
     }
 
     /// A round without rows.
     pub(crate) fn agree(&mut self, call: &AgreeCall<'_>) -> Result<()> {
-        let Self { owners, rail } = self;
-        let (ExchangeKind::Rail, Some(rail)) = (call.exchange, rail) else {
+        let Part::OnRail(owners, rail) = self.levels.part(call.exchange)? else {
             return internal("a round without rows is for the rail");
         };
         // The caller's stream may capture a graph, in which case the operation was refused.
         let _relaxed = RelaxedCapture::enter(rail.between.engine.order.context())?;
-        let number = Rail::number(call.operation) + u64::from(!call.is_combine);
+        let number = number(call.operation) + u64::from(!call.is_combine);
         let refusal = call.refusal.as_ref().map(Refusal::passed_on);
         let agreed = follow_sums(owners, rail, call).and_then(|step| {
             agree(&mut rail.between.engine, number, call.signature(), refusal.as_ref(), &step)
@@ -169,46 +129,47 @@ impl Exchanges {
         self.abort_on_fatal(agreed)
     }
 
-    pub(crate) fn each(&mut self) -> impl Iterator<Item = &mut Exchanger> {
-        let between = self.rail.as_mut().map(|rail| &mut rail.between);
-        [&mut self.owners].into_iter().chain(between)
+    pub(crate) fn owners(&mut self) -> &mut Exchanger {
+        &mut self.levels.owners
     }
 
     pub(crate) fn flush(&mut self) -> Result<()> {
-        self.each().try_for_each(|Exchanger { engine, .. }| {
+        self.levels.each().try_for_each(|Exchanger { engine, .. }| {
             engine.flush().and_then(|()| engine.waits.flush_puts(&engine.member))
         })
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.owners.engine.order.stream.synchronize()?;
-        self.rail.as_ref().map_or(Ok(()), |rail| rail.between.engine.order.stream.synchronize())
+        let ExchangePair { owners, rail } = &self.levels;
+        owners.engine.order.stream.synchronize()?;
+        rail.as_ref().map_or(Ok(()), |rail| rail.between.engine.order.stream.synchronize())
     }
 
     /// The times of an operation that has ended.
     pub(crate) fn trace(&self, operation: u64) -> Result<abi::TyTrace> {
-        if self.rail.is_some() {
+        if self.levels.rail.is_some() {
             let message =
                 "an operation of several domains is several exchanges, which keep times apart";
             return Err(Error::new(ErrorKind::Unsupported, "trace operation", message));
         }
-        self.owners.engine.trace(operation)
+        self.levels.owners.engine.trace(operation)
     }
 
     pub(crate) fn gpu_ring(&mut self, level: u64) -> Option<abi::TyGpuRing> {
-        self.each().find(|one| one.engine.member.level == level)?.engine.gpu_ring()
+        self.levels.each().find(|one| one.engine.member.level == level)?.engine.gpu_ring()
     }
 
     /// Ends the kernels of both exchanges after an error that closes the communicator.
     fn abort_on_fatal<T>(&mut self, result: Result<T>) -> Result<T> {
-        let result = self.each().fold(result, |result, one| one.engine.abort_on_fatal(result));
+        let result =
+            self.levels.each().fold(result, |result, one| one.engine.abort_on_fatal(result));
         let Err(error) = &result else { return result };
-        if is_refusal(error) || self.rail.is_none() {
+        if is_refusal(error) || self.levels.rail.is_none() {
             return result;
         }
         // A caller that receives the error may free its tensors, which kernels of either exchange may use.
         let is_over = |one: &Exchanger| see_end(&|| one.engine.order.stream.is_idle());
-        let running = self.each().filter(|one| !is_over(one)).count();
+        let running = self.levels.each().filter(|one| !is_over(one)).count();
         result.map_err(|error| if running == 0 { error } else { error.with_fix(KEEP_TENSORS) })
     }
 }
@@ -218,16 +179,14 @@ impl Exchanges {
 ///
 /// # Safety
 /// As [`Exchanges::dispatch_send`].
-unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
-    let operation = Rail::number(call.operation);
-    let order = call.order.waiting();
-    let crossing =
-        DispatchCall { operation, layout: Layout::Flat, worst_case: true, order, ..*call };
+unsafe fn cross(rail: &mut Rail<Exchanger>, call: &DispatchCall<'_>) -> Result<()> {
+    let operation = number(call.operation);
+    let crossing = DispatchCall { operation, ..call.on_rail() };
     let deferred = StepPlace { step: Step::DEFERRED, ..StepPlace::default() };
     // SAFETY: by this function's contract.
     unsafe { rail.between.dispatch().send(&crossing, &deferred)? };
     let received = rail.between.dispatch().arrives(operation)?;
-    *rail.slot(call.operation) = Some(Held::Received(received));
+    rail.held.hold(call.operation, Rows::Received(received));
     Ok(())
 }
 
@@ -235,29 +194,24 @@ unsafe fn cross(rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
 ///
 /// # Safety
 /// As [`Exchanges::dispatch_send`].
-unsafe fn forward(owners: &mut Exchanger, rail: &mut Rail, call: &DispatchCall<'_>) -> Result<()> {
+unsafe fn forward(
+    owners: &mut Exchanger,
+    rail: &mut Rail<Exchanger>,
+    call: &DispatchCall<'_>,
+) -> Result<()> {
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
         return unsafe { owners.dispatch().send(call, &StepPlace::default()) };
     }
-    let number = Rail::number(call.operation);
-    let Some(Held::Received(received)) = *rail.slot(call.operation) else {
+    let number = number(call.operation);
+    let Some(received) = rail.held.received(call.operation) else {
         return internal("no rows come over the rail");
     };
     let grouped = Grouped {
         sources: received.source.data as u64,
         counts: received.source_counts.data as u64,
     };
-    let forwarded = DispatchCall {
-        cast: Cast::None,
-        x: received.x,
-        scales: received.scales,
-        topk_idx: received.ids,
-        topk_weights: received.weights,
-        // N of the rail is T here. Its high half is zero.
-        tokens: received.totals.data as *const u32,
-        ..*call
-    };
+    let forwarded = call.forwarded(&received);
     let former = Former::of(&rail.between.engine, number);
     let beside = rail.between.moe.runs.as_ref().map(|runs| Beside {
         crossing: runs.inside(call.cast != Cast::None),
@@ -277,7 +231,7 @@ unsafe fn forward(owners: &mut Exchanger, rail: &mut Rail, call: &DispatchCall<'
             owners.moe.routing.handle(call.handle).tokens = tokens as u32;
         }
         (None, Ok(())) => return internal("ranks of a domain went on after a refusal on a rail"),
-        (_, Err(_)) => rail.release(call.operation),
+        (_, Err(_)) => release(rail, call.operation),
         _ => {}
     }
     sent
@@ -289,16 +243,15 @@ unsafe fn forward(owners: &mut Exchanger, rail: &mut Rail, call: &DispatchCall<'
 /// As [`Exchanges::combine_send`].
 unsafe fn sum_inside(
     owners: &mut Exchanger,
-    rail: &mut Rail,
+    rail: &mut Rail<Exchanger>,
     call: &CombineCall<'_>,
 ) -> Result<()> {
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
         return unsafe { owners.combine().send(call, &SumPlace::default()) };
     }
-    let (out, out_weights) = match make_room(rail, call) {
-        Ok(Held::Sums { x, weights, .. }) => (x, weights),
-        Ok(Held::Received(_)) => return internal("sums are no rows that came"),
+    let held = match make_room(rail, call) {
+        Ok(held) => held,
         Err(error) => {
             let refusal = owners.engine.objection(ErrorKind::Full, error.detail());
             let refused = owners.combine().refuse(call, &refusal);
@@ -311,8 +264,7 @@ unsafe fn sum_inside(
         let mode = rail.between.engine.mode(call.order.waiting())?;
         rail.between.engine.order.enter(&mode)?;
     }
-    let (bias, missing) = ([NO_TENSOR; 2], NO_TENSOR);
-    let inner = CombineCall { bias, out, out_weights, missing, ..*call };
+    let inner = call.inside(&held);
     // SAFETY: by this function's contract; the sums are held until the operation is received.
     let sent = unsafe {
         let place = SumPlace { step: Step::DEFERRED, crossing: sums(rail, call.operation) };
@@ -320,15 +272,19 @@ unsafe fn sum_inside(
     };
     let summed = sent.and_then(|()| owners.combine().ends(call.operation));
     if summed.is_err() {
-        rail.release(call.operation);
+        release(rail, call.operation);
     }
     summed
 }
 
 /// The place of the round between the two exchanges of a combine: behind the sums inside, if they are queued.
-fn follow_sums(owners: &Exchanger, rail: &mut Rail, call: &AgreeCall<'_>) -> Result<Step> {
-    let sums = matches!(rail.slot(call.operation), Some(Held::Sums { .. }));
-    if !call.is_combine || !sums || call.refusal.is_some() {
+fn follow_sums(
+    owners: &Exchanger,
+    rail: &mut Rail<Exchanger>,
+    call: &AgreeCall<'_>,
+) -> Result<Step> {
+    let held = rail.held.sums(call.operation);
+    if !call.is_combine || held.is_none() || call.refusal.is_some() {
         return Ok(Step::default());
     }
     // Over puts inside, sums are made by a second kernel, for which the one on the rail might leave no room.
@@ -349,24 +305,12 @@ fn follow_sums(owners: &Exchanger, rail: &mut Rail, call: &AgreeCall<'_>) -> Res
 /// As [`Exchanges::combine_send`].
 unsafe fn return_sums(
     owners: &mut Exchanger,
-    rail: &mut Rail,
+    rail: &mut Rail<Exchanger>,
     call: &CombineCall<'_>,
 ) -> Result<()> {
-    let (x, weights) = match *rail.slot(call.operation) {
-        Some(Held::Sums { x, weights, .. }) => (x, weights),
-        _ => (NO_TENSOR, NO_TENSOR),
-    };
-    let round = Rail::number(call.operation);
-    let outer = CombineCall {
-        operation: round + 1,
-        weighted: false,
-        round_once: false,
-        sum_weights: false,
-        order: call.order.waiting(),
-        x,
-        weights,
-        ..*call
-    };
+    let round = number(call.operation);
+    let held = rail.held.sums(call.operation);
+    let outer = CombineCall { operation: round + 1, ..call.on_rail(held.as_ref()) };
     if call.refusal.is_some() {
         // SAFETY: by this function's contract.
         return unsafe { rail.between.combine().send(&outer, &SumPlace::default()) };
@@ -381,7 +325,7 @@ unsafe fn return_sums(
     let agreed = unless_refused(agreed(&mut rail.between.engine, round))?;
     let returned = sent.and_then(|()| rail.between.combine().agreed(outer.operation));
     if returned.is_err() {
-        rail.release(call.operation);
+        release(rail, call.operation);
     } else if summed.is_none() || agreed.is_none() {
         return internal("ranks of a rail went on after a refusal");
     }
@@ -389,52 +333,24 @@ unsafe fn return_sums(
 }
 
 /// The runs by which the sums of an operation cross.
-fn sums(rail: &Rail, operation: u64) -> Crossing {
+fn sums(rail: &Rail<Exchanger>, operation: u64) -> Crossing {
     rail.between.moe.runs.as_ref().map(|runs| runs.of_sums(operation)).unwrap_or_default()
-}
-
-/// The result of an exchange, unless it was refused: the next one has passed that on.
-///
-/// # Errors
-/// One that is no refusal.
-fn unless_refused<T>(ended: Result<T>) -> Result<Option<T>> {
-    match ended {
-        Ok(result) => Ok(Some(result)),
-        Err(error) if is_refusal(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Reserves memory for the sums of the rows that this forwarder had forwarded, and for the rows that return
 /// to this rank. If there is no room, other ranks learn of it before rows move.
-fn make_room(rail: &mut Rail, call: &CombineCall<'_>) -> Result<Held> {
-    let between = &mut rail.between;
-    let holder = Holder::Combine(call.operation);
-    let rows = between.moe.routing.handles[call.handle as usize].received;
-    let widths = between.moe.combine_widths(call);
-    let bytes = widths.map(|width| (rows * width).next_multiple_of(REGION_ALIGN));
-    let region = between.engine.places.arena.allocate(bytes[0] + bytes[1], holder)?;
-    match between.engine.places.arena.allocate(between.moe.landing(call).iter().sum(), holder) {
-        Ok(landing) => between.engine.places.arena.release(landing.id),
-        Err(error) => {
-            between.engine.places.arena.release(region.id);
-            return Err(error);
-        }
-    }
-    let (_, element) = summable(call.x.dtype);
-    let tensor = |at: u64, dtype: u32, columns: u64| abi::TyTensor {
-        data: (between.engine.places.address(&region) + at) as *mut u8,
-        dtype,
-        reserved: 0,
-        shape: [rows, columns],
-        stride: [columns as i64, 1],
+fn make_room(rail: &mut Rail<Exchanger>, call: &CombineCall<'_>) -> Result<Sums> {
+    let Exchanger { engine, moe } = &mut rail.between;
+    let needed = SumRows {
+        operation: call.operation,
+        rows: moe.routing.handles[call.handle as usize].received,
+        widths: moe.combine_widths(call),
+        dtype: call.x.dtype,
+        hidden: moe.exchange.shape.hidden,
+        landing: moe.landing(call).iter().sum(),
     };
-    let weights = match widths[1] {
-        0 => NO_TENSOR,
-        width => tensor(bytes[0], DType::F32.code(), width / 4),
-    };
-    let x = tensor(0, call.x.dtype, widths[0] / element);
-    let held = Held::Sums { region: region.id, x, weights };
-    *rail.slot(call.operation) = Some(held);
-    Ok(held)
+    let base = engine.places.arena_at as *mut u8;
+    let sums = Sums::reserve(&mut engine.places.arena, &needed, base)?;
+    rail.held.hold(call.operation, Rows::Sums(sums));
+    Ok(sums)
 }

@@ -78,8 +78,8 @@ fn handle(ours: &Called, epoch: u32) -> String {
 mod tests {
     use super::*;
     use crate::engine::args::{GO, MISMATCH, REFUSE_INPUT, REFUSED};
-    use crate::engine::member::Team;
     use crate::engine::outcome::tests::{OURS, OUTCOME};
+    use tokenyard_core::domains::TeamRanks;
 
     const FAULTS: RoutingFaults = RoutingFaults { experts: 6 };
 
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_mismatch_on_a_rail_names_numbers_of_callers() {
-        let rail = Called { rank: 1, team: Team { first: 1, step: 4 }, steps: 2, ..OURS };
+        let rail = Called { rank: 1, team: TeamRanks { first: 1, step: 4 }, steps: 2, ..OURS };
         let other = Outcome { code: ORIGIN, origin: 7, ..OUTCOME };
         let text = Refusal::of(&other, &rail, &FAULTS).unwrap().error().to_string();
         assert!(text.contains("rank 5 used the handle of dispatch 3; rank 1 used"), "{text}");

@@ -385,9 +385,9 @@ fn too_large(flat: u64) -> Error {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::engine::member::Team;
     use crate::engine::path::tests::ring;
     use crate::moe::moving::tests::MOVING;
+    use tokenyard_core::domains::TeamRanks;
 
     pub(crate) fn whole(shape: Shape, in_flight: u32, path: Path) -> Exchange {
         Exchange {
@@ -396,7 +396,7 @@ pub(crate) mod tests {
             shape,
             regions: shape,
             groups: 1,
-            team: Team { first: 0, step: 1 },
+            team: TeamRanks { first: 0, step: 1 },
             rank: 0,
             path,
             in_flight,

@@ -13,7 +13,8 @@ pub const NO_TENSOR: abi::TyTensor = abi::TyTensor {
     stride: [0; 2],
 };
 
-const NO_OUTPUT: abi::TyReceived = abi::TyReceived {
+/// An output without tensors.
+pub(crate) const NO_OUTPUT: abi::TyReceived = abi::TyReceived {
     size: size_of::<abi::TyReceived>(),
     region: 0,
     tokens: 0,

@@ -4,18 +4,17 @@
 //! rail, in the same order. The combine on the rail then returns these rows.
 
 use tokenyard_core::call::CombineCall;
-use tokenyard_core::host::NO_TENSOR;
-use tokenyard_core::moe::{Holder, REGION_ALIGN};
-use tokenyard_core::{Result, abi};
+use tokenyard_core::kernels::two_levels::{Rail, Rows, SumRows, Sums, bytes_of};
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::engine::ends::Exposed;
 use crate::engine::slots::leave_if_refused;
 use crate::moe::combine::left_out::write_left_out;
 use crate::moe::combine::partials::{forget_lost_partials, wait_partials};
 use crate::moe::combine::sums::Sum;
-use crate::moe::combine::{end_combine, post_combine, send_sums, unstage};
-use crate::moe::operation::{CombineOp, Offsets, Sums};
-use crate::moe::runner::{Rail, Runner};
+use crate::moe::combine::{combine_recv, combine_send, end_combine, post_combine, unstage};
+use crate::moe::operation::{CombineOp, Widths};
+use crate::moe::runner::Runner;
 
 /// Sums this domain's part of the rows that came over the rail.
 ///
@@ -23,105 +22,97 @@ use crate::moe::runner::{Rail, Runner};
 /// The call's tensors are valid until the operation is received.
 pub(crate) unsafe fn combine_inside(
     owners: &mut Runner,
-    rail: &mut Rail,
+    rail: &mut Rail<Runner>,
     call: &CombineCall<'_>,
 ) -> Result<()> {
     let slot = owners.order.open_slot(call.operation)?;
     for group in owners.exchange.member.domains.all() {
-        let source = rail.runner.exchange.member.rank_of(group);
+        let source = rail.between.exchange.member.rank_of(group);
         owners.routing.gone[group as usize] = owners.order.losses().is_given_up(source);
     }
-    let mut sums = None;
-    let room = |op: &CombineOp| make_room(&rail.runner, op).map(|room| sums = Some(room));
+    let room = |op: &CombineOp| make_room(rail, call, op);
     // SAFETY: by this function's contract.
     let entered = unsafe { post_combine(owners, call, slot, room) };
     let summed = entered.and_then(|op| {
-        let at = sums.map_or(Offsets::default(), |sums: Sums| sums.at);
-        let summed = sum_all(owners, &rail.runner, slot, &op, at)
-            .and_then(|()| end_combine(owners, slot, &op));
+        let summed = sum_all(owners, rail, slot, &op).and_then(|()| end_combine(owners, slot, &op));
         match summed {
             Ok(()) => unstage(owners, &op),
             Err(_) => owners.order.exposed = Some(Exposed { region: op.staging }),
         }
         summed
     });
-    match (&summed, sums.and_then(|sums| sums.region)) {
-        (Ok(()), _) => rail.sums = sums,
-        (Err(_), Some(region)) => owners.places.arena().release(region.id),
-        (Err(_), None) => {}
+    if summed.is_err() {
+        release(rail, call.operation);
     }
     leave_if_refused(&owners.places, &mut owners.order, slot, call.operation, summed)
 }
 
-/// Allocates memory for the sums. It also ensures that there is memory for the rows that return over the rail,
-/// because ranks of other rails would not learn of a rank without memory.
-fn make_room(rail: &Runner, op: &CombineOp) -> Result<Sums> {
-    let widths = rail.routing.widths(op);
-    let bytes = |rows: u64| {
-        let weights = if op.has_weights { rows * widths.weights } else { 0 };
-        [rows * widths.x, weights].map(|bytes: u64| bytes.next_multiple_of(REGION_ALIGN))
+/// Takes room for the sums, and for the rows that return over the rail.
+fn make_room(rail: &mut Rail<Runner>, call: &CombineCall<'_>, op: &CombineOp) -> Result<()> {
+    let Runner { exchange, routing, places, .. } = &rail.between;
+    let Widths { x, weights } = routing.widths(op);
+    let widths = [x, if op.has_weights { weights } else { 0 }];
+    let back = if places.stores() { 0 } else { routing.landed_before(op.handle, 1) };
+    let needed = SumRows {
+        operation: op.operation,
+        rows: routing.handles[op.handle].tokens,
+        widths,
+        dtype: call.x.dtype,
+        hidden: exchange.shape.hidden,
+        landing: bytes_of(back, widths).iter().sum(),
     };
-    let mut arena = rail.places.arena();
-    let holder = Holder::Combine(op.operation);
-    let mut take = |bytes: [u64; 2]| match bytes[0] + bytes[1] {
-        0 => Ok(None),
-        all => arena.allocate(all, holder).map(Some),
-    };
-    let sums = bytes(rail.routing.handles[op.handle].tokens);
-    let region = take(sums)?;
-    let back = if rail.places.stores() { 0 } else { rail.routing.landed_before(op.handle, 1) };
-    let landing = take(bytes(back));
-    for region in [landing.as_ref().ok().copied().flatten(), region.filter(|_| landing.is_err())] {
-        region.iter().for_each(|region| arena.release(region.id));
-    }
-    landing?;
-    let x = region.map_or(0, |region| region.offset);
-    Ok(Sums { region, at: Offsets { x, weights: x + sums[0] } })
+    let sums = Sums::reserve(&mut places.arena(), &needed, places.arena_area.at(0))?;
+    rail.held.hold(op.operation, Rows::Sums(sums));
+    Ok(())
 }
 
-fn sum_all(
-    owners: &mut Runner,
-    rail: &Runner,
-    slot: usize,
-    op: &CombineOp,
-    at: Offsets,
-) -> Result<()> {
+/// Releases the sums of an operation, which no rank reads any more.
+fn release(rail: &mut Rail<Runner>, operation: u64) {
+    if let Some(region) = rail.held.take(operation) {
+        rail.between.places.arena().release(region);
+    }
+}
+
+fn sum_all(owners: &mut Runner, rail: &Rail<Runner>, slot: usize, op: &CombineOp) -> Result<()> {
+    let Some(sums) = rail.held.sums(op.operation) else {
+        return Err(Error::new(ErrorKind::Internal, "combine", "there is no room for sums"));
+    };
+    let Widths { x, weights } = owners.routing.widths(op);
     // The rows of other domains come first, because other ranks wait for them.
     let domains = owners.exchange.member.domains;
     for group in domains.others().chain([domains.mine]) {
         if owners.routing.is_source_gone(group) {
             continue;
         }
-        let first = rail.routing.handles[op.handle].recv.row_base(group);
-        let here = at.row(first.into(), owners.routing.widths(op));
+        let first = u64::from(rail.between.routing.handles[op.handle].recv.row_base(group));
+        let out = sums.x.data.wrapping_add((first * x) as usize);
+        let out_weights = match op.has_weights {
+            true => sums.weights.data.wrapping_add((first * weights) as usize),
+            false => std::ptr::null_mut(),
+        };
         wait_partials(owners, slot, op, group)?;
-        sum_group(owners, op, group, here)?;
+        sum_group(owners, op, group, [out, out_weights])?;
         while forget_lost_partials(owners, group) {
-            sum_group(owners, op, group, here)?;
+            sum_group(owners, op, group, [out, out_weights])?;
         }
         if owners.order.losses().are_masked() {
-            write_left_out(owners, rail, slot, group);
+            write_left_out(owners, &rail.between, slot, group);
         }
     }
     Ok(())
 }
 
-fn sum_group(owners: &Runner, op: &CombineOp, group: u32, here: Offsets) -> Result<()> {
+fn sum_group(owners: &Runner, op: &CombineOp, group: u32, out: [*mut u8; 2]) -> Result<()> {
     let leg = &owners.routing.handles[op.handle].legs[group as usize];
     let first = owners.exchange.member.domains.place(group, 0) as usize;
-    let weights = if op.has_weights {
-        owners.places.arena_area.at(here.weights).cast()
-    } else {
-        std::ptr::null_mut()
-    };
     let sum = Sum {
         send: &leg.send,
         topk: &leg.topk,
         shape: owners.exchange.shape,
         partials: &owners.routing.partials[first..][..owners.exchange.shape.ranks as usize],
         biases: [std::ptr::null(); 2],
-        out: owners.places.arena_area.at(here.x),
-        out_weights: weights,
+        out: out[0],
+        out_weights: out[1].cast(),
         missing: std::ptr::null_mut(),
         left_out: &[],
         row: op.partial,
@@ -137,32 +128,22 @@ fn sum_group(owners: &Runner, op: &CombineOp, group: u32, here: Offsets) -> Resu
 ///
 /// # Safety
 /// The call's tensors are valid until the operation is received.
-pub(crate) unsafe fn combine_on_rail(rail: &mut Rail, call: &CombineCall<'_>) -> Result<()> {
-    let sums = rail.sums.take();
-    let runner = &mut rail.runner;
-    if call.refusal.is_some() {
-        let region = sums.and_then(|sums| sums.region);
-        // SAFETY: by this function's contract.
-        return unsafe { send_sums(runner, call, region) };
+pub(crate) unsafe fn combine_on_rail(
+    rail: &mut Rail<Runner>,
+    call: &CombineCall<'_>,
+) -> Result<()> {
+    let sums = rail.held.sums(call.operation);
+    // SAFETY: by this function's contract; the sums are held until the operation is received.
+    let sent = unsafe { combine_send(&mut rail.between, &call.on_rail(sums.as_ref())) };
+    if sent.is_err() {
+        release(rail, call.operation);
     }
-    runner.routing.open_handle(call.handle);
-    let rows = runner.routing.handles[call.handle as usize].tokens;
-    let at = sums.map_or(Offsets::default(), |sums| sums.at);
-    let tensor = |offset: u64, tensor: abi::TyTensor| match tensor.data.is_null() {
-        true => tensor,
-        false => abi::TyTensor {
-            data: runner.places.arena_area.at(offset),
-            shape: [rows, tensor.shape[1]],
-            ..tensor
-        },
-    };
-    let call = CombineCall {
-        x: tensor(at.x, call.x),
-        weights: tensor(at.weights, call.weights),
-        weighted: false,
-        beside: NO_TENSOR,
-        ..*call
-    };
-    // SAFETY: as above; the sums are held until the operation is received.
-    unsafe { send_sums(runner, &call, sums.and_then(|sums| sums.region)) }
+    sent
+}
+
+/// Receives what the rail returns.
+pub(crate) fn recv_on_rail(rail: &mut Rail<Runner>, operation: u64) -> Result<()> {
+    let received = combine_recv(&mut rail.between, operation);
+    release(rail, operation);
+    received
 }

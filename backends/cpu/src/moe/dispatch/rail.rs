@@ -6,7 +6,6 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::call::{AgreeCall, DispatchCall};
-use tokenyard_core::moe::Layout;
 
 use crate::engine::ends::End;
 use crate::engine::record::bad_record;
@@ -21,19 +20,19 @@ use crate::moe::rows::transfer::move_to_landing;
 use crate::moe::runner::Runner;
 use crate::moe::verdicts::agree_on_rail;
 
-const FLAT: Arrangement = Arrangement { layout: Layout::Flat, worst_case: false };
-
 /// Sends this rank's rows, and waits for those of other domains.
 ///
 /// # Safety
 /// The call's tensors are valid until the operation is received.
 pub(crate) unsafe fn cross(runner: &mut Runner, call: &DispatchCall<'_>) -> Result<()> {
+    let call = &call.on_rail();
     let (operation, handle) = (call.operation, call.handle as usize);
     let slot = runner.order.open_slot(operation)?;
     runner.routing.open_handle(call.handle);
     if !call.is_replay && call.refusal.is_none() {
         let state = &mut runner.routing.handles[handle];
-        state.begin(operation, FLAT, call.max_tokens);
+        let arrangement = Arrangement { layout: call.layout, worst_case: call.worst_case };
+        state.begin(operation, arrangement, call.max_tokens);
         // SAFETY: `[T, K]` i64, contiguous and validated by the host.
         state.legs[0].route(unsafe { i64_slice(&call.topk_idx) });
     }
