@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use tokenyard_core::{Error, ErrorKind};
+use tokenyard_core::Error;
 use tokenyard_sys_mlx5::CallError;
 use tokenyard_sys_mlx5::mailbox::{Init2Rtr, Rst2Init, Rtr2Rts};
-use tokenyard_sys_verbs::ffi::{AhAttr, GID_TYPE_ROCE_V2, Gid, GlobalRoute, LINK_LAYER_ETHERNET};
+use tokenyard_sys_verbs::ffi::GID_TYPE_ROCE_V2;
 use tokenyard_sys_verbs::{AddressHandle, Pd};
+use tokenyard_verbs::connection;
 use tokenyard_verbs::endpoint::{Endpoint, RemoteQp};
+use tokenyard_verbs::port::HOPS;
 
 use crate::config::IbgdaConfig;
 use crate::device::Adapter;
@@ -20,8 +22,6 @@ const LOG_LONGEST: u8 = 30;
 const ATOMICS_8: u8 = 3;
 /// The code for 0.64 ms. No queue pair here uses receives, but the field must be valid.
 const RNR_TIMER: u8 = 12;
-/// The hop limit of routed packets.
-const HOPS: u8 = 64;
 /// The first UDP port of RoCE version 2. Switches spread connections by the port.
 const FIRST_PORT: u32 = 0xc000;
 
@@ -41,10 +41,6 @@ pub(crate) struct NextHop<'a> {
 }
 
 impl Setup<'_> {
-    fn is_ethernet(&self) -> bool {
-        self.adapter.port_attr.link_layer == LINK_LAYER_ETHERNET
-    }
-
     /// Finds the way to a peer. On RoCE the kernel looks up the next hop's address.
     ///
     /// # Errors
@@ -54,29 +50,19 @@ impl Setup<'_> {
         pd: &Arc<Pd>,
         endpoint: &'e Endpoint,
     ) -> Result<NextHop<'e>, CallError> {
-        if !self.is_ethernet() {
+        let (port, config) = (&self.adapter.port, self.config);
+        if !port.is_ethernet() {
             return Ok(NextHop { endpoint, mac: [0; 6] });
         }
-        let route = AhAttr {
-            grh: GlobalRoute {
-                dgid: Gid { raw: endpoint.gid },
-                flow_label: 0,
-                sgid_index: self.adapter.gid.gid_index as u8,
-                hop_limit: HOPS,
-                traffic_class: self.config.traffic_class,
-            },
-            sl: self.config.service_level,
-            is_global: 1,
-            port_num: self.adapter.port,
-            ..AhAttr::default()
-        };
+        let (class, level) = (config.traffic_class, config.service_level);
+        let route = port.route(endpoint.lid, endpoint.gid, class, level);
         let mac = self.adapter.devx.next_hop(&AddressHandle::new(pd, &route)?)?;
         Ok(NextHop { endpoint, mac })
     }
 
     /// The commands that connect a queue pair of this rank to one of a peer.
     pub(crate) fn steps(&self, local: RemoteQp, remote: RemoteQp, to: &NextHop<'_>) -> Steps {
-        let (adapter, config) = (self.adapter, self.config);
+        let (from, config) = (&self.adapter.port, self.config);
         let log = |count: u8| count.max(1).ilog2() as u8;
         let init = Rst2Init {
             qpn: 0,
@@ -85,18 +71,18 @@ impl Setup<'_> {
             remote_write: true,
             remote_atomic: true,
             pkey_index: config.pkey_index,
-            port: adapter.port,
+            port: from.number,
         };
         let receive = Init2Rtr {
-            mtu: adapter.mtu.min(to.endpoint.mtu),
+            mtu: from.mtu.min(to.endpoint.mtu),
             log_msg_max: LOG_LONGEST,
             remote_qpn: remote.number,
-            log_rra_max: log(adapter.reads_served()),
+            log_rra_max: log(from.reads_served()),
             min_rnr_nak: RNR_TIMER,
             next_receive_psn: remote.psn,
             pkey_index: config.pkey_index,
-            port: adapter.port,
-            ..if self.is_ethernet() {
+            port: from.number,
+            ..if from.is_ethernet() {
                 self.roce(local, remote, to)
             } else {
                 self.infiniband(to.endpoint)
@@ -105,7 +91,7 @@ impl Setup<'_> {
         let send = Rtr2Rts {
             qpn: 0,
             ack_timeout: config.timeout,
-            log_sra_max: log(adapter.reads_asked().min(to.endpoint.reads)),
+            log_sra_max: log(from.reads_asked().min(to.endpoint.reads)),
             retry_count: config.retry_count,
             rnr_retry: 7,
             next_send_psn: local.psn,
@@ -120,8 +106,7 @@ impl Setup<'_> {
             service_level: self.config.service_level,
             ..Init2Rtr::default()
         };
-        let same_subnet = endpoint.gid[..8] == self.adapter.gid.gid.raw[..8];
-        if same_subnet && self.config.traffic_class == 0 {
+        if !self.adapter.port.is_routed(&endpoint.gid, self.config.traffic_class) {
             return near;
         }
         Init2Rtr { global_route: true, ..self.global(endpoint, near) }
@@ -129,7 +114,7 @@ impl Setup<'_> {
 
     /// As mlx5's kernel driver fills it in: the bit of a global route is InfiniBand's.
     fn roce(&self, local: RemoteQp, remote: RemoteQp, to: &NextHop<'_>) -> Init2Rtr {
-        let version_2 = self.adapter.gid.gid_type == GID_TYPE_ROCE_V2;
+        let version_2 = self.adapter.port.gid.gid_type == GID_TYPE_ROCE_V2;
         let near = Init2Rtr {
             ethernet_priority: self.config.service_level & 7,
             dscp: if version_2 { self.config.traffic_class >> 2 } else { 0 },
@@ -142,7 +127,7 @@ impl Setup<'_> {
 
     fn global(&self, endpoint: &Endpoint, near: Init2Rtr) -> Init2Rtr {
         Init2Rtr {
-            source_gid_index: self.adapter.gid.gid_index as u8,
+            source_gid_index: self.adapter.port.gid.gid_index as u8,
             hop_limit: HOPS,
             traffic_class: self.config.traffic_class,
             remote_gid: endpoint.gid,
@@ -159,21 +144,14 @@ fn udp_port(local: u32, remote: u32) -> u16 {
 
 /// The error for a connect that the system or the device refused.
 pub(crate) fn unreachable(error: CallError, rank: u32, link: &str) -> Error {
-    let errno = error.source.raw_os_error().map(Errno::from_raw_os_error);
-    let address = matches!(errno, Some(Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT));
-    let (kind, fix) = if address {
-        (ErrorKind::PeerLost, "see that the interfaces of both GIDs reach each other (ping -I)")
-    } else {
-        (ErrorKind::System, "see the kernel's log for the device, and send us the whole message")
-    };
-    Error::new(kind, "connect", format!("{}: {}", error.call, error.source))
-        .with_context("link", link)
-        .with_rank(rank)
-        .with_fix(fix)
+    const FAR: [Errno; 3] = [Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::TIMEDOUT];
+    connection::unreachable(error, &FAR, rank, link)
 }
 
 #[cfg(test)]
 mod tests {
+    use tokenyard_core::ErrorKind;
+
     use super::*;
 
     #[test]

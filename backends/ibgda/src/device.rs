@@ -8,20 +8,13 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_mlx5::mailbox::{QueryHcaCap, QueryHcaCapOut};
 use tokenyard_sys_mlx5::wqe::MOST_BYTES;
 use tokenyard_sys_mlx5::{CallError, Devx, Library};
-use tokenyard_sys_verbs::ffi::{self, DeviceAttr, GidEntry, PortAttr};
-use tokenyard_sys_verbs::{Context, Devices};
+use tokenyard_sys_verbs::{Devices, ffi};
 use tokenyard_verbs::endpoint::{MAX_SIGNALS, MAX_WINDOWS};
-use tokenyard_verbs::rules::{self, PortFacts};
+use tokenyard_verbs::port::{MAX_PEERS, Port, REQUESTS};
 use tokenyard_verbs::{DeviceChoice, ports};
 
 use crate::config::IbgdaConfig;
 
-/// Most ranks of a team.
-const MAX_PEERS: u32 = 1024;
-/// Work requests that one command may become: a write and an addition.
-pub(crate) const REQUESTS: u32 = 2;
-/// Reads and atomics of one queue pair at once. More has no benefit, and devices support few.
-const MOST_READS: i32 = 16;
 /// The form of completions that kernels read.
 const CQE_VERSION: u8 = 1;
 
@@ -29,11 +22,7 @@ const CQE_VERSION: u8 = 1;
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) devx: Arc<Devx>,
-    pub(crate) attr: DeviceAttr,
-    pub(crate) port: u8,
-    pub(crate) port_attr: PortAttr,
-    pub(crate) gid: GidEntry,
-    pub(crate) mtu: u8,
+    pub(crate) port: Port,
 }
 
 /// Every adapter that the config allows, in the order in which ranks take them. With a team, only the adapter of its
@@ -51,15 +40,12 @@ pub(crate) fn adapters(config: &IbgdaConfig, team: Option<&Team>) -> Result<Vec<
     let wanted = choose_devices(&config.device, &devices.names(), is_mlx5)?;
     let open: Vec<_> =
         wanted.iter().map(|name| open(library, &devices, name)).collect::<Result<_>>()?;
-    let ports: Vec<_> = open.iter().map(|of| wish.facts(of.context())).collect::<Result<_>>()?;
-    let ports = ports.concat();
-    wish.choose(team, &ports)?
-        .into_iter()
-        .map(|port| {
-            let devx = open.iter().find(|devx| devx.context().name() == port.device);
-            Adapter::new(config, devx.ok_or_else(no_port)?, port)
-        })
-        .collect()
+    let ports = wish.of_open(team, &open, |devx| devx.context())?;
+    let adapter = |(devx, facts): (Arc<Devx>, _)| {
+        let port = Port::new(devx.context(), &facts, config.gid_index, config.mtu)?;
+        Adapter::new(devx, port)
+    };
+    ports.into_iter().map(adapter).collect()
 }
 
 /// The devices that are a ConnectX: all, or those that are named.
@@ -129,45 +115,15 @@ fn no_devx(error: CallError, name: &str) -> Error {
 }
 
 impl Adapter {
-    fn new(config: &IbgdaConfig, devx: &Arc<Devx>, port: &PortFacts) -> Result<Self> {
-        let context = devx.context();
-        let failed = |e| ports::unavailable("ask device", e).with_context("device", &port.device);
-        let named = |error: Error| error.with_context("device", &port.device);
-        let (attr, port_attr) =
-            (context.attributes().map_err(failed)?, context.port(port.port).map_err(failed)?);
-        let gids = context.gids().map_err(failed)?;
-        let reads = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom);
-        if attr.atomic_cap == ffi::ATOMIC_NONE || reads < 1 {
+    fn new(devx: Arc<Devx>, port: Port) -> Result<Self> {
+        if port.device.atomic_cap == ffi::ATOMIC_NONE {
             let message = "the device has no remote atomics; expected them for signals";
             let error = Error::new(ErrorKind::Unavailable, "ask device", message);
-            return Err(named(error).with_fix("use verbs, which signals without atomics too"));
+            return Err(error
+                .with_context("device", port.context.name())
+                .with_fix("use verbs, which signals without atomics too"));
         }
-        Ok(Self {
-            devx: Arc::clone(devx),
-            gid: rules::gid(&gids, port, config.gid_index)?,
-            mtu: rules::mtu(config.mtu, port_attr.active_mtu).map_err(named)?,
-            attr,
-            port: port.port,
-            port_attr,
-        })
-    }
-
-    pub(crate) fn context(&self) -> &Arc<Context> {
-        self.devx.context()
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        self.context().name()
-    }
-
-    /// Reads and atomics of a peer that one queue pair serves at once.
-    pub(crate) fn reads_served(&self) -> u8 {
-        self.attr.max_qp_rd_atom.clamp(1, MOST_READS) as u8
-    }
-
-    /// Reads and atomics that one queue pair has in flight at once.
-    pub(crate) fn reads_asked(&self) -> u8 {
-        self.attr.max_qp_init_rd_atom.clamp(1, MOST_READS) as u8
+        Ok(Self { devx, port })
     }
 
     /// The capabilities of this adapter; `gpu`: whether there is a GPU whose kernels could post.
@@ -191,14 +147,10 @@ impl Adapter {
             max_signals: MAX_SIGNALS,
             max_queue_depth: config.depth / REQUESTS,
             max_windows: MAX_WINDOWS,
-            largest_put: u64::from(self.port_attr.max_msg_sz.min(MOST_BYTES)),
+            largest_put: u64::from(self.port.attr.max_msg_sz.min(MOST_BYTES)),
             ..NO_CAPABILITIES
         }
     }
-}
-
-pub(crate) fn no_port() -> Error {
-    Error::new(ErrorKind::Unavailable, "choose device", "found no port; expected one")
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@ mod queue;
 mod shared;
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 use tokenyard_core::config::ComponentTable;
 use tokenyard_core::transport::{
@@ -28,13 +27,14 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_gpu::driver::Context as GpuContext;
 use tokenyard_sys_mlx5::{CallError, Uar, UarKind};
 use tokenyard_sys_verbs::Pd;
-use tokenyard_verbs::connection::{Health, Memory, Owned, connected_before, first_packet};
+use tokenyard_verbs::connection::{Health, Memory, Owned, connected_before, finish, first_packet};
 use tokenyard_verbs::endpoint::{Endpoint, Expected, Key, RemoteQp, SignalArea};
+use tokenyard_verbs::port::{self, REQUESTS, no_port};
 use tokenyard_verbs::rules;
 
 use crate::config::{COMPONENT, IbgdaConfig};
 use crate::connect::{NextHop, Setup, unreachable};
-use crate::device::{Adapter, REQUESTS, adapters, no_port};
+use crate::device::{Adapter, adapters};
 use crate::device_api::DEPTHS;
 use crate::endpoint::{self, WIRE};
 use crate::pair::Parents;
@@ -46,8 +46,8 @@ use memory::{SignalCount, Signals};
 use queue::{Connections, Peer};
 use shared::Shared;
 
-/// How long a transport that ends waits for what was posted.
-const LONGEST_END: Duration = Duration::from_secs(1);
+/// The keys that lower the need for resources of the device.
+const DEPTH_KEYS: &str = "`queue_pairs` or `depth`";
 
 /// ConnectX, driven by kernels or by the host.
 #[derive(Debug)]
@@ -82,15 +82,8 @@ impl Transport for Ibgda {
     }
 
     fn probe(config: &IbgdaConfig) -> Result<Capabilities> {
-        // Ranks of one node may have different devices, so only capabilities of all devices count.
         let (all, gpu) = (adapters(config, None)?, gpu::is_there());
-        let mut each = all.iter().map(|adapter| adapter.capabilities(config, gpu));
-        let first = each.next().ok_or_else(no_port)?;
-        let least = |a: Capabilities, b: Capabilities| Capabilities {
-            largest_put: a.largest_put.min(b.largest_put),
-            ..a
-        };
-        Ok(each.fold(first, least))
+        port::common(all.iter().map(|adapter| adapter.capabilities(config, gpu)))
     }
 
     fn open(config: IbgdaConfig, open: &TransportOpen<'_>) -> Result<Self> {
@@ -121,20 +114,12 @@ impl Transport for Ibgda {
         });
         let of_kernels = self.kernels.iter().flat_map(|kernels| kernels.to_peer(peer));
         let queue_pairs = own.chain(of_kernels).collect();
-        let is_infiniband = self.adapter.port_attr.link_layer == 1;
         let endpoint = Endpoint {
-            sender: self.team.me,
-            receiver: peer,
-            ranks: self.team.world_ranks.len() as u32,
-            link_layer: self.adapter.port_attr.link_layer,
-            mtu: self.adapter.mtu,
-            reads: self.adapter.reads_served(),
-            lid: if is_infiniband { self.adapter.port_attr.lid } else { 0 },
-            gid: self.adapter.gid.gid.raw,
             signal_count: self.needs.signals,
             signals: SignalArea::Atomic { address: signals.0, key: Key(signals.1) },
             queue_pairs,
             windows: self.shared.memory.to_peers(),
+            ..self.adapter.port.endpoint(&self.team, peer)
         };
         Ok(endpoint.to_bytes_of(&WIRE))
     }
@@ -150,7 +135,7 @@ impl Transport for Ibgda {
             ranks: self.team.world_ranks.len() as u32,
             queues: self.queues.len() + of_kernels,
             signals: self.needs.signals,
-            link_layer: self.adapter.port_attr.link_layer,
+            link_layer: self.adapter.port.attr.link_layer,
             windows: &windows,
         };
         expected.check(&endpoint).map_err(|e| e.with_rank(rank))?;
@@ -227,19 +212,21 @@ impl Ibgda {
     ) -> Result<Self> {
         let TransportOpen { team, needs, .. } = *open;
         let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
-        check_queue_pairs(&adapter, team, needs, gpu.is_some())?;
+        let port = &adapter.port;
+        // Kernels have as many as the host.
+        let each = u64::from(needs.queues) * if gpu.is_some() { 2 } else { 1 };
+        port.check_queue_pairs(team, each, "lower `queue_pairs`")?;
         rules::warn_of_silence(config.timeout, config.retry_count, needs.deadline);
-        let failed = |e| refused(e, &adapter);
-        adapter.context().make_events_nonblocking().map_err(failed)?;
-        let pd = Pd::new(adapter.context()).map_err(failed)?;
+        let failed = |e| port.refused(e, DEPTH_KEYS);
+        port.context.make_events_nonblocking().map_err(failed)?;
+        let pd = Pd::new(&port.context).map_err(failed)?;
         let uar = Arc::new(Uar::new(&adapter.devx, UarKind::Uncached).map_err(failed)?);
         let shared = Shared {
             memory: Memory::new(&pd)?,
             health: Health::new(
-                adapter.context(),
+                port,
                 team,
                 needs.deadline,
-                adapter.port,
                 rules::shortest_silence(config.timeout, config.retry_count),
             ),
         };
@@ -271,7 +258,7 @@ impl Ibgda {
 
     /// The connections of a queue of the host.
     fn new_connections(&self, queue: u32) -> Result<Connections> {
-        let failed = |e| refused(e, &self.adapter);
+        let failed = |e| self.adapter.port.refused(e, DEPTH_KEYS);
         let depth = self.needs.queue_depth;
         let requests = (depth * REQUESTS).next_power_of_two().max(*DEPTHS.start());
         let pd = self.adapter.devx.pd_number(&self.pd).map_err(failed)?;
@@ -299,7 +286,7 @@ impl Ibgda {
             self.signals = Some(Signals::on_host(&self.pd, count)?);
             return Ok(());
         };
-        let failed = |e| refused(e, &self.adapter);
+        let failed = |e| self.adapter.port.refused(e, DEPTH_KEYS);
         let pd = self.adapter.devx.pd_number(&self.pd).map_err(failed)?;
         let parents = Parents { devx: &self.adapter.devx, uar: &self.uar, pd };
         let peers = self.team.world_ranks.len() as u32;
@@ -364,56 +351,24 @@ impl Ibgda {
 
     /// This rank's port and what was chosen, in one line for people.
     fn here(&self) -> String {
-        let Adapter { port, gid, .. } = &self.adapter;
-        let address = std::net::Ipv6Addr::from(gid.gid.raw);
-        let name = self.adapter.name();
         let posts = match &self.kernels {
             None => "the host posts".to_owned(),
             Some(kernels) => kernels.to_string(),
         };
-        format!("{name} port {port} gid {} ({address}), atomic signals, {posts}", gid.gid_index)
+        format!("{}, atomic signals, {posts}", self.adapter.port)
     }
 }
 
 impl Drop for Ibgda {
     /// Waits a short time for posted commands, so that peers that still run receive them.
     fn drop(&mut self) {
-        let until = Instant::now() + LONGEST_END.min(self.shared.health.deadline);
-        for queue in &mut self.queues {
-            let connections = queue.get_mut();
-            while connections.under_way() > 0 && Instant::now() < until {
-                connections.poll(&self.shared, &mut []);
-                std::thread::yield_now();
+        let Self { queues, shared, .. } = self;
+        finish(queues, shared.health.deadline, |connections| {
+            let busy = connections.ledger.under_way() > 0;
+            if busy {
+                connections.poll(shared, &mut []);
             }
-        }
+            busy
+        });
     }
-}
-
-fn check_queue_pairs(
-    adapter: &Adapter,
-    team: &Team,
-    needs: &TransportNeeds,
-    kernels_post: bool,
-) -> Result<()> {
-    let each = u64::from(needs.queues) * if kernels_post { 2 } else { 1 };
-    let wanted = team.world_ranks.len() as u64 * each;
-    let most = u64::try_from(adapter.attr.max_qp).unwrap_or(0);
-    if wanted <= most {
-        return Ok(());
-    }
-    let message = format!("found a device of {most} queue pairs; expected {wanted}");
-    Err(Error::new(ErrorKind::Unavailable, "open", message)
-        .with_context("device", adapter.name())
-        .with_fix("lower `queue_pairs`, or spread the ranks over more devices"))
-}
-
-/// The error for a resource that the device refuses.
-fn refused(error: CallError, adapter: &Adapter) -> Error {
-    Error::new(ErrorKind::System, "open", error.call)
-        .with_context("device", adapter.name())
-        .with_source(error.source)
-        .with_fix(
-            "raise the limit on locked memory (`ulimit -l`), lower `queue_pairs` or `depth`, or see the \
-             kernel's log for the device",
-        )
 }

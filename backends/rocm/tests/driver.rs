@@ -8,7 +8,9 @@ use std::sync::OnceLock;
 
 use tokenyard_core::ErrorKind;
 use tokenyard_gpu::compile::Architecture;
-use tokenyard_gpu::driver::{DeviceFacts, Driver, RawDevice, RawMemory, RawModule, Reach};
+use tokenyard_gpu::driver::{
+    DeviceFacts, Driver, DriverDevices, DriverMemory, RawDevice, RawMemory, RawModule, Reach,
+};
 use tokenyard_rocm::HipDriver;
 
 mod fake;

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use tokenyard_core::ErrorKind;
-use tokenyard_gpu::driver::{Driver, RawDevice};
+use tokenyard_gpu::driver::{Driver, DriverMemory, RawDevice};
 use tokenyard_rocm::HipDriver;
 
 mod fake;

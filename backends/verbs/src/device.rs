@@ -1,38 +1,24 @@
 //! Opens the device of the config, with a port, a GID and a packet size.
 
-use std::sync::Arc;
-
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Capabilities, NO_CAPABILITIES, Team};
-use tokenyard_core::{Error, ErrorKind, Result};
-use tokenyard_sys_verbs::Context;
-use tokenyard_sys_verbs::ffi::{self, DeviceAttr, GidEntry, PortAttr};
+use tokenyard_core::{Error, Result};
+use tokenyard_sys_verbs::ffi;
 
 use crate::config::{DeviceChoice, VerbsConfig};
 use crate::endpoint::{MAX_QUEUES, MAX_SIGNALS, MAX_WINDOWS};
-use crate::ports;
-use crate::rules::{self, PortFacts, SignalMode};
+use crate::port::{MAX_PEERS, Port, REQUESTS};
+use crate::rules::{self, SignalMode};
 
-/// Most ranks of a team; the index of a peer also has to fit a work request's id.
-const MAX_PEERS: u32 = 1024;
-/// Work requests that one command may become: a write and an addition.
-pub(crate) const REQUESTS: u32 = 2;
 /// Entries of a completion queue per command of the queue's depth. Two are for the work requests in
 /// flight. When a connection breaks, a command ends with its first completion. Its second
 /// completion is still to come when a new command takes its place in the queue.
 pub(crate) const COMPLETIONS: u32 = 3;
-/// Reads and atomics of one queue pair at once. More has no benefit, and devices support few.
-const MOST_READS: i32 = 16;
 
 /// A device as a rank uses it.
 #[derive(Debug)]
 pub(crate) struct Adapter {
-    pub(crate) context: Arc<Context>,
-    pub(crate) attr: DeviceAttr,
-    pub(crate) port: u8,
-    pub(crate) port_attr: PortAttr,
-    pub(crate) gid: GidEntry,
-    pub(crate) mtu: u8,
+    pub(crate) port: Port,
     pub(crate) signals: SignalMode,
 }
 
@@ -40,55 +26,27 @@ pub(crate) struct Adapter {
 /// the adapter of its rank; with `device = "auto"` that is the one that the topology chose.
 ///
 /// # Errors
-/// [`ErrorKind::Unavailable`], which names what is missing.
+/// [`ErrorKind::Unavailable`](tokenyard_core::ErrorKind::Unavailable), which names what is missing.
 pub(crate) fn adapters(config: &VerbsConfig, team: Option<&Team>) -> Result<Vec<Adapter>> {
     let ports = config.ports().open(team)?;
-    ports.iter().map(|(context, port)| Adapter::new(config, context, port)).collect()
+    let adapter = |(context, facts): &(_, _)| {
+        Adapter::new(config, Port::new(context, facts, config.gid_index, config.mtu)?)
+    };
+    ports.iter().map(adapter).collect()
 }
 
 impl Adapter {
-    fn new(config: &VerbsConfig, context: &Arc<Context>, port: &PortFacts) -> Result<Self> {
-        let failed = |e| ports::unavailable("ask device", e).with_context("device", &port.device);
-        let attr = context.attributes().map_err(failed)?;
-        let port_attr = context.port(port.port).map_err(failed)?;
-        let gids = context.gids().map_err(failed)?;
-        let receives = u32::try_from(attr.max_srq_wr.min(attr.max_cqe)).unwrap_or(0);
-        let receives = if attr.max_srq > 0 { receives } else { 0 };
-        let named = |error: Error| error.with_context("device", &port.device);
-        if attr.max_qp_rd_atom < 1 || attr.max_qp_init_rd_atom < 1 {
-            let message = "the device serves no RDMA reads; expected a device with RC queue pairs";
-            return Err(named(Error::new(ErrorKind::Unavailable, "ask device", message)));
-        }
-        Ok(Self {
-            context: Arc::clone(context),
-            gid: rules::gid(&gids, port, config.gid_index)?,
-            mtu: rules::mtu(config.mtu, port_attr.active_mtu).map_err(named)?,
-            signals: rules::signals(
-                config.signals,
-                receives.min(config.receive_depth),
-                attr.atomic_cap != ffi::ATOMIC_NONE,
-            )
-            .map_err(named)?,
-            attr,
-            port: port.port,
-            port_attr,
-        })
+    fn new(config: &VerbsConfig, port: Port) -> Result<Self> {
+        let atomics = port.device.atomic_cap != ffi::ATOMIC_NONE;
+        let most = if port.device.max_srq > 0 { most_receives(&port) } else { 0 };
+        let signals = rules::signals(config.signals, most.min(config.receive_depth), atomics);
+        let named = |error: Error| error.with_context("device", port.context.name());
+        Ok(Self { signals: signals.map_err(named)?, port })
     }
 
     /// Signals that can wait for a poll.
     pub(crate) fn receive_depth(&self, config: &VerbsConfig) -> u32 {
-        let most = u32::try_from(self.attr.max_srq_wr.min(self.attr.max_cqe)).unwrap_or(0);
-        config.receive_depth.min(most)
-    }
-
-    /// Reads and atomics of a peer that one queue pair serves at once.
-    pub(crate) fn reads_served(&self) -> u8 {
-        self.attr.max_qp_rd_atom.clamp(1, MOST_READS) as u8
-    }
-
-    /// Reads and atomics that one queue pair has in flight at once.
-    pub(crate) fn reads_asked(&self) -> u8 {
-        self.attr.max_qp_init_rd_atom.clamp(1, MOST_READS) as u8
+        config.receive_depth.min(most_receives(&self.port))
     }
 
     /// The capabilities of this adapter.
@@ -100,8 +58,8 @@ impl Adapter {
             SignalMode::Atomic => abi::TY_CAP_NATIVE_ATOMICS,
         };
         let count = |found: i32| u32::try_from(found).unwrap_or(0);
-        let depth = (count(self.attr.max_qp_wr) / REQUESTS)
-            .min(count(self.attr.max_cqe) / COMPLETIONS)
+        let depth = (count(self.port.device.max_qp_wr) / REQUESTS)
+            .min(count(self.port.device.max_cqe) / COMPLETIONS)
             .min(config.queue_depth);
         let placed = match config.device {
             DeviceChoice::Auto => abi::TY_CAP_PLACED_NICS,
@@ -120,7 +78,7 @@ impl Adapter {
             max_signals: MAX_SIGNALS,
             max_queue_depth: depth,
             max_windows: MAX_WINDOWS,
-            largest_put: u64::from(self.port_attr.max_msg_sz),
+            largest_put: u64::from(self.port.attr.max_msg_sz),
             ..NO_CAPABILITIES
         }
     }
@@ -136,6 +94,7 @@ impl Adapter {
     }
 }
 
-pub(crate) fn no_port() -> Error {
-    Error::new(ErrorKind::Unavailable, "choose device", "found no port; expected one")
+/// Receives that a shared receive queue of the device holds, each with room for its completion.
+fn most_receives(port: &Port) -> u32 {
+    u32::try_from(port.device.max_srq_wr.min(port.device.max_cqe)).unwrap_or(0)
 }

@@ -61,6 +61,20 @@ pub struct RemoteWindow {
     pub key: Key,
 }
 
+impl RemoteWindow {
+    /// The address of `bytes` at an offset, which core has checked.
+    #[inline]
+    pub fn at(&self, offset: u64, bytes: u64) -> u64 {
+        debug_assert!(is_inside(offset, bytes, self.bytes));
+        self.address + offset
+    }
+}
+
+/// Whether a window of `room` bytes has `bytes` at `offset`.
+pub(crate) fn is_inside(offset: u64, bytes: u64, room: u64) -> bool {
+    offset.checked_add(bytes).is_some_and(|end| end <= room)
+}
+
 /// The data that a peer needs to reach a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {

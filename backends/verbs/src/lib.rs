@@ -5,7 +5,7 @@
 //! validates every argument; this crate checks all input from other processes and from the device.
 //! `docs.md` in this folder is the page for operators.
 //!
-//! The transport `ibgda` shares the choice of ports, endpoints and [`connection`] with it.
+//! The transport `ibgda` shares the choice of ports, [`port`], endpoints and [`connection`] with it.
 //!
 //! Watched by the tests in these files, `tests` beside them over NICs of `standins/nic`, the steps `hca` and `vm` of
 //! `cargo xtask test` (the suite), and `fuzz/fuzz_targets/verbs_endpoint.rs`.
@@ -13,6 +13,7 @@
 pub mod config;
 mod device;
 pub mod endpoint;
+pub mod port;
 pub mod ports;
 pub mod rules;
 mod transport;

@@ -84,11 +84,24 @@ impl PortWish<'_> {
             opened.ok_or_else(|| no_device(&devices, name))
         };
         let open: Vec<_> = wanted.iter().map(open).collect::<Result<_>>()?;
-        let ports: Vec<_> = open.iter().map(|of| self.facts(of)).collect::<Result<_>>()?;
+        self.of_open(team, &open, |context| context)
+    }
+
+    /// The ports of these open devices that ranks use, as of [`choose`](Self::choose), each with its device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`], which names what is missing.
+    pub fn of_open<D: Clone>(
+        &self,
+        team: Option<&Team>,
+        open: &[D],
+        context: impl Fn(&D) -> &Arc<Context>,
+    ) -> Result<Vec<(D, PortFacts)>> {
+        let ports: Vec<_> = open.iter().map(|it| self.facts(context(it))).collect::<Result<_>>()?;
         let ports = ports.concat();
         let of_port = |port: &PortFacts| {
-            let context = open.iter().find(|context| context.name() == port.device)?;
-            Some((Arc::clone(context), port.clone()))
+            let device = open.iter().find(|it| context(it).name() == port.device)?;
+            Some((device.clone(), port.clone()))
         };
         Ok(self.choose(team, &ports)?.into_iter().filter_map(of_port).collect())
     }

@@ -3,8 +3,8 @@
 //! A put is an RDMA write. Its signal is immediate data of the same write, or an atomic addition
 //! after it on the same connection. The calling thread posts and polls; the device does the rest.
 //!
-//! `failure`, `flight`, `health`, `memory` and `owned` serve `ibgda` too. Watched by the tests in these files, and
-//! `tests/{behaviour,masking,allocations}.rs`.
+//! `failure`, `flight`, `health`, `ledger`, `memory` and `owned` serve `ibgda` too. Watched by the tests in these
+//! files, and `tests/{behaviour,masking,allocations}.rs`.
 
 mod batch;
 mod commands;
@@ -14,6 +14,7 @@ mod failures;
 mod fault;
 mod flight;
 mod health;
+mod ledger;
 mod memory;
 mod owned;
 mod peer;
@@ -27,8 +28,7 @@ use std::time::Instant;
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{
-    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportNeeds, TransportOpen,
-    Window,
+    Capabilities, Command, Event, MemoryNeeds, Team, Transport, TransportOpen, Window,
 };
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_verbs::ffi::{
@@ -37,25 +37,29 @@ use tokenyard_sys_verbs::ffi::{
 use tokenyard_sys_verbs::{CallError, Cq, Init, Mr, Pd, Qp, QpRequest};
 
 use crate::config::{Flush, VerbsConfig};
-use crate::device::{Adapter, COMPLETIONS, REQUESTS, adapters, no_port};
+use crate::device::{Adapter, COMPLETIONS, adapters};
 use crate::endpoint::{Endpoint, Expected, RemoteQp};
+use crate::port::{self, REQUESTS, no_port};
 use crate::rules::{self, SignalMode};
-use connect::{Setup, unreachable};
+use connect::{FAR, Setup, unreachable};
 use health::Health;
+use ledger::{Watchdog, finish};
 use memory::Memory;
 use owned::Owned;
 use peer::{Peer, Remote, Route, Stage};
-use queue::{LONGEST_FLUSH, QueuePairs, WATCH_EVERY};
+use queue::QueuePairs;
 use read_back::{ReadBack, ReadBackMemory};
 use shared::Shared;
 use signals::{Receiver, Signals};
 
 /// The host's half of reliable connections, which the transport `ibgda` shares.
 pub mod connection {
+    pub use super::connect::unreachable;
     pub use super::failure::{FailedAt, Failure, TransportFault, cut_words, event_words};
     pub use super::failures::{Attributable, Blame};
     pub use super::flight::{Flight, Pending};
     pub use super::health::Health;
+    pub use super::ledger::{Ledger, Watchdog, finish};
     pub use super::memory::{Memory, Region, refused as registration_refused};
     pub use super::owned::Owned;
     pub use super::{connected_before, first_packet};
@@ -63,6 +67,8 @@ pub mod connection {
 
 /// Payloads of up to this many bytes are copied while they are posted.
 const INLINE: u32 = 64;
+/// The keys that lower the need for resources of the device.
+const DEPTHS: &str = "`queue_depth` or `receive_depth`";
 /// The inline bytes that a value needs (INV-3).
 const LEAST_INLINE: u32 = 8;
 
@@ -80,8 +86,8 @@ pub struct Verbs {
     signal_count: u32,
     /// The route of queue 0 to each connected peer.
     routes: Vec<Option<Route>>,
-    /// The time at which `progress` checks the queues again.
-    next_watch: Mutex<Instant>,
+    /// It checks the queues by `progress`.
+    watchdog: Mutex<Watchdog>,
 }
 
 impl Transport for Verbs {
@@ -90,33 +96,24 @@ impl Transport for Verbs {
     type Config = VerbsConfig;
 
     fn probe(config: &VerbsConfig) -> Result<Capabilities> {
-        // Ranks of one node may have different devices, so only capabilities of all devices count.
-        let all = adapters(config, None)?;
-        let mut each = all.iter().map(|adapter| adapter.capabilities(config));
-        let first = each.next().ok_or_else(no_port)?;
-        Ok(each.fold(first, |a, b| Capabilities {
-            flags: a.flags & b.flags,
-            memory_kinds: a.memory_kinds & b.memory_kinds,
-            max_queue_depth: a.max_queue_depth.min(b.max_queue_depth),
-            largest_put: a.largest_put.min(b.largest_put),
-            ..a
-        }))
+        port::common(adapters(config, None)?.iter().map(|adapter| adapter.capabilities(config)))
     }
 
     fn open(config: VerbsConfig, open: &TransportOpen<'_>) -> Result<Self> {
         let TransportOpen { team, needs, .. } = *open;
         let adapter = adapters(&config, Some(team))?.pop().ok_or_else(no_port)?;
-        check_queue_pairs(&adapter, team, needs)?;
+        let port = &adapter.port;
+        port.check_queue_pairs(team, u64::from(needs.queues), "use fewer queues")?;
         check_flush(&adapter, &config)?;
         rules::warn_of_silence(config.timeout, config.retry_count, needs.deadline);
-        let failed = |e| refused(e, &adapter);
-        adapter.context.make_events_nonblocking().map_err(failed)?;
-        let pd = Pd::new(&adapter.context).map_err(failed)?;
+        let failed = |e| port.refused(e, DEPTHS);
+        port.context.make_events_nonblocking().map_err(failed)?;
+        let pd = Pd::new(&port.context).map_err(failed)?;
         let signals = match adapter.signals {
             SignalMode::Atomic => Signals::atomic(&pd, needs.signals)?,
             SignalMode::Immediate => {
                 let depth = adapter.receive_depth(&config);
-                let receiver = Receiver::new(&adapter.context, &pd, depth).map_err(failed)?;
+                let receiver = Receiver::new(&port.context, &pd, depth).map_err(failed)?;
                 Signals::immediate(receiver, needs.signals)
             }
         };
@@ -124,10 +121,9 @@ impl Transport for Verbs {
             signals,
             memory: Memory::new(&pd)?,
             health: Health::new(
-                &adapter.context,
+                port,
                 team,
                 needs.deadline,
-                adapter.port,
                 rules::shortest_silence(config.timeout, config.retry_count),
             ),
             numbers: Vec::new(),
@@ -141,7 +137,7 @@ impl Transport for Verbs {
             team: team.clone(),
             signal_count: needs.signals,
             routes: vec![None; team.world_ranks.len()],
-            next_watch: Mutex::new(Instant::now() + WATCH_EVERY),
+            watchdog: Mutex::new(Watchdog::armed()),
         };
         for queue in 0..needs.queues {
             let pairs = verbs.new_queue_pairs(queue, needs.queue_depth)?;
@@ -169,7 +165,6 @@ impl Transport for Verbs {
     }
 
     fn endpoint(&mut self, peer: u32) -> Result<Vec<u8>> {
-        let ranks = self.team.world_ranks.len() as u32;
         let queue_pairs = self.queues.iter_mut().map(|queue| {
             let peer = &queue.get_mut().peers[peer as usize];
             RemoteQp { number: peer.number, psn: peer.psn }
@@ -180,7 +175,7 @@ impl Transport for Verbs {
             signals: self.shared.signals.area(),
             queue_pairs,
             windows: self.shared.memory.to_peers(),
-            ..self.setup().endpoint(self.team.me, peer, ranks)
+            ..self.adapter.port.endpoint(&self.team, peer)
         };
         Ok(endpoint.to_bytes())
     }
@@ -195,15 +190,15 @@ impl Transport for Verbs {
             ranks: self.team.world_ranks.len() as u32,
             queues: self.queues.len(),
             signals: self.signal_count,
-            link_layer: self.adapter.port_attr.link_layer,
+            link_layer: self.adapter.port.attr.link_layer,
             windows: &windows,
         };
         expected.check(&endpoint).map_err(|e| e.with_rank(rank))?;
         let link = self.link_name(peer);
         self.check_unconnected(peer).map_err(|e| e.with_rank(rank))?;
-        self.join(peer, endpoint).map_err(|e| unreachable(e, rank, &link))?;
+        self.join(peer, endpoint).map_err(|e| unreachable(e, &FAR, rank, &link))?;
         if peer == self.team.me {
-            self.read_back_if_needed().map_err(|e| refused(e, &self.adapter))?;
+            self.read_back_if_needed().map_err(|e| self.adapter.port.refused(e, DEPTHS))?;
         }
         Ok(())
     }
@@ -276,8 +271,8 @@ impl Verbs {
 
     /// One queue with its queue pairs, ready to be connected.
     fn new_queue_pairs(&self, queue: u32, depth: u32) -> Result<QueuePairs> {
-        let failed = |e| refused(e, &self.adapter);
-        let cq = Cq::new(&self.adapter.context, depth * COMPLETIONS).map_err(failed)?;
+        let failed = |e| self.adapter.port.refused(e, DEPTHS);
+        let cq = Cq::new(&self.adapter.port.context, depth * COMPLETIONS).map_err(failed)?;
         let receiver = self.shared.signals.receiver();
         let request = QpRequest {
             recv_cq: Arc::clone(receiver.map_or(&cq, |it| &it.cq)),
@@ -302,23 +297,22 @@ impl Verbs {
     }
 
     fn new_qp(&self, request: &QpRequest, access: i32) -> Result<Qp<Init>, CallError> {
-        Qp::new(&self.pd, request)?.init(self.adapter.port, self.config.pkey_index, access)
+        Qp::new(&self.pd, request)?.init(self.adapter.port.number, self.config.pkey_index, access)
     }
 
     fn no_inline(&self) -> Error {
         let message = "the device takes no inline payload of 8 bytes; expected it for values";
         Error::new(ErrorKind::Unavailable, "open", message)
-            .with_context("device", self.adapter.context.name())
+            .with_context("device", self.adapter.port.context.name())
             .with_fix("name another `device`")
     }
 
     /// The watchdog of queues that no thread polls.
     fn look_after_queues(&self, now: Instant) {
-        let Ok(mut next) = self.next_watch.try_lock() else { return };
-        if now < *next {
+        let due = self.watchdog.try_lock().is_ok_and(|mut watchdog| watchdog.is_due(now));
+        if !due {
             return;
         }
-        *next = now + WATCH_EVERY;
         // A locked queue is being polled, which checks it too.
         for mut pairs in self.queues.iter().filter_map(Owned::enter) {
             pairs.look_after(&self.shared, now);
@@ -364,7 +358,7 @@ impl Verbs {
             return Ok(());
         };
         let source = WrRdma { remote_addr: region.address, rkey: region.mr.rkey() };
-        let cq = Cq::new(&self.adapter.context, 1)?;
+        let cq = Cq::new(&self.adapter.port.context, 1)?;
         let request = QpRequest {
             send_cq: Arc::clone(&cq),
             recv_cq: Arc::clone(&cq),
@@ -386,33 +380,11 @@ impl Verbs {
 impl Drop for Verbs {
     /// Waits a short time for posted commands, so that peers that still run receive them.
     fn drop(&mut self) {
-        let until = Instant::now() + LONGEST_FLUSH.min(self.shared.health.deadline);
-        for queue in &mut self.queues {
-            let pairs = queue.get_mut();
-            while pairs.under_way() > 0 && Instant::now() < until {
-                let mut none = [];
-                if pairs.poll(&self.shared, &mut none).is_err() {
-                    break;
-                }
-                std::thread::yield_now();
-            }
-        }
+        let Self { queues, shared, .. } = self;
+        finish(queues, shared.health.deadline, |pairs| {
+            pairs.ledger.under_way() > 0 && pairs.poll(shared, &mut []).is_ok()
+        });
     }
-}
-
-fn check_queue_pairs(adapter: &Adapter, team: &Team, needs: &TransportNeeds) -> Result<()> {
-    let wanted = team.world_ranks.len() as u64 * u64::from(needs.queues);
-    let most = u64::try_from(adapter.attr.max_qp).unwrap_or(0);
-    if wanted <= most {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Unavailable,
-        "open",
-        format!("found a device of {most} queue pairs; expected {wanted}: one per queue and rank"),
-    )
-    .with_context("device", adapter.context.name())
-    .with_fix("use fewer queues, or spread the ranks over more devices"))
 }
 
 /// The error for a second connect to a peer.
@@ -431,15 +403,4 @@ pub fn first_packet() -> Result<u32> {
         Error::new(ErrorKind::System, "draw a packet number", "no random bits").with_source(e)
     })?;
     Ok(bits & 0x00ff_ffff)
-}
-
-/// The error for a resource that the device refuses.
-fn refused(error: CallError, adapter: &Adapter) -> Error {
-    Error::new(ErrorKind::System, "open", error.call)
-        .with_context("device", adapter.context.name())
-        .with_source(error.source)
-        .with_fix(
-            "raise the limit on locked memory (`ulimit -l`), lower `queue_depth` or \
-             `receive_depth`, or see the kernel's log for the device",
-        )
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::job::Sizes;
@@ -20,17 +21,17 @@ pub enum Phase {
 }
 
 /// How the host queues operations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Calls {
-    /// Each call waits for the outcome of its operation: sizes are exact.
+    /// Each call waits for the outcome: sizes are exact.
     #[default]
     Waiting,
-    /// No call waits; sizes are those of the worst case.
+    /// No call waits: sizes of the worst case.
     NoSync,
-    /// As `NoSync`, captured in a CUDA graph of several operations.
+    /// As no-sync, in a CUDA graph of several operations.
     Graph,
-    /// As `NoSync`, with send and receive as calls of their own: the time is that of the send.
+    /// As no-sync, with send and receive as calls of their own; times are of the sends.
     Sends,
 }
 
@@ -42,10 +43,10 @@ impl Calls {
 }
 
 /// The element type of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
-    /// FP8 e4m3, quantised already, with one 4-byte scale per 128 channels.
+    /// FP8 e4m3, quantised already, one scale per 128 channels.
     Fp8,
     /// bf16.
     Bf16,
@@ -54,7 +55,7 @@ pub enum Rows {
 }
 
 /// The layout of received rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
     /// One per token and rank.

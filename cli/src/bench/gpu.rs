@@ -12,7 +12,6 @@ use tokenyard_core::bootstrap::{environment, is_rank_of_mpirun};
 use tokenyard_core::config::Config;
 
 use crate::launched::StartRanks;
-use crate::layout::LayoutName;
 use crate::memory;
 use crate::output::plural;
 use crate::preload;
@@ -62,12 +61,12 @@ pub(super) struct OperationArgs {
     experts: u32,
     /// The type of dispatched rows, one or several; a combine is of bf16
     #[arg(long = "type", value_name = "TYPE", value_enum, value_delimiter = ',',
-          default_values_t = [RowsName::Fp8, RowsName::Bf16])]
-    rows: Vec<RowsName>,
+          default_values_t = [case::Rows::Fp8, case::Rows::Bf16])]
+    rows: Vec<case::Rows>,
     /// The layout of received rows, one or several
     #[arg(long = "layout", value_name = "LAYOUT", value_enum, value_delimiter = ',',
-          default_values_t = [LayoutName::Flat])]
-    layouts: Vec<LayoutName>,
+          default_values_t = [case::Layout::Flat])]
+    layouts: Vec<case::Layout>,
     /// The experts that the tokens select
     #[arg(long, value_enum, default_value_t = GpuRoutingName::Uniform, conflicts_with = "input")]
     routing: GpuRoutingName,
@@ -84,8 +83,8 @@ pub(super) struct OperationArgs {
     #[arg(long)]
     outside: bool,
     /// How the host queues operations
-    #[arg(long, value_enum, default_value_t = CallsName::Waiting)]
-    calls: CallsName,
+    #[arg(long, value_enum, default_value_t = case::Calls::Waiting)]
+    calls: case::Calls,
     /// SM counts; a communicator is opened for each
     #[arg(long, value_delimiter = ',', default_values_t = SMS,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -187,33 +186,11 @@ impl RankArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum RowsName {
-    /// FP8 e4m3, quantised already, one scale per 128 channels
-    Fp8,
-    /// bf16
-    Bf16,
-    /// bf16, cast to FP8 by the dispatch
-    Cast,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum GpuRoutingName {
     /// K experts at random
     Uniform,
     /// Every token also selects one and the same expert
     Skewed,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum CallsName {
-    /// Each call waits for the outcome: sizes are exact
-    Waiting,
-    /// No call waits: sizes of the worst case
-    NoSync,
-    /// As no-sync, in a CUDA graph that is launched for each operation
-    Graph,
-    /// As no-sync, with send and receive as calls of their own; times are of the sends
-    Sends,
 }
 
 pub(super) fn operation(phase: case::Phase, args: &OperationArgs) -> Result<ExitCode> {
@@ -332,12 +309,7 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
         (.., true) => case::Manner::Outside,
         _ => case::Manner::Plain,
     };
-    let calls = match args.calls {
-        CallsName::Waiting => case::Calls::Waiting,
-        CallsName::NoSync => case::Calls::NoSync,
-        CallsName::Graph => case::Calls::Graph,
-        CallsName::Sends => case::Calls::Sends,
-    };
+    let calls = args.calls;
     let plain = manner == case::Manner::Plain && phase != case::Phase::Pair;
     ensure!(
         plain || calls != case::Calls::Sends,
@@ -354,26 +326,15 @@ fn exchange_task(phase: case::Phase, args: &OperationArgs) -> Result<exchange::G
         (None, GpuRoutingName::Uniform) => case::Routing::Uniform,
         (None, GpuRoutingName::Skewed) => case::Routing::Skewed,
     };
-    let rows = |name: &RowsName| match name {
-        RowsName::Fp8 => case::Rows::Fp8,
-        RowsName::Bf16 => case::Rows::Bf16,
-        RowsName::Cast => case::Rows::Cast,
-    };
-    let layout = |name: &LayoutName| match name {
-        LayoutName::Flat => case::Layout::Flat,
-        LayoutName::ExpertMajor => case::Layout::ExpertMajor,
-        LayoutName::Packed => case::Layout::Packed,
-        LayoutName::RankMajor => case::Layout::RankMajor,
-    };
     Ok(exchange::GpuExchangeTask {
         phase,
         fixed: case::Fixed { hidden: args.hidden, topk: args.topk, experts: args.experts },
         tokens: args.tokens.clone(),
         rows: match is_combine {
             true => vec![case::Rows::Bf16],
-            false => args.rows.iter().map(rows).collect(),
+            false => args.rows.clone(),
         },
-        layouts: args.layouts.iter().map(layout).collect(),
+        layouts: args.layouts.clone(),
         routing,
         manner,
         calls,

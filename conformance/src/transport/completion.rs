@@ -79,7 +79,7 @@ const STRETCH: u64 = 20;
 const ENOUGH: Duration = Duration::from_secs(1);
 
 fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
-    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let (me, previous) = (rig.me(), rig.previous());
     let room = rig.windows[0].len() / BATCH;
     let (start, mut total) = (Instant::now(), 0);
     for round in 0..3 * STRETCH {
@@ -92,19 +92,7 @@ fn done_means_source_reusable(rig: &mut Rig<'_>) -> Result<()> {
         let mut commands = [NO_COMMAND; BATCH];
         for (part, command) in commands.iter_mut().enumerate() {
             rig.windows[0].write(part * room, &pattern(seed(me, part), bytes));
-            *command = Command {
-                op: abi::TY_OP_PUT_SIGNAL,
-                flags: abi::TY_FLAG_NOTIFY,
-                peer: next,
-                signal: rig.signal(0, 0, me),
-                add: 1,
-                dst_window: 1,
-                src_offset: (part * room) as u64,
-                dst_offset: (part * room) as u64,
-                bytes: bytes as u64,
-                tag: part as u64,
-                ..NO_COMMAND
-            };
+            *command = Command { tag: part as u64, ..rig.put_to_next(part * room, bytes) };
         }
         rig.post(0, &commands)?;
         let mut done = 0;
@@ -138,23 +126,11 @@ const FILLED: u8 = 0x3c;
 
 /// More than any socket takes at once is under way, so that a put which is done when it is queued shows.
 fn sources_behind_a_large_put_are_reusable(rig: &mut Rig<'_>) -> Result<()> {
-    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let (me, previous) = (rig.me(), rig.previous());
     let (large, small) = (rig.put_bytes(LARGE), rig.put_bytes(FOLLOWER));
     let place = |part: usize| LARGE + part * FOLLOWER;
     let seed = |rank: u32, part: usize| u64::from(rank) << 16 | part as u64;
-    let put = |at: usize, bytes: usize| Command {
-        op: abi::TY_OP_PUT_SIGNAL,
-        flags: abi::TY_FLAG_NOTIFY,
-        peer: next,
-        signal: rig.signal(0, 0, me),
-        add: 1,
-        dst_window: 1,
-        src_offset: at as u64,
-        dst_offset: at as u64,
-        bytes: bytes as u64,
-        tag: at as u64,
-        ..NO_COMMAND
-    };
+    let put = |at, bytes| Command { tag: at as u64, ..rig.put_to_next(at, bytes) };
     rig.windows[0].fill(FILLED);
     let mut commands: Vec<_> =
         (0..LARGE).step_by(large).map(|at| put(at, large.min(LARGE - at))).collect();
@@ -307,20 +283,12 @@ pub(super) fn flood(rig: &mut Rig<'_>, count: usize) -> Result<()> {
 }
 
 fn queues_are_independent(rig: &mut Rig<'_>) -> Result<()> {
-    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let (me, previous) = (rig.me(), rig.previous());
     let put = |rig: &Rig<'_>, queue: u32, tag: u64| Command {
-        op: abi::TY_OP_PUT_SIGNAL,
-        flags: abi::TY_FLAG_NOTIFY,
         queue,
-        peer: next,
         signal: rig.signal(0, queue, me),
-        add: 1,
-        dst_window: 1,
-        bytes: 8,
-        src_offset: 8 * u64::from(queue),
-        dst_offset: 8 * u64::from(queue),
         tag,
-        ..NO_COMMAND
+        ..rig.put_to_next(8 * queue as usize, 8)
     };
     // Queue 0 is full and not polled.
     let (one, other) = (put(rig, 0, 0), put(rig, 1, 1));
@@ -387,27 +355,15 @@ const OF_QUEUE: u64 = 1 << 20;
 
 /// Puts of two threads at once, each with bytes of its own, which all arrive.
 fn payloads_of_both_queues(rig: &mut Rig<'_>, round: u64) -> Result<()> {
-    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let (me, previous) = (rig.me(), rig.previous());
     let seed = |rank: u32, tag: u64| (round << 4 | u64::from(rank)) << 16 | tag;
     let puts = [0, 1].map(|queue| {
         let mut at = u64::from(queue) * OF_QUEUE;
         let of_place = |(number, bytes)| {
             let (bytes, offset) = (rig.put_bytes(bytes), at);
             at += bytes as u64;
-            Command {
-                op: abi::TY_OP_PUT_SIGNAL,
-                flags: abi::TY_FLAG_NOTIFY,
-                queue,
-                peer: next,
-                signal: rig.signal(1, queue, me),
-                add: 1,
-                dst_window: 1,
-                src_offset: offset,
-                dst_offset: offset,
-                bytes: bytes as u64,
-                tag: u64::from(queue) << 8 | number,
-                ..NO_COMMAND
-            }
+            let (signal, tag) = (rig.signal(1, queue, me), u64::from(queue) << 8 | number);
+            Command { queue, signal, tag, ..rig.put_to_next(offset as usize, bytes) }
         };
         (0..).zip(PAYLOADS).map(of_place).collect::<Vec<_>>()
     });

@@ -171,7 +171,7 @@ fn every_declared_window_is_reached(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 fn puts_beyond_socket_buffers_arrive(rig: &mut Rig<'_>) -> Result<()> {
-    let (me, next, previous) = (rig.me(), rig.next(), rig.previous());
+    let (me, previous) = (rig.me(), rig.previous());
     let len = rig.windows[0].len();
     let sizes = [(5 << 20) + 1, LARGE].map(|bytes| rig.put_bytes(bytes));
     for (round, bytes) in (1_u64..).zip(sizes) {
@@ -180,19 +180,7 @@ fn puts_beyond_socket_buffers_arrive(rig: &mut Rig<'_>) -> Result<()> {
         rig.windows[0].write(at, &pattern(seed(me), bytes));
         rig.windows[1].fill(UNTOUCHED);
         rig.barrier("ready for a large put")?;
-        let put = Command {
-            op: abi::TY_OP_PUT_SIGNAL,
-            flags: abi::TY_FLAG_NOTIFY,
-            peer: next,
-            signal: rig.signal(0, 0, me),
-            add: 1,
-            dst_window: 1,
-            src_offset: at as u64,
-            dst_offset: at as u64,
-            bytes: bytes as u64,
-            ..NO_COMMAND
-        };
-        rig.post(0, &[put])?;
+        rig.post(0, &[rig.put_to_next(at, bytes)])?;
         rig.wait_signal(0, rig.signal(0, 0, previous), round)?;
         let mut expected = vec![UNTOUCHED; at];
         expected.extend(pattern(seed(previous), bytes));

@@ -10,7 +10,9 @@ use tokenyard_core::abi;
 use tokenyard_core::bootstrap::{Liveness, World};
 use tokenyard_core::config::{ComponentChoice, ComponentTable, Config};
 use tokenyard_core::host::{OpenTransport, Registry, TransportRef};
-use tokenyard_core::transport::{Command, NO_WINDOW, Team, TransportNeeds, TransportOpen, Window};
+use tokenyard_core::transport::{
+    Command, NO_COMMAND, NO_WINDOW, Team, TransportNeeds, TransportOpen, Window,
+};
 
 use super::memory::{Area, UNTOUCHED};
 use super::needs::Needs;
@@ -298,6 +300,22 @@ impl<'a> Rig<'a> {
     /// id, as transports may rely on.
     pub(super) fn signal(&self, kind: u32, queue: u32, writer: u32) -> u32 {
         (kind * self.needs.queues + queue) * self.ranks() + writer
+    }
+
+    /// A put out of window 0 to the same place of the next rank's window 1, with an event here and a signal there.
+    pub(super) fn put_to_next(&self, at: usize, bytes: usize) -> Command {
+        Command {
+            op: abi::TY_OP_PUT_SIGNAL,
+            flags: abi::TY_FLAG_NOTIFY,
+            peer: self.next(),
+            signal: self.signal(0, 0, self.me()),
+            add: 1,
+            dst_window: 1,
+            src_offset: at as u64,
+            dst_offset: at as u64,
+            bytes: bytes as u64,
+            ..NO_COMMAND
+        }
     }
 
     /// Bytes of a put that are at most `wanted` and that the transport can carry.

@@ -61,7 +61,8 @@ pub fn unanswered(milliseconds: u128) -> Vec<Finding> {
 /// The state that is expected of a component that the config chooses.
 const CHOSEN: &str = "works here: the config chooses it";
 
-pub(crate) fn judge(report: &mut DoctorReport<'_>, components: &Components) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
+    let Some(components) = report.components else { return };
     for component in &components.components {
         let (verdict, found) = match &component.why_not {
             None => (Verdict::Ok, "it works here"),

@@ -3,8 +3,10 @@
 use serde::Serialize;
 use tokenyard_machine::{Machine, Nic};
 
+use crate::components::Components;
 use crate::job::{Facility, Job};
 use crate::nics::rails;
+use crate::node::Tried;
 use crate::words::{self, Words};
 
 /// How bad it is.
@@ -130,13 +132,17 @@ pub struct DoctorReport<'a> {
     pub machine: &'a Machine,
     /// The job that is to run.
     pub job: &'a Job,
+    /// The parts of the program on this node; none for a recorded node.
+    pub(crate) components: Option<&'a Components>,
+    /// The facts that only a running process can find out; none for a recorded node.
+    pub(crate) tried: Option<&'a Tried>,
     findings: Vec<Finding>,
 }
 
 impl<'a> DoctorReport<'a> {
     /// A report with nothing found yet.
     pub fn new(machine: &'a Machine, job: &'a Job) -> Self {
-        Self { machine, job, findings: Vec::new() }
+        Self { machine, job, components: None, tried: None, findings: Vec::new() }
     }
 
     /// Notes how `rule` judges a thing that only users of `facility` need.

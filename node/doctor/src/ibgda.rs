@@ -4,7 +4,7 @@ use tokenyard_machine::NicFamily;
 
 use crate::nics::rails;
 use crate::versions::{at_least, kernel};
-use crate::{Components, DoctorReport, Facility, Verdict, rules};
+use crate::{DoctorReport, Facility, Verdict, rules};
 
 rules! {
     DEVX = "devx",
@@ -14,11 +14,11 @@ rules! {
 /// The first kernel that passes commands of any program to a ConnectX.
 const DEVX_KERNEL: [u32; 2] = [4, 20];
 
-pub(crate) fn judge(report: &mut DoctorReport<'_>, components: Option<&Components>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
     if !report.job.asks(Facility::Devx) {
         return;
     }
-    devx(report, components);
+    devx(report);
     let (verdict, found) = match report.job.asks.writes_totals {
         true => (Verdict::Broken, "\"write\""),
         false => (Verdict::Ok, "by atomics"),
@@ -26,11 +26,12 @@ pub(crate) fn judge(report: &mut DoctorReport<'_>, components: Option<&Component
     report.note(&SIGNALS, Facility::Devx, "signals of ibgda", verdict.on(found));
 }
 
-fn devx(report: &mut DoctorReport<'_>, components: Option<&Components>) {
+fn devx(report: &mut DoctorReport<'_>) {
     let families: Vec<NicFamily> = rails(report).iter().map(|nic| nic.family).collect();
     let release = report.machine.kernel.release.known().cloned();
     let is_new = release.as_ref().map(|release| at_least(&kernel(release), &DEVX_KERNEL));
-    let probe = components
+    let probe = report
+        .components
         .into_iter()
         .flat_map(|components| &components.components)
         .filter(|component| component.name == "ibgda")

@@ -75,54 +75,42 @@ fn judge(
     tried: Option<&Tried>,
 ) -> Vec<Finding> {
     let mut report = DoctorReport::new(machine, job);
-    if let Some(components) = components {
-        components::judge(&mut report, components);
+    (report.components, report.tried) = (components, tried);
+    for (_, _, judge) in SUBJECTS {
+        judge(&mut report);
     }
-    node::judge(&mut report, tried);
-    memory::judge(&mut report);
-    container::judge(&mut report);
-    ports::judge(&mut report);
-    gids::judge(&mut report);
-    bonds::judge(&mut report);
-    pci::judge(&mut report);
-    gpus::judge(&mut report);
-    rails::judge(&mut report);
-    peer_memory::judge(&mut report);
-    gpu_initiated::judge(&mut report);
-    ibgda::judge(&mut report, components);
-    nvlink::judge(&mut report);
-    amd::judge(&mut report);
-    efa::judge(&mut report);
-    versions::judge(&mut report);
-    nic_drivers::judge(&mut report);
-    libraries::judge(&mut report);
-    rocm::judge(&mut report);
     report.finish()
 }
 
+/// A subject: its name, its rules, and the function that judges by them.
+type Subject = (&'static str, &'static [&'static Rule], fn(&mut DoctorReport<'_>));
+
+/// The subjects of one node, in the order of findings and of the page.
+const SUBJECTS: [Subject; 19] = [
+    ("Components and the node", node::RULES, node::judge),
+    ("Memory", memory::RULES, memory::judge),
+    ("Containers and rights", container::RULES, container::judge),
+    ("Ports", ports::RULES, ports::judge),
+    ("GIDs", gids::RULES, gids::judge),
+    ("Bonds", bonds::RULES, bonds::judge),
+    ("PCI Express", pci::RULES, pci::judge),
+    ("GPUs", gpus::RULES, gpus::judge),
+    ("Rails", rails::RULES, rails::judge),
+    ("Peer memory", peer_memory::RULES, peer_memory::judge),
+    ("GPU-initiated RDMA", gpu_initiated::RULES, gpu_initiated::judge),
+    ("ibgda", ibgda::RULES, ibgda::judge),
+    ("NVLink", nvlink::RULES, nvlink::judge),
+    ("AMD", amd::RULES, amd::judge),
+    ("EFA", efa::RULES, efa::judge),
+    ("Versions", versions::RULES, versions::judge),
+    ("Drivers of NICs", nic_drivers::RULES, nic_drivers::judge),
+    ("Libraries", libraries::RULES, libraries::judge),
+    ("ROCm", rocm::RULES, rocm::judge),
+];
+
 /// Every rule, by subject, in the order of the page.
 pub fn catalogue() -> Vec<(&'static str, &'static [&'static Rule])> {
-    vec![
-        ("Alternatives", ladder::RULES),
-        ("Components and the node", node::RULES),
-        ("Memory", memory::RULES),
-        ("Containers and rights", container::RULES),
-        ("Ports", ports::RULES),
-        ("GIDs", gids::RULES),
-        ("Bonds", bonds::RULES),
-        ("PCI Express", pci::RULES),
-        ("GPUs", gpus::RULES),
-        ("Rails", rails::RULES),
-        ("Peer memory", peer_memory::RULES),
-        ("GPU-initiated RDMA", gpu_initiated::RULES),
-        ("ibgda", ibgda::RULES),
-        ("NVLink", nvlink::RULES),
-        ("AMD", amd::RULES),
-        ("EFA", efa::RULES),
-        ("Versions", versions::RULES),
-        ("Drivers of NICs", nic_drivers::RULES),
-        ("Libraries", libraries::RULES),
-        ("ROCm", rocm::RULES),
-        ("Across nodes", world::RULES),
-    ]
+    let of_node = SUBJECTS.iter().map(|(name, rules, _)| (*name, *rules));
+    let first = [("Alternatives", ladder::RULES)];
+    first.into_iter().chain(of_node).chain([("Across nodes", world::RULES)]).collect()
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use tokenyard_machine::{Bound, bytes};
 
+use crate::components;
 use crate::versions::{at_least, kernel};
 use crate::{DoctorReport, Facility, Rule, Verdict, rules};
 
@@ -110,8 +111,10 @@ pub enum Secret {
     Unusable(String),
 }
 
-pub(crate) fn judge(report: &mut DoctorReport<'_>, tried: Option<&Tried>) {
+pub(crate) fn judge(report: &mut DoctorReport<'_>) {
+    components::judge(report);
     release(report);
+    let tried = report.tried;
     if let Some(tried) = tried {
         attempt(report, &MEMFD, &tried.memfd_error);
         attempt(report, &SOCKETS, &tried.socket_error);

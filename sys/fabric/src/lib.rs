@@ -15,4 +15,4 @@ mod library;
 pub mod ops;
 pub mod types;
 
-pub use library::{Library, LoadError};
+pub use library::Library;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use tokenyard_sys_load::{functions, open_library};
+use tokenyard_sys_load::{LoadError, functions};
 
 use crate::consts::{API_VERSION, NEWEST_API};
 use crate::handlers::Handlers;
@@ -12,26 +12,12 @@ use crate::types::{fi_fabric_attr, fi_info, fid_fabric};
 /// The name that the dynamic loader looks for.
 const SONAME: &str = "libfabric.so.1";
 
-/// The reason why the library cannot be used.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The dynamic loader's error.
-    #[error("{SONAME} cannot be loaded: {0}")]
-    Missing(String),
-    /// The version that was found, major and minor, is older than [`API_VERSION`].
-    #[error(
-        "found libfabric {}.{}; expected {major}.{minor} or later", .0, .1,
-        major = API_VERSION >> 16,
-        minor = API_VERSION & 0xffff
-    )]
-    Old(u32, u32),
-}
-
 functions! {
     /// The functions of libfabric that are symbols. The library is never closed.
     pub struct Library {
         version: u32,
     }
+    expected "libfabric 1.17 or newer";
     needed {
         get_version: "fi_version" fn() -> u32;
         getinfo: "fi_getinfo"
@@ -51,23 +37,22 @@ impl Library {
     /// It is not there, or older than 1.17.
     pub fn open() -> Result<&'static Self, LoadError> {
         static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
-        LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+        LIBRARY.get_or_init(Self::load_checked).as_ref().map_err(Clone::clone)
     }
 
-    fn load() -> Result<Self, LoadError> {
+    fn load_checked() -> Result<Self, LoadError> {
         let handlers = Handlers::now();
-        // SAFETY: libfabric's constructors have no preconditions.
-        let library = unsafe { open_library(SONAME) };
+        // SAFETY: libfabric's constructors have no preconditions. The types are those of libfabric's headers, checked
+        // by the layout test.
+        let loaded = unsafe { Self::load(SONAME, 0) };
         handlers.restore();
-        let library = library.map_err(LoadError::Missing)?;
-        let lacks = |symbol| LoadError::Missing(format!("it has no function {symbol}"));
-        // SAFETY: the types are those of libfabric's headers, checked by the layout test.
-        let mut loaded = unsafe { Self::look_up(library, 0) }.map_err(lacks)?;
+        let mut loaded = loaded?;
         // SAFETY: the function has no conditions.
         loaded.version = unsafe { (loaded.get_version)() };
         let (major, minor) = loaded.version();
         if loaded.version < API_VERSION {
-            return Err(LoadError::Old(major, minor));
+            let (file, found) = (SONAME.to_owned(), format!("libfabric {major}.{minor}"));
+            return Err(LoadError::Old { file, found, expected: "1.17 or newer" });
         }
         Ok(loaded)
     }
@@ -162,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_api_is_the_librarys_as_far_as_it_is_known() {
-        let mut library = match Library::load() {
+        let mut library = match Library::load_checked() {
             Ok(library) => library,
             Err(error) => panic!("the tests need libfabric: {error}"),
         };

@@ -8,7 +8,8 @@ pub mod consts;
 mod library;
 mod types;
 
-pub use library::{Hip, Hiprtc, LoadError};
+pub use library::{Hip, Hiprtc};
+pub use tokenyard_sys_load::LoadError;
 pub use types::{
     AccessDesc, AllocationFlags, AllocationProp, DeviceProp, IpcHandle, Location, Uuid,
 };

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
-use tokenyard_sys_load::{Library, functions, open_library};
+use tokenyard_sys_load::{LoadError, functions};
 
 use crate::types::{AccessDesc, AllocationProp, DeviceProp, IpcHandle, Uuid};
 
@@ -11,27 +11,6 @@ use crate::types::{AccessDesc, AllocationProp, DeviceProp, IpcHandle, Uuid};
 const HIP: &[&str] = &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
 /// Files of its compiler.
 const HIPRTC: &[&str] = &["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"];
-
-/// The reason why a library cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
-    /// None of its files is there, or one of their own libraries is not.
-    #[error("{files} cannot be loaded: {reason}")]
-    Absent {
-        /// The names that were tried.
-        files: String,
-        /// The dynamic loader's error for each.
-        reason: String,
-    },
-    /// It is too old, or another library with that name.
-    #[error("{file} has no function {function}; expected ROCm 6 or newer")]
-    Old {
-        /// The file that was found.
-        file: String,
-        /// The first function that is missing.
-        function: &'static str,
-    },
-}
 
 /// The files in a folder, or where the loader looks for them.
 fn files_in(folder: Option<&Path>, files: &[&str]) -> Vec<String> {
@@ -43,21 +22,20 @@ fn files_in(folder: Option<&Path>, files: &[&str]) -> Vec<String> {
 }
 
 /// The first of the files that the loader finds.
-fn open_first(files: &[String]) -> Result<(Library, String), LoadError> {
+fn first<L>(files: &[String], load: impl Fn(&str) -> Result<L, LoadError>) -> Result<L, LoadError> {
     let mut reasons: Vec<String> = Vec::new();
     for file in files {
-        // SAFETY: HIP's initialisers may run on any thread, before any of its calls.
-        match unsafe { open_library(file) } {
-            Ok(library) => return Ok((library, file.clone())),
-            Err(reason) => {
+        match load(file) {
+            Err(LoadError::Absent { reason, .. }) => {
                 let reason = reason.strip_prefix(&format!("{file}: ")).unwrap_or(&reason);
                 if !reasons.iter().any(|known| known == reason) {
                     reasons.push(reason.to_owned());
                 }
             }
+            found => return found,
         }
     }
-    Err(LoadError::Absent { files: files.join(", "), reason: reasons.join("; ") })
+    Err(LoadError::Absent { file: files.join(", "), reason: reasons.join("; "), install: None })
 }
 
 /// The ways to open a library of ROCm.
@@ -78,10 +56,9 @@ macro_rules! opened {
             /// # Errors
             /// As of [`open`](Self::open).
             pub fn open_first(files: &[String]) -> Result<Self, LoadError> {
-                let (library, file) = open_first(files)?;
-                // SAFETY: the types are those of hip_runtime_api.h and hiprtc.h of ROCm 6 and 7.
-                unsafe { Self::look_up(library, file.clone()) }
-                    .map_err(|function| LoadError::Old { file, function })
+                // SAFETY: HIP's initialisers may run on any thread, before any of its calls. The types are those of
+                // hip_runtime_api.h and hiprtc.h of ROCm 6 and 7.
+                first(files, |file| unsafe { Self::load(file, file.to_owned()) })
             }
         }
     };
@@ -95,6 +72,7 @@ functions! {
         /// The file that was loaded.
         pub file: String,
     }
+    expected "ROCm 6 or newer";
     pub needed {
     // Devices
     init: "hipInit" fn(c_uint) -> c_uint;
@@ -185,6 +163,7 @@ functions! {
         /// The file that was loaded.
         pub file: String,
     }
+    expected "ROCm 6 or newer";
     pub needed {
     version: "hiprtcVersion" fn(*mut c_int, *mut c_int) -> c_uint;
     create_program: "hiprtcCreateProgram" fn(*mut *mut c_void, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_uint;

@@ -47,7 +47,8 @@ fn a_function_that_is_missing_is_named_whichever_it_is() {
         let file = stand_in(folder.path(), &format!("libamdhip64.so.{i}"), &others);
         let file = file.display().to_string();
         let error = Hip::open_first(std::slice::from_ref(&file)).unwrap_err();
-        assert_eq!(error, LoadError::Old { file, function: missing });
+        let expected = "ROCm 6 or newer";
+        assert_eq!(error, LoadError::Lacks { file, function: missing, expected });
         let text = error.to_string();
         assert!(text.contains(missing) && text.contains("expected ROCm 6 or newer"), "{text}");
     }

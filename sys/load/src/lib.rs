@@ -1,11 +1,46 @@
 //! Opens the C libraries that the other crates of `sys` bind, at run time: nothing is linked, so a program starts
-//! on machines that lack them. The errors belong to those crates, because each names its own fix.
+//! on machines that lack them. [`functions!`] is the way in, [`LoadError`] the one error of its opening.
 //!
 //! Watched by the tests of the crates that use it.
 
 use std::ffi::OsStr;
 
 pub use libloading::Library;
+
+/// The reason why a library cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// It is not there, or one of its own libraries is not.
+    #[error("{file} cannot be loaded: {reason}{}", .install.map(|it| format!("; {it}")).unwrap_or_default())]
+    Absent {
+        /// The file that was tried; several with commas between them.
+        file: String,
+        /// The dynamic loader's error.
+        reason: String,
+        /// How to install it.
+        install: Option<&'static str>,
+    },
+    /// It is too old, or another library with that name.
+    #[error("{file} has no function {function}; expected {expected}")]
+    Lacks {
+        /// The file that was found.
+        file: String,
+        /// The first function that is missing.
+        function: &'static str,
+        /// The versions that have it.
+        expected: &'static str,
+    },
+    /// Its version is too old.
+    #[error("{file} is {found}; expected {expected}")]
+    Old {
+        /// The file that was found.
+        file: String,
+        /// Its name and version.
+        found: String,
+        /// The versions that can be used.
+        expected: &'static str,
+    },
+}
 
 /// The library that the dynamic loader finds under this name or path. The error is the loader's text.
 ///
@@ -24,7 +59,8 @@ pub unsafe fn open_library(file: impl AsRef<OsStr>) -> Result<Library, String> {
 }
 
 /// Defines the functions of a library: a structure with a field for each, of the visibility that stands before the
-/// word `needed`, and the fields in braces, which `look_up` gets.
+/// word `needed`, and the fields in braces, which `load` gets. `expected` names the versions that have the functions,
+/// `install` the way to install one.
 #[macro_export]
 macro_rules! functions {
     (
@@ -32,6 +68,7 @@ macro_rules! functions {
         pub struct $library:ident {
             $($(#[$field_doc:meta])* $field_vis:vis $field:ident: $field_type:ty,)*
         }
+        expected $expected:literal $(, install $install:literal)?;
         $vis:vis needed {
             $($name:ident: $symbol:literal fn($($arg:ty),* $(,)?) $(-> $ret:ty)?;)*
         }
@@ -54,20 +91,25 @@ macro_rules! functions {
             /// The symbols that only later versions have.
             pub const OPTIONAL: &[&str] = &[$($may_symbol),*];
 
-            /// Finds the functions, and leaves the library loaded for the life of the process: libraries have threads,
-            /// handlers and thread-local data. The error is the first symbol that is missing.
+            /// Opens this file and finds the functions. The library stays loaded for the life of the process:
+            /// libraries have threads, handlers and thread-local data.
             ///
             /// # Safety
-            /// The symbols have these types in the library's headers.
-            unsafe fn look_up(
-                library: $crate::Library,
-                $($field: $field_type,)*
-            ) -> Result<Self, &'static str> {
+            /// The library's initialisers may run on this thread and at this time. The symbols have these types in
+            /// its headers.
+            unsafe fn load(file: &str, $($field: $field_type,)*) -> Result<Self, $crate::LoadError> {
+                // SAFETY: by this function's contract.
+                let library = unsafe { $crate::open_library(file) }.map_err(|reason| {
+                    $crate::LoadError::Absent { file: file.to_owned(), reason, install: None$(.or(Some($install)))? }
+                })?;
+                let lacks = |function| {
+                    $crate::LoadError::Lacks { file: file.to_owned(), function, expected: $expected }
+                };
                 let this = Self {
                     $($field,)*
                     // SAFETY: by this function's contract. The loader gives a symbol's default version, which is
                     // that of the headers.
-                    $($name: unsafe { library.get($symbol) }.map(|it| *it).map_err(|_| $symbol)?,)*
+                    $($name: unsafe { library.get($symbol) }.map(|it| *it).map_err(|_| lacks($symbol))?,)*
                     // SAFETY: as above.
                     $($may: unsafe { library.get($may_symbol) }.map(|it| *it).ok(),)*
                 };

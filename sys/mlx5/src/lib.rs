@@ -26,5 +26,5 @@ pub mod wqe;
 
 pub use devx::{Devx, Object, Uar, UarKind, Umem, UmemRequest};
 pub use field::{Field, Value};
-pub use library::{Library, LoadError};
+pub use library::Library;
 pub use tokenyard_sys_verbs::CallError;

@@ -3,35 +3,18 @@
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
-use tokenyard_sys_load::{functions, open_library};
+use tokenyard_sys_load::{LoadError, functions};
 
 use crate::ffi::{ContextAttr, Device, DevxObj, DevxUar, DevxUmem, DevxUmemIn, Obj, RawContext};
 
 /// The name that every version of rdma-core installs.
 const FILE: &str = "libmlx5.so.1";
 
-/// Why libmlx5 cannot be used.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The library is missing, or one of the libraries that it needs.
-    #[error("{FILE} cannot be loaded: {reason}; install it: apt-get install ibverbs-providers")]
-    Absent {
-        /// The message of the dynamic loader.
-        reason: String,
-    },
-    /// The library is too old.
-    #[error(
-        "{FILE} has no function {function}; expected rdma-core 36 or newer: upgrade ibverbs-providers"
-    )]
-    Old {
-        /// The first function that is missing.
-        function: &'static str,
-    },
-}
-
 functions! {
     /// The functions of libmlx5, found once and never unloaded.
     pub struct Library {}
+    expected "rdma-core 36 or newer: upgrade ibverbs-providers",
+    install "install it: apt-get install ibverbs-providers";
     pub(crate) needed {
         is_supported: "mlx5dv_is_supported" fn(*mut Device) -> bool;
         open_device: "mlx5dv_open_device" fn(*mut Device, *mut ContextAttr) -> *mut RawContext;
@@ -62,16 +45,9 @@ impl Library {
     /// # Errors
     /// It is absent or too old; the answer stays the same for the life of the process.
     pub fn get() -> Result<&'static Self, LoadError> {
-        LIBRARY.get_or_init(|| Self::load(FILE)).as_ref().map_err(Clone::clone)
-    }
-
-    fn load(file: &str) -> Result<Self, LoadError> {
         // SAFETY: libmlx5's initialisers register it with libibverbs, which expects that at any time before its
-        // first list of devices, and allows it later.
-        let library = unsafe { open_library(file) };
-        let library = library.map_err(|reason| LoadError::Absent { reason })?;
-        // SAFETY: the types are those of mlx5dv.h.
-        unsafe { Self::look_up(library) }.map_err(|function| LoadError::Old { function })
+        // first list of devices, and allows it later. The types are those of mlx5dv.h.
+        LIBRARY.get_or_init(|| unsafe { Self::load(FILE) }).as_ref().map_err(Clone::clone)
     }
 }
 
@@ -81,11 +57,14 @@ mod tests {
 
     #[test]
     fn a_library_that_is_missing_or_another_one_is_named_with_its_package() {
-        let error = Library::load("libtokenyard_no_such_file.so.1").unwrap_err().to_string();
-        assert!(error.starts_with("libmlx5.so.1 cannot be loaded: "), "{error}");
+        // SAFETY: there is no such file.
+        let error = unsafe { Library::load("libtokenyard_no_such_file.so.1") };
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("libtokenyard_no_such_file.so.1 cannot be loaded: "), "{error}");
         assert!(error.ends_with("apt-get install ibverbs-providers"), "{error}");
-        let error = Library::load("libc.so.6").unwrap_err().to_string();
-        let expected = "libmlx5.so.1 has no function mlx5dv_is_supported; expected rdma-core 36 or \
+        // SAFETY: it is loaded, and has none of the functions.
+        let error = unsafe { Library::load("libc.so.6") }.unwrap_err().to_string();
+        let expected = "libc.so.6 has no function mlx5dv_is_supported; expected rdma-core 36 or \
                         newer: upgrade ibverbs-providers";
         assert_eq!(error, expected);
     }

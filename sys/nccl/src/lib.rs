@@ -13,5 +13,6 @@ pub mod consts;
 mod library;
 mod types;
 
-pub use library::{LoadError, Nccl};
+pub use library::Nccl;
+pub use tokenyard_sys_load::LoadError;
 pub use types::{CommProperties, Config, DevCommRequirements, UniqueId};

@@ -3,47 +3,13 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 
-use tokenyard_sys_load::{functions, open_library};
+use tokenyard_sys_load::{LoadError, functions};
 
 use crate::consts::LEAST_VERSION;
 use crate::types::{CommProperties, Config, DevCommRequirements, UniqueId};
 
 /// The file that is opened where no config names one.
 const FILE: &str = "libnccl.so.2";
-
-/// Why the library cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
-    /// The library is missing, or one of the libraries that it needs.
-    #[error(
-        "{file} cannot be loaded: {reason}; install NCCL 2.31.2 or newer (pip install nvidia-nccl-cu13), or put its \
-         lib folder into LD_LIBRARY_PATH"
-    )]
-    Absent {
-        /// The file that was tried.
-        file: PathBuf,
-        /// The message of the dynamic loader.
-        reason: String,
-    },
-    /// The file is not NCCL, or it is another version.
-    #[error("{file} has no function {function}; expected NCCL 2.31.2 or newer: upgrade it")]
-    Lacks {
-        /// The file that was found.
-        file: PathBuf,
-        /// The first function that is missing.
-        function: &'static str,
-    },
-    /// The library is too old.
-    #[error(
-        "{file} is NCCL {found}; expected 2.31.2 or newer, whose waits on the device time out: upgrade it"
-    )]
-    Old {
-        /// The file that was found.
-        file: PathBuf,
-        /// Its version.
-        found: String,
-    },
-}
 
 /// A version in its usual written form, from `NCCL_VERSION_CODE`.
 fn version_text(code: c_int) -> String {
@@ -58,6 +24,8 @@ functions! {
         version: c_int,
         file: PathBuf,
     }
+    expected "NCCL 2.31.2 or newer: upgrade it",
+    install "install NCCL 2.31.2 or newer (pip install nvidia-nccl-cu13), or put its lib folder into LD_LIBRARY_PATH";
     pub needed {
     get_version: "ncclGetVersion" fn(*mut c_int) -> c_uint;
     get_error_string: "ncclGetErrorString" fn(c_uint) -> *const c_char;
@@ -93,18 +61,16 @@ impl Nccl {
     /// # Errors
     /// As of [`open`](Self::open).
     pub fn open_file(file: &Path) -> Result<Self, LoadError> {
-        let owned = || file.to_owned();
-        // SAFETY: NCCL's initialisers may run on any thread, before any of its calls.
-        let library = unsafe { open_library(file) }
-            .map_err(|reason| LoadError::Absent { file: owned(), reason })?;
-        // SAFETY: the types are those of the headers of NCCL 2.31 and 2.32.
-        let mut this = unsafe { Self::look_up(library, 0, owned()) }
-            .map_err(|function| LoadError::Lacks { file: owned(), function })?;
+        let name = file.display().to_string();
+        // SAFETY: NCCL's initialisers may run on any thread, before any of its calls. The types are those of the
+        // headers of NCCL 2.31 and 2.32.
+        let mut this = unsafe { Self::load(&name, 0, file.to_owned()) }?;
         // SAFETY: the function writes one `int`.
         unsafe { (this.get_version)(&mut this.version) };
         if this.version < LEAST_VERSION {
-            let found = version_text(this.version);
-            return Err(LoadError::Old { file: this.file, found });
+            let found = format!("NCCL {}", this.version_text());
+            let expected = "2.31.2 or newer, whose waits on the device time out: upgrade it";
+            return Err(LoadError::Old { file: name, found, expected });
         }
         Ok(this)
     }

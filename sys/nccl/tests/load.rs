@@ -49,7 +49,8 @@ fn a_function_that_is_missing_is_named_whichever_it_is() {
         let others: Vec<_> = Nccl::SYMBOLS.iter().copied().filter(|s| *s != missing).collect();
         let file = stand_in(folder.path(), 23_102 + i, &others);
         let error = Nccl::open_file(&file).unwrap_err();
-        assert_eq!(error, LoadError::Lacks { file, function: missing });
+        let (file, expected) = (file.display().to_string(), "NCCL 2.31.2 or newer: upgrade it");
+        assert_eq!(error, LoadError::Lacks { file, function: missing, expected });
         let text = error.to_string();
         assert!(text.contains(missing) && text.contains("expected NCCL 2.31.2 or newer"), "{text}");
     }

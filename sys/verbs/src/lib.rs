@@ -24,7 +24,7 @@ mod queue;
 
 pub use address::AddressHandle;
 pub use device::{Async, Context, Devices};
-pub use library::{CallError, Library, LoadError};
+pub use library::{CallError, Library};
 pub use memory::{DmabufRange, Mr, Pd};
 pub use qp::{Address, Init, Qp, QpRequest, Receive, Reset, Rtr, Rts, Send};
 pub use queue::{Cq, RECEIVE_BATCH, Srq};

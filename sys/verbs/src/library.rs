@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use tokenyard_sys_load::{functions, open_library};
+use tokenyard_sys_load::{LoadError, functions};
 
 use crate::ffi::{
     AhAttr, AsyncEvent, CompChannel, Device, DeviceAttr, GidEntry, PortAttr, QpAttr, QpInitAttr,
@@ -12,17 +12,6 @@ use crate::ffi::{
 
 /// The name that every version of rdma-core since 2006 installs.
 const FILE: &str = "libibverbs.so.1";
-
-/// The reason why libibverbs cannot be used.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum LoadError {
-    /// It is not there, or one of its own libraries is not.
-    #[error("{FILE} cannot be loaded: {0}")]
-    Absent(String),
-    /// It is too old.
-    #[error("{FILE} has no function {0}; expected rdma-core 32 or newer")]
-    Old(&'static str),
-}
 
 /// A call that the library or the kernel refused.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +42,7 @@ impl CallError {
 functions! {
     /// The functions of libibverbs, found once and never unloaded.
     pub struct Library {}
+    expected "rdma-core 32 or newer";
     pub needed {
         get_device_list: "ibv_get_device_list" fn(*mut c_int) -> *mut *mut Device;
         free_device_list: "ibv_free_device_list" fn(*mut *mut Device);
@@ -97,7 +87,9 @@ impl Library {
     /// # Errors
     /// It is absent or too old; the result stays the same for the life of the process.
     pub fn get() -> Result<&'static Self, LoadError> {
-        LIBRARY.get_or_init(Self::load).clone()
+        // SAFETY: libibverbs' initialisers set up only its own data. The types are those of verbs.h.
+        let load = || unsafe { Self::load(FILE) }.map(|it| &*Box::leak(Box::new(it)));
+        LIBRARY.get_or_init(load).clone()
     }
 
     /// Makes `library` the library of this process, for tests; returns whether every [`get`](Self::get) returns it.
@@ -106,15 +98,6 @@ impl Library {
             .get_or_init(|| Ok(library))
             .as_ref()
             .is_ok_and(|found| std::ptr::eq(*found, library))
-    }
-
-    fn load() -> Result<&'static Self, LoadError> {
-        // SAFETY: libibverbs' initialisers set up only its own data.
-        let library = unsafe { open_library(FILE) }.map_err(LoadError::Absent)?;
-        // SAFETY: the types are those of verbs.h.
-        unsafe { Self::look_up(library) }
-            .map(|it| &*Box::leak(Box::new(it)))
-            .map_err(LoadError::Old)
     }
 
     /// The library's text for the status of a completion.

@@ -4,7 +4,6 @@ mod device;
 mod memory;
 
 use std::ffi::{CStr, c_void};
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -12,8 +11,7 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_gpu::driver::{
-    DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawModule, RawStream, Reach, Uuid,
+    Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawModule, RawStream,
 };
 
 /// The oldest driver whose calls the bindings know: CUDA 13.0.
@@ -120,34 +118,6 @@ impl Driver for CudaDriver {
         Ok(version_text(version))
     }
 
-    fn device_count(&self) -> Result<i32> {
-        device::count()
-    }
-
-    fn device(&self, ordinal: i32) -> Result<RawDevice> {
-        device::get(ordinal)
-    }
-
-    fn current_device(&self) -> Option<RawDevice> {
-        device::current()
-    }
-
-    fn facts(&self, device: RawDevice) -> Result<DeviceFacts> {
-        device::facts(device)
-    }
-
-    fn name(&self, device: RawDevice) -> Result<String> {
-        device::name(device)
-    }
-
-    fn uuid(&self, device: RawDevice) -> Result<Uuid> {
-        device::uuid(device)
-    }
-
-    fn reach(&self, device: RawDevice, other: RawDevice) -> Result<Reach> {
-        device::reach(device, other)
-    }
-
     fn context_retain(&self, device: RawDevice) -> Result<RawContext> {
         let mut raw = null_mut();
         // SAFETY: see above.
@@ -171,94 +141,6 @@ impl Driver for CudaDriver {
         let mut raw = null_mut();
         // SAFETY: pushed on this thread, by this function's contract.
         let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut raw) };
-    }
-
-    fn alloc(&self, bytes: usize) -> Result<u64> {
-        let mut address = 0;
-        // SAFETY: see above.
-        check("allocate device memory", unsafe { sys::cuMemAlloc_v2(&mut address, bytes) })?;
-        Ok(address)
-    }
-
-    unsafe fn free(&self, address: u64) {
-        // SAFETY: see above.
-        let _ = unsafe { sys::cuMemFree_v2(address) };
-    }
-
-    fn alloc_pooled(&self, device: RawDevice, bytes: usize) -> Result<u64> {
-        memory::alloc_pooled(device, bytes)
-    }
-
-    unsafe fn free_pooled(&self, address: u64) {
-        // SAFETY: see above; null names the default stream.
-        let _ = unsafe { sys::cuMemFreeAsync(address, null_mut()) };
-    }
-
-    fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void> {
-        let mut raw = null_mut();
-        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: see above.
-        check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&mut raw, bytes, flags) })?;
-        Ok(raw)
-    }
-
-    unsafe fn free_pinned(&self, pointer: *mut c_void) {
-        // SAFETY: see above.
-        let _ = unsafe { sys::cuMemFreeHost(pointer) };
-    }
-
-    unsafe fn register_host(&self, pointer: *mut c_void, bytes: usize) -> Result<u64> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::register_host(pointer, bytes) }
-    }
-
-    unsafe fn register_io(&self, pointer: *mut c_void, bytes: usize) -> Result<u64> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::register_io(pointer, bytes) }
-    }
-
-    unsafe fn unregister_host(&self, pointer: *mut c_void) {
-        // SAFETY: see above.
-        let _ = unsafe { sys::cuMemHostUnregister(pointer) };
-    }
-
-    fn granularity(&self, device: RawDevice) -> Result<u64> {
-        memory::granularity(device)
-    }
-
-    fn memory_create(&self, device: RawDevice, bytes: usize) -> Result<RawMemory> {
-        memory::create(device, bytes)
-    }
-
-    unsafe fn memory_export(&self, memory: RawMemory) -> Result<OwnedFd> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::export(memory) }
-    }
-
-    unsafe fn range_dmabuf(&self, address: u64, bytes: usize) -> Result<OwnedFd> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::dmabuf(address, bytes) }
-    }
-
-    fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory> {
-        memory::import(fd)
-    }
-
-    unsafe fn memory_release(&self, memory: RawMemory) {
-        // SAFETY: see above.
-        let _ = unsafe { sys::cuMemRelease(memory.0) };
-    }
-
-    unsafe fn memory_map(&self, memory: RawMemory, bytes: usize, device: RawDevice) -> Result<u64> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::map(memory, bytes, device) }
-    }
-
-    unsafe fn memory_unmap(&self, _: RawMemory, address: u64, bytes: usize) {
-        // SAFETY: see above.
-        let _ = unsafe { sys::cuMemUnmap(address, bytes) };
-        // SAFETY: the range of a mapping, at which nothing is mapped any more.
-        let _ = unsafe { sys::cuMemAddressFree(address, bytes) };
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {

@@ -28,8 +28,8 @@ pub use memory::{Buffer, Pinned, Vmm, copy};
 pub(crate) use memory::{Pooled, Reserved, granularity};
 pub(crate) use module::{Function, Module};
 pub use raw::{
-    DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawModule, RawStream, Reach, Uuid,
+    DeviceFacts, Driver, DriverDevices, DriverMemory, Launch, RawContext, RawDevice, RawEvent,
+    RawFunction, RawGraph, RawMemory, RawModule, RawStream, Reach, Uuid,
 };
 pub use stream::order_streams;
 pub(crate) use stream::{Event, RelaxedCapture, Stream};

@@ -107,32 +107,8 @@ impl Launch {
     }
 }
 
-/// A GPU's driver.
-///
-/// Implementations translate calls and statuses, and have no state except the loaded library. Errors
-/// name the operation and the driver's own text for the status. Any thread may call; the driver does
-/// its own locking.
-///
-/// # Order
-/// [`load`](Self::load) succeeds before any other call. Calls from [`alloc`](Self::alloc) on work in
-/// the context that is current on the calling thread ([`context_push`](Self::context_push)).
-///
-/// # Safety of calls
-/// In all `unsafe` calls, handles and addresses come from this driver and have not been destroyed. No kernel
-/// and no copy that still runs uses memory that is freed, unmapped or destroyed. A call names any further
-/// requirement.
-pub trait Driver: Debug + Send + Sync {
-    /// Loads and initialises the library, once per process: out of this folder, or where it is found.
-    /// Without a folder, a library that is loaded serves.
-    ///
-    /// # Errors
-    /// `Unavailable`: no driver, too old a driver, or no device, with the fix. `Config`: the driver takes no
-    /// folder, or is loaded out of another one.
-    fn load(&self, folder: Option<&Path>) -> Result<()>;
-
-    /// The version of the interface that the driver speaks, in its maker's words.
-    fn version(&self) -> Result<String>;
-
+/// The devices of a [`Driver`].
+pub trait DriverDevices {
     /// Devices that this process sees; may be 0.
     fn device_count(&self) -> Result<i32>;
 
@@ -153,28 +129,10 @@ pub trait Driver: Debug + Send + Sync {
 
     /// The access of `device` to the memory of `other`.
     fn reach(&self, device: RawDevice, other: RawDevice) -> Result<Reach>;
+}
 
-    /// Retains a device's primary context, which frameworks share.
-    fn context_retain(&self, device: RawDevice) -> Result<RawContext>;
-
-    /// Releases the context once.
-    ///
-    /// # Safety
-    /// The context was retained as often.
-    unsafe fn context_release(&self, device: RawDevice);
-
-    /// Makes a context current on this thread; returns what restores the present state.
-    ///
-    /// # Safety
-    /// As for all calls.
-    unsafe fn context_push(&self, context: RawContext) -> Result<RawContext>;
-
-    /// Makes the previous context current again, which [`context_push`](Self::context_push) returned.
-    ///
-    /// # Safety
-    /// This thread has pushed a context.
-    unsafe fn context_pop(&self, previous: RawContext);
-
+/// The memory of a [`Driver`], whose conditions hold here, too.
+pub trait DriverMemory {
     /// Plain device memory.
     fn alloc(&self, bytes: usize) -> Result<u64>;
 
@@ -266,6 +224,54 @@ pub trait Driver: Debug + Send + Sync {
     /// # Safety
     /// It was mapped at this address, with this length.
     unsafe fn memory_unmap(&self, memory: RawMemory, address: u64, bytes: usize);
+}
+
+/// A GPU's driver.
+///
+/// Implementations translate calls and statuses, and have no state except the loaded library. Errors
+/// name the operation and the driver's own text for the status. Any thread may call; the driver does
+/// its own locking.
+///
+/// # Order
+/// [`load`](Self::load) succeeds before any other call. Calls on memory and work need
+/// the context that is current on the calling thread ([`context_push`](Self::context_push)).
+///
+/// # Safety of calls
+/// In all `unsafe` calls, handles and addresses come from this driver and have not been destroyed. No kernel
+/// and no copy that still runs uses memory that is freed, unmapped or destroyed. A call names any further
+/// requirement.
+pub trait Driver: DriverDevices + DriverMemory + Debug + Send + Sync {
+    /// Loads and initialises the library, once per process: out of this folder, or where it is found.
+    /// Without a folder, a library that is loaded serves.
+    ///
+    /// # Errors
+    /// `Unavailable`: no driver, too old a driver, or no device, with the fix. `Config`: the driver takes no
+    /// folder, or is loaded out of another one.
+    fn load(&self, folder: Option<&Path>) -> Result<()>;
+
+    /// The version of the interface that the driver speaks, in its maker's words.
+    fn version(&self) -> Result<String>;
+
+    /// Retains a device's primary context, which frameworks share.
+    fn context_retain(&self, device: RawDevice) -> Result<RawContext>;
+
+    /// Releases the context once.
+    ///
+    /// # Safety
+    /// The context was retained as often.
+    unsafe fn context_release(&self, device: RawDevice);
+
+    /// Makes a context current on this thread; returns what restores the present state.
+    ///
+    /// # Safety
+    /// As for all calls.
+    unsafe fn context_push(&self, context: RawContext) -> Result<RawContext>;
+
+    /// Makes the previous context current again, which [`context_push`](Self::context_push) returned.
+    ///
+    /// # Safety
+    /// This thread has pushed a context.
+    unsafe fn context_pop(&self, previous: RawContext);
 
     /// Copies between places of any kind that this process can name, in the order of the default
     /// stream. May return before the copy has ended.

@@ -62,9 +62,8 @@ impl RequestMaker<'_> {
 
     fn local(&self, command: &Command) -> Local {
         let region = &self.regions[command.src_window as usize];
-        debug_assert!(inside(command.src_offset, command.bytes, region.bytes));
         Local {
-            address: region.address + command.src_offset,
+            address: region.at(command.src_offset, command.bytes),
             key: region.mr.lkey(),
             // A put has at most `largest_put` bytes, which is 2^30.
             bytes: command.bytes as u32,
@@ -73,8 +72,7 @@ impl RequestMaker<'_> {
 
     fn target(&self, command: &Command, bytes: u64) -> Remote {
         let window = &self.remote.windows[command.dst_window as usize];
-        debug_assert!(inside(command.dst_offset, bytes, window.bytes));
-        Remote { address: window.address + command.dst_offset, key: window.key.0 }
+        Remote { address: window.at(command.dst_offset, bytes), key: window.key.0 }
     }
 
     fn addition(&self, command: &Command) -> Request {
@@ -86,10 +84,6 @@ impl RequestMaker<'_> {
             sink: self.sink,
         }
     }
-}
-
-fn inside(offset: u64, bytes: u64, room: u64) -> bool {
-    offset.checked_add(bytes).is_some_and(|end| end <= room)
 }
 
 #[cfg(test)]

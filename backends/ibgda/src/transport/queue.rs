@@ -1,13 +1,12 @@
-//! One queue of the host: its connections, the commands in flight on them, and its events.
+//! One queue of the host: its connections, and the commands in flight on them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokenyard_core::abi;
 use tokenyard_core::transport::{Command, Event};
 use tokenyard_sys_mlx5::cqe::syndrome;
-use tokenyard_verbs::connection::{FailedAt, Flight, Pending};
+use tokenyard_verbs::connection::{FailedAt, Flight, Ledger, Pending, Watchdog};
 
 use super::commands::{RemoteMemory, RequestMaker};
 use super::fault::Fault;
@@ -15,11 +14,6 @@ use super::memory::sink;
 use super::shared::Shared;
 use crate::fault::QueueFault;
 use crate::queue_pair::QueuePair;
-
-/// The clock is read once in this many polls.
-const POLLS_PER_LOOK: u32 = 64;
-/// The shortest interval between two checks of the watchdog.
-const WATCH_EVERY: Duration = Duration::from_millis(100);
 
 /// A command, and the requests of the queue pair up to its last one, counted since the beginning.
 #[derive(Clone, Copy, Debug)]
@@ -53,42 +47,22 @@ impl Peer {
 /// The state of a queue. Nothing is allocated after `new`.
 #[derive(Debug)]
 pub(super) struct Connections {
-    id: u32,
-    depth: usize,
+    pub(super) ledger: Ledger,
     /// The first signal of the queue.
     first_signal: u64,
-    /// Commands that were accepted and have not ended.
-    under_way: usize,
-    /// Events of commands that have ended; together with the commands in flight never more than the depth (INV-5).
-    events: VecDeque<Event>,
     pub(super) peers: Vec<Peer>,
-    polls: u32,
-    next_watch: Instant,
+    watchdog: Watchdog,
 }
 
 impl Connections {
     pub(super) fn new(id: u32, depth: usize, first_signal: u64, peers: Vec<Peer>) -> Self {
-        Self {
-            id,
-            depth,
-            first_signal,
-            under_way: 0,
-            events: VecDeque::with_capacity(depth),
-            peers,
-            polls: 0,
-            next_watch: Instant::now() + WATCH_EVERY,
-        }
-    }
-
-    /// The number of commands in flight.
-    pub(super) fn under_way(&self) -> usize {
-        self.under_way
+        let (ledger, watchdog) = (Ledger::new(id, depth), Watchdog::armed());
+        Self { ledger, first_signal, peers, watchdog }
     }
 
     /// Accepts as many commands as the depth allows, and rings once for each peer.
     pub(super) fn post(&mut self, shared: &Shared, commands: &[Command]) -> usize {
-        let room = self.depth - self.under_way - self.events.len();
-        let accepted = &commands[..commands.len().min(room)];
+        let accepted = self.ledger.accepted(commands);
         accepted.iter().for_each(|command| self.take_on(shared, command));
         for command in accepted {
             // A ring without new requests does nothing.
@@ -118,36 +92,29 @@ impl Connections {
         let fits = first.is_none_or(|first| pair.post(&first, false)) && pair.post(&last, true);
         debug_assert!(fits, "a queue pair without room for its queue");
         peer.flight.push(Posted { command: Pending::of(command), end: pair.posted() });
-        self.under_way += 1;
+        self.ledger.start();
     }
 
     /// Ends a command that cannot be posted.
     #[cold]
     fn refuse(&mut self, shared: &Shared, fault: Fault, command: &Command) {
-        self.end_failed(shared, fault, command.peer, Pending::of(command));
+        let pending = Pending::of(command);
+        let status = self.failed(shared, fault, command.peer, pending);
+        self.ledger.refuse(command.peer, pending, status);
     }
 
-    #[cold]
-    fn end_failed(&mut self, shared: &Shared, fault: Fault, peer: u32, pending: Pending) {
-        let queue = self.id;
-        let place = FailedAt { queue, peer, command: Some(pending) };
-        let status = shared.health.fail(fault, Some(place));
-        let (kind, tag) = (abi::TY_EVENT_ERROR, pending.tag);
-        self.events.push_back(Event { kind, queue, peer, status, tag });
+    fn failed(&self, shared: &Shared, fault: Fault, peer: u32, pending: Pending) -> i32 {
+        let place = FailedAt { queue: self.ledger.queue(), peer, command: Some(pending) };
+        shared.health.fail(fault, Some(place))
     }
 
     /// Takes completions, fills in the oldest events and returns their number.
     pub(super) fn poll(&mut self, shared: &Shared, out: &mut [Event]) -> usize {
         self.take_completions(shared);
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        if self.watchdog.looks() {
             self.watch(shared, Instant::now());
         }
-        let count = out.len().min(self.events.len());
-        for (to, event) in out.iter_mut().zip(self.events.drain(..count)) {
-            *to = event;
-        }
-        count
+        self.ledger.take(out)
     }
 
     fn take_completions(&mut self, shared: &Shared) {
@@ -166,21 +133,15 @@ impl Connections {
 
     /// Ends the commands whose requests are done.
     fn end_done(&mut self, index: usize, done: u64) {
-        let (queue, peer) = (self.id, index as u32);
         while let Some(posted) = self.peers[index].flight.pop_if(|it| it.end <= done) {
-            self.under_way -= 1;
-            if posted.command.notify {
-                let (kind, status, tag) = (abi::TY_EVENT_DONE, abi::TY_OK, posted.command.tag);
-                debug_assert!(self.events.len() < self.depth);
-                self.events.push_back(Event { kind, queue, peer, status, tag });
-            }
+            self.ledger.end(index as u32, posted.command, abi::TY_OK);
         }
     }
 
     /// Ends the commands of a connection with an error completion.
     #[cold]
     fn broken(&mut self, shared: &Shared, index: usize, fault: QueueFault) {
-        let fault = QueueFault { peer: index as u32, queue: self.id, ..fault };
+        let fault = QueueFault { peer: index as u32, queue: self.ledger.queue(), ..fault };
         // Requests before the one that failed are done, in order. A flushed request says nothing about earlier
         // ones: its completion has overwritten that of the first failure.
         if fault.syndrome != syndrome::FLUSHED
@@ -199,8 +160,8 @@ impl Connections {
         self.peers[index].pair = None;
         let mut fault = first;
         while let Some(posted) = self.peers[index].flight.pop() {
-            self.under_way -= 1;
-            self.end_failed(shared, fault, index as u32, posted.command);
+            let status = self.failed(shared, fault, index as u32, posted.command);
+            self.ledger.end(index as u32, posted.command, status);
             fault = Fault::BrokenBefore;
         }
     }
@@ -209,10 +170,9 @@ impl Connections {
     /// have been taken before: a connection with unread completions is not stalled.
     #[cold]
     fn watch(&mut self, shared: &Shared, now: Instant) {
-        if now < self.next_watch {
+        if !self.watchdog.is_due(now) {
             return;
         }
-        self.next_watch = now + WATCH_EVERY;
         shared.take_events(now);
         for index in 0..self.peers.len() {
             if self.peers[index].flight.is_stalled(now, shared.health.deadline) {

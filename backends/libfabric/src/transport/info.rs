@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokenyard_core::nics::{ListedNic, NicSearch, Nics};
 use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_sys_fabric::Library;
 use tokenyard_sys_fabric::consts::*;
 use tokenyard_sys_fabric::types::{FI_BUS_PCI, fi_info};
-use tokenyard_sys_fabric::{Library, LoadError};
 
 use super::{Settings, interfaces, numa};
 use crate::config::{Flush, MAX_RAILS, Rails};
@@ -182,7 +182,7 @@ fn text(pointer: *const c_char) -> String {
 /// # Errors
 /// [`ErrorKind::Unavailable`] with the fix: no library, no such provider here, no such interface.
 pub(super) fn choose(settings: &Settings) -> Result<Vec<Info>> {
-    let library = Library::open().map_err(|e: LoadError| {
+    let library = Library::open().map_err(|e| {
         Error::new(ErrorKind::Unavailable, "probe", e.to_string()).with_fix(PACKAGE)
     })?;
     let mut found = query(library, settings)?;

@@ -103,7 +103,11 @@ fn find<L>(
             other => return other,
         }
     }
-    Err(absent.unwrap_or(LoadError::Absent { files: String::new(), reason: String::new() }))
+    Err(absent.unwrap_or(LoadError::Absent {
+        file: String::new(),
+        reason: String::new(),
+        install: None,
+    }))
 }
 
 fn open(folder: Option<&Path>) -> Result<Loaded> {
@@ -166,12 +170,13 @@ mod tests {
     #[test]
     fn an_old_library_is_an_error_wherever_it_is_found() {
         let old = |_: Option<&Path>| {
-            Err::<(), _>(LoadError::Old { file: "libamdhip64.so.5".into(), function: "hipInit" })
+            let (file, function) = ("libamdhip64.so.5".into(), "hipInit");
+            Err::<(), _>(LoadError::Lacks { file, function, expected: "ROCm 6 or newer" })
         };
-        assert!(matches!(find(None, old), Err(LoadError::Old { .. })));
+        assert!(matches!(find(None, old), Err(LoadError::Lacks { .. })));
         let absent = |place: Option<&Path>| {
-            let files = place.map_or("by the loader".into(), |p| p.display().to_string());
-            Err::<(), _>(LoadError::Absent { files, reason: String::new() })
+            let file = place.map_or("by the loader".into(), |p| p.display().to_string());
+            Err::<(), _>(LoadError::Absent { file, reason: String::new(), install: None })
         };
         let error = find(None, absent).unwrap_err().to_string();
         assert!(error.starts_with("by the loader"), "{error}");

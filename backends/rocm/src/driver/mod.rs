@@ -9,13 +9,11 @@ mod memory;
 mod status;
 
 use std::ffi::{CStr, c_void};
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use tokenyard_core::{Error, ErrorKind, Result};
+use tokenyard_core::Result;
 use tokenyard_gpu::driver::{
-    DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawModule, RawStream, Reach, Uuid,
+    Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawModule, RawStream,
 };
 use tokenyard_sys_hip::consts;
 
@@ -47,6 +45,8 @@ macro_rules! end {
     };
 }
 
+use {call, end};
+
 /// A device as a context. Null stands for none.
 fn context_of(device: i32) -> RawContext {
     RawContext((device as usize + 1) as *mut c_void)
@@ -63,34 +63,6 @@ impl Driver for HipDriver {
 
     fn version(&self) -> Result<String> {
         library::load(None).map(|loaded| version_text(loaded.version))
-    }
-
-    fn device_count(&self) -> Result<i32> {
-        device::count()
-    }
-
-    fn device(&self, ordinal: i32) -> Result<RawDevice> {
-        device::get(ordinal)
-    }
-
-    fn current_device(&self) -> Option<RawDevice> {
-        device::current()
-    }
-
-    fn facts(&self, device: RawDevice) -> Result<DeviceFacts> {
-        device::facts(device)
-    }
-
-    fn name(&self, device: RawDevice) -> Result<String> {
-        device::name(device)
-    }
-
-    fn uuid(&self, device: RawDevice) -> Result<Uuid> {
-        device::uuid(device)
-    }
-
-    fn reach(&self, device: RawDevice, other: RawDevice) -> Result<Reach> {
-        device::reach(device, other)
     }
 
     fn context_retain(&self, device: RawDevice) -> Result<RawContext> {
@@ -113,87 +85,6 @@ impl Driver for HipDriver {
         {
             let _ = device::select(previous);
         }
-    }
-
-    fn alloc(&self, bytes: usize) -> Result<u64> {
-        let mut pointer = std::ptr::null_mut();
-        call!("allocate device memory", malloc(&mut pointer, bytes))?;
-        Ok(pointer as u64)
-    }
-
-    unsafe fn free(&self, address: u64) {
-        end!(free(address as *mut c_void));
-    }
-
-    fn alloc_pooled(&self, device: RawDevice, bytes: usize) -> Result<u64> {
-        memory::alloc_pooled(device, bytes)
-    }
-
-    unsafe fn free_pooled(&self, address: u64) {
-        end!(free_async(address as *mut c_void, std::ptr::null_mut()));
-    }
-
-    fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void> {
-        let mut pointer = std::ptr::null_mut();
-        let flags = consts::HOST_MALLOC_COHERENT;
-        call!("allocate pinned memory", host_malloc(&mut pointer, bytes, flags))?;
-        Ok(pointer)
-    }
-
-    unsafe fn free_pinned(&self, pointer: *mut c_void) {
-        end!(host_free(pointer));
-    }
-
-    unsafe fn register_host(&self, pointer: *mut c_void, bytes: usize) -> Result<u64> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::register_host(pointer, bytes) }
-    }
-
-    unsafe fn register_io(&self, _: *mut c_void, _: usize) -> Result<u64> {
-        let error =
-            Error::new(ErrorKind::Unsupported, "map registers", "HIP maps none of other devices");
-        Err(error.with_fix("let a thread of the host ring (`doorbell = \"cpu\"`)"))
-    }
-
-    unsafe fn unregister_host(&self, pointer: *mut c_void) {
-        end!(host_unregister(pointer));
-    }
-
-    fn granularity(&self, device: RawDevice) -> Result<u64> {
-        memory::granularity(device)
-    }
-
-    fn memory_create(&self, device: RawDevice, bytes: usize) -> Result<RawMemory> {
-        memory::create(device, bytes)
-    }
-
-    unsafe fn memory_export(&self, memory: RawMemory) -> Result<OwnedFd> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::export(memory) }
-    }
-
-    unsafe fn range_dmabuf(&self, address: u64, bytes: usize) -> Result<OwnedFd> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::dmabuf(address, bytes) }
-    }
-
-    fn memory_import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory> {
-        memory::import(fd)
-    }
-
-    unsafe fn memory_release(&self, memory: RawMemory) {
-        // SAFETY: by this function's contract.
-        unsafe { memory::release(memory) }
-    }
-
-    unsafe fn memory_map(&self, memory: RawMemory, bytes: usize, device: RawDevice) -> Result<u64> {
-        // SAFETY: by this function's contract.
-        unsafe { memory::map(memory, bytes, device) }
-    }
-
-    unsafe fn memory_unmap(&self, memory: RawMemory, address: u64, bytes: usize) {
-        // SAFETY: by this function's contract.
-        unsafe { memory::unmap(memory, address, bytes) }
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {

@@ -85,10 +85,9 @@ impl RequestMaker<'_> {
             return request;
         }
         let region = &self.memory.regions[command.src_window as usize];
-        debug_assert!(inside(command.src_offset, command.bytes, region.bytes));
         request.wr.wr.rdma = self.target(command, command.bytes);
         request.sge = Some(Sge {
-            addr: region.address + command.src_offset,
+            addr: region.at(command.src_offset, command.bytes),
             // A put has at most `largest_put` bytes, which a port reports in 32 bits.
             length: command.bytes as u32,
             lkey: region.mr.lkey(),
@@ -98,8 +97,7 @@ impl RequestMaker<'_> {
 
     fn target(&self, command: &Command, bytes: u64) -> WrRdma {
         let window = &self.remote.windows[command.dst_window as usize];
-        debug_assert!(inside(command.dst_offset, bytes, window.bytes));
-        WrRdma { remote_addr: window.address + command.dst_offset, rkey: window.key.0 }
+        WrRdma { remote_addr: window.at(command.dst_offset, bytes), rkey: window.key.0 }
     }
 
     fn addition(&self, command: &Command) -> Request {
@@ -130,10 +128,6 @@ fn immediate(mut request: Request, command: &Command) -> Request {
     request.wr.opcode = WR_RDMA_WRITE_WITH_IMM;
     request.wr.imm_data = Datum { id: command.signal, add: command.add }.to_word().to_be();
     request
-}
-
-fn inside(offset: u64, bytes: u64, room: u64) -> bool {
-    offset.checked_add(bytes).is_some_and(|end| end <= room)
 }
 
 /// The meaning of 32 bits of immediate data.

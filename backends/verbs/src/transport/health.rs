@@ -10,10 +10,11 @@ use tokenyard_sys_verbs::{Async, Context};
 
 use super::failure::{FailedAt, Failure, TransportFault};
 use super::failures::{Blame, Failures};
+use crate::port::Port;
 
-/// This rank's port.
+/// Whether this rank's port is up.
 #[derive(Debug)]
-struct Port {
+struct PortState {
     number: u8,
     /// The longest time that a link may be down without breaking connections.
     patience: Duration,
@@ -21,7 +22,7 @@ struct Port {
     down_since: Mutex<Option<Instant>>,
 }
 
-impl Port {
+impl PortState {
     /// Queries the port each time: it may be up again since the device's event.
     fn is_down(&self, context: &Context) -> bool {
         context.port(self.number).is_ok_and(|attr| attr.state != PORT_ACTIVE)
@@ -54,24 +55,18 @@ pub struct Health<F> {
     /// How long a connection may be stalled (INV-6).
     pub deadline: Duration,
     failures: Failures<Failure<F>>,
-    port: Port,
+    port: PortState,
 }
 
 impl<F: TransportFault> Health<F> {
     /// A device that is well. Its port may be down for `patience` without breaking connections, or for the deadline.
-    pub fn new(
-        context: &Arc<Context>,
-        team: &Team,
-        deadline: Duration,
-        port: u8,
-        patience: Duration,
-    ) -> Self {
+    pub fn new(port: &Port, team: &Team, deadline: Duration, patience: Duration) -> Self {
         Self {
-            context: Arc::clone(context),
+            context: Arc::clone(&port.context),
             deadline,
             failures: Failures::new(team.world_ranks.len(), team.me),
-            port: Port {
-                number: port,
+            port: PortState {
+                number: port.number,
                 patience: patience.min(deadline),
                 down_since: Mutex::new(None),
             },

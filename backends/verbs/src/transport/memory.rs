@@ -9,7 +9,7 @@ use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_sys_verbs::ffi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
 use tokenyard_sys_verbs::{CallError, DmabufRange, Mr, Pd};
 
-use crate::endpoint::{Key, RemoteWindow};
+use crate::endpoint::{Key, RemoteWindow, is_inside};
 
 /// A registered window.
 #[derive(Debug)]
@@ -56,6 +56,13 @@ impl Region {
             if host { error } else { error.with_fix(DEVICE_MEMORY_FIX) }
         })?;
         Ok(Self { mr, address: window.pointer as u64, bytes: window.bytes, host })
+    }
+
+    /// The address of `bytes` at an offset, which core has checked.
+    #[inline]
+    pub fn at(&self, offset: u64, bytes: u64) -> u64 {
+        debug_assert!(is_inside(offset, bytes, self.bytes));
+        self.address + offset
     }
 }
 

@@ -1,6 +1,5 @@
-//! One queue: its connections, the commands in flight on them, and its events.
+//! One queue: its connections, and the commands in flight on them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,63 +13,44 @@ use super::commands::RequestMaker;
 use super::failure::FailedAt;
 use super::fault::Fault;
 use super::flight::{Pending, of_request, request_id};
+use super::ledger::{Ledger, Watchdog};
 use super::peer::{Peer, Stage};
 use super::shared::Shared;
 use super::signals::queue_fault;
-use crate::device::REQUESTS;
+use crate::port::REQUESTS;
 
 /// Most commands in the lists of one batch, before the doorbells ring.
 const BATCH: usize = 64;
 /// Completions that one call takes from the device at most, times [`ROUNDS`].
 const TAKEN: usize = 32;
 const ROUNDS: usize = 8;
-/// The clock is read once in this many polls.
-const POLLS_PER_LOOK: u32 = 64;
-/// The shortest interval between two checks of the watchdog.
-pub(super) const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// The longest time that a device may take to return posted commands of a broken connection.
-pub(super) const LONGEST_FLUSH: Duration = Duration::from_secs(1);
+const LONGEST_FLUSH: Duration = Duration::from_secs(1);
 
 /// The state of a queue. Nothing is allocated after `new`.
 #[derive(Debug)]
 pub(super) struct QueuePairs {
-    id: u32,
-    depth: usize,
-    /// Commands that were accepted and have not ended.
-    under_way: usize,
-    /// Events of commands that have ended; together with the commands in flight never more than the
-    /// depth (INV-5).
-    events: VecDeque<Event>,
+    pub(super) ledger: Ledger,
     pub(super) peers: Vec<Peer>,
     batch: Batch,
     /// Peers for which the batch has lists.
     touched: Vec<u32>,
     cq: Arc<Cq>,
     completions: Box<[Wc; TAKEN]>,
-    polls: u32,
-    next_watch: Instant,
+    watchdog: Watchdog,
 }
 
 impl QueuePairs {
     pub(super) fn new(id: u32, depth: usize, peers: Vec<Peer>, cq: Arc<Cq>) -> Self {
         Self {
-            id,
-            depth,
-            under_way: 0,
-            events: VecDeque::with_capacity(depth),
+            ledger: Ledger::new(id, depth),
             batch: Batch::new(BATCH * REQUESTS as usize),
             touched: Vec::with_capacity(BATCH),
             peers,
             cq,
             completions: Box::new([Wc::default(); TAKEN]),
-            polls: 0,
-            next_watch: Instant::now() + WATCH_EVERY,
+            watchdog: Watchdog::armed(),
         }
-    }
-
-    /// The number of commands in flight.
-    pub(super) fn under_way(&self) -> usize {
-        self.under_way
     }
 
     /// Accepts as many commands as the depth allows, and rings one doorbell per peer and batch.
@@ -78,8 +58,7 @@ impl QueuePairs {
     /// # Safety
     /// As for [`Transport::post`](tokenyard_core::transport::Transport::post).
     pub(super) unsafe fn post(&mut self, shared: &Shared, commands: &[Command]) -> usize {
-        let room = self.depth - self.under_way - self.events.len();
-        let accepted = &commands[..commands.len().min(room)];
+        let accepted = self.ledger.accepted(commands);
         for batch in accepted.chunks(BATCH) {
             for command in batch {
                 self.take_on(shared, command);
@@ -102,7 +81,7 @@ impl QueuePairs {
         };
         let pending = Pending::of(command);
         let id = request_id(command.peer, peer.flight.push(pending));
-        self.under_way += 1;
+        self.ledger.start();
         if peer.chain.is_none() {
             self.touched.push(command.peer);
         }
@@ -117,11 +96,13 @@ impl QueuePairs {
     /// Ends a command that cannot be posted.
     #[cold]
     fn refuse(&mut self, shared: &Shared, fault: Fault, command: &Command) {
-        let (queue, peer) = (self.id, command.peer);
-        let place = FailedAt { queue, peer, command: Some(Pending::of(command)) };
-        let status = shared.health.fail(fault, Some(place));
-        let (kind, tag) = (abi::TY_EVENT_ERROR, command.tag);
-        self.events.push_back(Event { kind, queue, peer, status, tag });
+        let pending = Pending::of(command);
+        let status = shared.health.fail(fault, Some(self.place(command.peer, Some(pending))));
+        self.ledger.refuse(command.peer, pending, status);
+    }
+
+    fn place(&self, peer: u32, command: Option<Pending>) -> FailedAt {
+        FailedAt { queue: self.ledger.queue(), peer, command }
     }
 
     /// Posts the lists of the batch.
@@ -157,7 +138,7 @@ impl QueuePairs {
     fn not_posted(&mut self, shared: &Shared, index: u32, sequence: u64, error: &CallError) {
         let fault = Fault::Post { errno: error.source.raw_os_error().unwrap_or(0) };
         let command = self.peers[index as usize].flight.get(sequence);
-        shared.health.fail(fault, Some(FailedAt { queue: self.id, peer: index, command }));
+        shared.health.fail(fault, Some(self.place(index, command)));
         // Commands with completions so far end with their own status.
         let _ = self.take_completions(shared);
         self.abandon(shared, index);
@@ -175,14 +156,11 @@ impl QueuePairs {
     /// device does not access their memory any more (INV-4), so they end here.
     #[cold]
     fn abandon(&mut self, shared: &Shared, index: u32) {
-        let (queue, peer) = (self.id, &mut self.peers[index as usize]);
-        peer.stage = Stage::Gone;
-        while let Some(pending) = peer.flight.pop() {
-            let place = FailedAt { queue, peer: index, command: Some(pending) };
+        self.peers[index as usize].stage = Stage::Gone;
+        while let Some(pending) = self.peers[index as usize].flight.pop() {
+            let place = self.place(index, Some(pending));
             let status = shared.health.fail(Fault::BrokenBefore, Some(place));
-            let (kind, tag) = (abi::TY_EVENT_ERROR, pending.tag);
-            self.events.push_back(Event { kind, queue, peer: index, status, tag });
-            self.under_way -= 1;
+            self.ledger.end(index, pending, status);
         }
     }
 
@@ -190,18 +168,13 @@ impl QueuePairs {
     pub(super) fn poll(&mut self, shared: &Shared, out: &mut [Event]) -> Result<usize, i32> {
         self.drive(shared)?;
         shared.drive_signals();
-        let count = out.len().min(self.events.len());
-        for (to, event) in out.iter_mut().zip(self.events.drain(..count)) {
-            *to = event;
-        }
-        Ok(count)
+        Ok(self.ledger.take(out))
     }
 
     /// Takes completions from the device, and checks the connections at intervals.
     pub(super) fn drive(&mut self, shared: &Shared) -> Result<(), i32> {
         let all = self.take_completions(shared)?;
-        self.polls = self.polls.wrapping_add(1);
-        if all && self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        if self.watchdog.looks() && all {
             self.watch(shared, Instant::now());
         }
         Ok(())
@@ -239,30 +212,23 @@ impl QueuePairs {
             debug_assert!(false, "a completion of peer {index}");
             return;
         };
-        let queue = self.id;
         let failed = completion.status != WC_SUCCESS;
-        let ended = peer.flight.ended_by(sequence);
-        self.under_way -= ended;
-        for left in (0..ended).rev() {
+        let at = index as u32;
+        for left in (0..peer.flight.ended_by(sequence)).rev() {
             let Some(pending) = peer.flight.pop() else { break };
-            let (kind, status) = match left {
+            let status = match left {
                 0 if failed => {
-                    let fault = Fault::Completion {
-                        status: completion.status,
-                        vendor: completion.vendor_err,
-                    };
-                    let place = FailedAt { queue, peer: index as u32, command: Some(pending) };
-                    (abi::TY_EVENT_ERROR, shared.health.fail(fault, Some(place)))
+                    let Wc { status, vendor_err: vendor, .. } = *completion;
+                    let queue = self.ledger.queue();
+                    let place = FailedAt { queue, peer: at, command: Some(pending) };
+                    shared.health.fail(Fault::Completion { status, vendor }, Some(place))
                 }
-                _ if pending.notify => (abi::TY_EVENT_DONE, abi::TY_OK),
-                _ => continue,
+                _ => abi::TY_OK,
             };
-            let event = Event { kind, queue, peer: index as u32, status, tag: pending.tag };
-            debug_assert!(self.events.len() < self.depth);
-            self.events.push_back(event);
+            self.ledger.end(at, pending, status);
         }
         if failed && matches!(peer.stage, Stage::Connected(..)) {
-            self.give_up(shared, index as u32);
+            self.give_up(shared, at);
         }
     }
 
@@ -271,10 +237,9 @@ impl QueuePairs {
     /// been taken before: a connection with unread completions is not stalled.
     #[cold]
     fn watch(&mut self, shared: &Shared, now: Instant) {
-        if now < self.next_watch {
+        if !self.watchdog.is_due(now) {
             return;
         }
-        self.next_watch = now + WATCH_EVERY;
         shared.take_events(now);
         shared.health.look_at_port(now);
         for index in 0..self.peers.len() {
@@ -282,7 +247,7 @@ impl QueuePairs {
             match peer.stage {
                 Stage::Connected(..) if peer.flight.is_stalled(now, shared.health.deadline) => {
                     let command = peer.flight.oldest();
-                    let place = FailedAt { queue: self.id, peer: index as u32, command };
+                    let place = self.place(index as u32, command);
                     shared.health.fail(Fault::Stalled, Some(place));
                     self.give_up(shared, index as u32);
                 }

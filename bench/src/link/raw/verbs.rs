@@ -6,9 +6,10 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::transport::Team;
-use tokenyard_sys_verbs::ffi::{self, AhAttr, Gid, GlobalRoute, SendWr, Sge, Wc, WrRdma, WrTarget};
+use tokenyard_sys_verbs::ffi::{self, SendWr, Sge, Wc, WrRdma, WrTarget};
 use tokenyard_sys_verbs::{Address, Cq, Mr, Pd, Qp, QpRequest, Receive, Rts, Send, Srq};
-use tokenyard_verbs::{VerbsConfig, rules};
+use tokenyard_verbs::VerbsConfig;
+use tokenyard_verbs::port::Port;
 
 use super::super::{DEPTH, LARGE, SMALL};
 use super::{Raw, Seen};
@@ -74,8 +75,7 @@ impl Verbs {
         let team = Team::world(world.rank(), world.ranks());
         let port = config.ports().open(Some(&team))?.pop();
         let (context, facts) = port.context("found no port of a device; expected one")?;
-        let gid = rules::gid(&context.gids()?, &facts, config.gid_index)?;
-        let attr = context.port(facts.port)?;
+        let port = Port::new(&context, &facts, config.gid_index, config.mtu)?;
         let pd = Pd::new(&context)?;
         let cq = Cq::new(&context, 2 * QUEUE + RECEIVES)?;
         let receives = Srq::new(&pd, RECEIVES)?;
@@ -95,11 +95,11 @@ impl Verbs {
             depth: QUEUE,
             inline: SMALL as u32,
         };
-        let qp = Qp::new(&pd, &request)?.init(facts.port, config.pkey_index, access)?;
+        let qp = Qp::new(&pd, &request)?.init(port.number, config.pkey_index, access)?;
         let mine = VerbsPeer {
-            gid: gid.gid.raw,
-            lid: attr.lid,
-            mtu: rules::mtu(config.mtu, attr.active_mtu)?,
+            gid: port.gid.gid.raw,
+            lid: port.attr.lid,
+            mtu: port.mtu,
             queue: qp.number(),
             base: memory.as_ptr() as u64,
             key: region.rkey(),
@@ -108,20 +108,8 @@ impl Verbs {
         let first = world.rank() == 0;
         let other = all.get(usize::from(first)).context("two ranks")?;
         let there: VerbsPeer = serde_json::from_slice(other)?;
-        let route = AhAttr {
-            grh: GlobalRoute {
-                dgid: Gid { raw: there.gid },
-                flow_label: 0,
-                sgid_index: u8::try_from(gid.gid_index)?,
-                hop_limit: 64,
-                traffic_class: config.traffic_class,
-            },
-            dlid: there.lid,
-            sl: config.service_level,
-            is_global: 1,
-            port_num: facts.port,
-            ..AhAttr::default()
-        };
+        let (class, level) = (config.traffic_class, config.service_level);
+        let route = port.route(there.lid, there.gid, class, level);
         let mtu = i32::from(mine.mtu.min(there.mtu));
         let to = Address { route, qpn: there.queue, mtu };
         let qp = qp.receive(&to, &Receive { psn: 0, reads: 1, rnr_timer: 12 })?.send(&Send {

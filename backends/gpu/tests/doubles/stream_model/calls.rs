@@ -9,8 +9,8 @@ use tokenyard_core::Result;
 use super::state::{ModelState, RELAXED};
 use super::{StreamModel, with};
 use crate::driver::{
-    DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawModule, RawStream, Reach, Uuid,
+    DeviceFacts, Driver, DriverDevices, DriverMemory, Launch, RawContext, RawDevice, RawEvent,
+    RawFunction, RawGraph, RawMemory, RawModule, RawStream, Reach, Uuid,
 };
 
 /// Functions of the driver that the model has not.
@@ -22,52 +22,11 @@ macro_rules! lacks {
     )*};
 }
 
-impl Driver for StreamModel {
+impl DriverDevices for StreamModel {
     lacks! {
         [] facts(RawDevice) -> DeviceFacts;
         [] uuid(RawDevice) -> Uuid;
         [] reach(RawDevice, RawDevice) -> Reach;
-        [] alloc_pooled(RawDevice, usize) -> u64;
-        [] alloc_pinned(usize) -> *mut c_void;
-        [unsafe] register_host(*mut c_void, usize) -> u64;
-        [unsafe] register_io(*mut c_void, usize) -> u64;
-        [] granularity(RawDevice) -> u64;
-        [] memory_create(RawDevice, usize) -> RawMemory;
-        [unsafe] memory_export(RawMemory) -> OwnedFd;
-        [unsafe] range_dmabuf(u64, usize) -> OwnedFd;
-        [] memory_import(BorrowedFd<'_>) -> RawMemory;
-        [unsafe] memory_map(RawMemory, usize, RawDevice) -> u64;
-        [unsafe] copy(u64, u64, usize) -> ();
-        [unsafe] zero(u64, usize) -> ();
-        [unsafe] copy_async(RawStream, u64, u64, usize) -> ();
-        [unsafe] zero_async(RawStream, u64, usize) -> ();
-        [unsafe] stream_write(RawStream, u64, u64) -> ();
-        [unsafe] event_elapsed(RawEvent, RawEvent) -> f32;
-        [unsafe] graph_begin(RawStream) -> ();
-        [unsafe] graph_end(RawStream) -> RawGraph;
-        [unsafe] graph_launch(RawGraph, RawStream) -> ();
-        [unsafe] module_load(&[u8]) -> RawModule;
-        [unsafe] module_function(RawModule, &CStr) -> RawFunction;
-        [unsafe] module_word(RawModule, &CStr) -> u64;
-        [unsafe] function_allow_shared(RawFunction, u32) -> ();
-        [unsafe] function_launch(RawFunction, Launch, RawStream, &mut [*mut c_void]) -> ();
-    }
-
-    unsafe fn free(&self, _: u64) {}
-    unsafe fn free_pooled(&self, _: u64) {}
-    unsafe fn free_pinned(&self, _: *mut c_void) {}
-    unsafe fn unregister_host(&self, _: *mut c_void) {}
-    unsafe fn memory_release(&self, _: RawMemory) {}
-    unsafe fn memory_unmap(&self, _: RawMemory, _: u64, _: usize) {}
-    unsafe fn graph_destroy(&self, _: RawGraph) {}
-    unsafe fn module_unload(&self, _: RawModule) {}
-
-    fn load(&self, _: Option<&Path>) -> Result<()> {
-        Ok(())
-    }
-
-    fn version(&self) -> Result<String> {
-        Ok("model".to_owned())
     }
 
     fn device_count(&self) -> Result<i32> {
@@ -85,23 +44,71 @@ impl Driver for StreamModel {
     fn name(&self, _: RawDevice) -> Result<String> {
         Ok("model".to_owned())
     }
+}
+
+impl DriverMemory for StreamModel {
+    lacks! {
+        [] alloc_pooled(RawDevice, usize) -> u64;
+        [] alloc_pinned(usize) -> *mut c_void;
+        [unsafe] register_host(*mut c_void, usize) -> u64;
+        [unsafe] register_io(*mut c_void, usize) -> u64;
+        [] granularity(RawDevice) -> u64;
+        [] memory_create(RawDevice, usize) -> RawMemory;
+        [unsafe] memory_export(RawMemory) -> OwnedFd;
+        [unsafe] range_dmabuf(u64, usize) -> OwnedFd;
+        [] memory_import(BorrowedFd<'_>) -> RawMemory;
+        [unsafe] memory_map(RawMemory, usize, RawDevice) -> u64;
+    }
+
+    unsafe fn free(&self, _: u64) {}
+    unsafe fn free_pooled(&self, _: u64) {}
+    unsafe fn free_pinned(&self, _: *mut c_void) {}
+    unsafe fn unregister_host(&self, _: *mut c_void) {}
+    unsafe fn memory_release(&self, _: RawMemory) {}
+    unsafe fn memory_unmap(&self, _: RawMemory, _: u64, _: usize) {}
+    fn alloc(&self, _: usize) -> Result<u64> {
+        with(|state| state.check_mode("allocate").map(|()| 0))
+    }
+}
+
+impl Driver for StreamModel {
+    lacks! {
+        [unsafe] copy(u64, u64, usize) -> ();
+        [unsafe] zero(u64, usize) -> ();
+        [unsafe] copy_async(RawStream, u64, u64, usize) -> ();
+        [unsafe] zero_async(RawStream, u64, usize) -> ();
+        [unsafe] stream_write(RawStream, u64, u64) -> ();
+        [unsafe] event_elapsed(RawEvent, RawEvent) -> f32;
+        [unsafe] graph_begin(RawStream) -> ();
+        [unsafe] graph_end(RawStream) -> RawGraph;
+        [unsafe] graph_launch(RawGraph, RawStream) -> ();
+        [unsafe] module_load(&[u8]) -> RawModule;
+        [unsafe] module_function(RawModule, &CStr) -> RawFunction;
+        [unsafe] module_word(RawModule, &CStr) -> u64;
+        [unsafe] function_allow_shared(RawFunction, u32) -> ();
+        [unsafe] function_launch(RawFunction, Launch, RawStream, &mut [*mut c_void]) -> ();
+    }
+
+    unsafe fn graph_destroy(&self, _: RawGraph) {}
+    unsafe fn module_unload(&self, _: RawModule) {}
+    fn load(&self, _: Option<&Path>) -> Result<()> {
+        Ok(())
+    }
+
+    fn version(&self) -> Result<String> {
+        Ok("model".to_owned())
+    }
 
     fn context_retain(&self, _: RawDevice) -> Result<RawContext> {
         Ok(RawContext(std::ptr::null_mut()))
     }
 
     unsafe fn context_release(&self, _: RawDevice) {}
-
     unsafe fn context_push(&self, context: RawContext) -> Result<RawContext> {
         Ok(context)
     }
 
     unsafe fn context_pop(&self, _: RawContext) {}
-
-    fn alloc(&self, _: usize) -> Result<u64> {
-        with(|state| state.check_mode("allocate").map(|()| 0))
-    }
-
     fn stream_create(&self) -> Result<RawStream> {
         Ok(with(ModelState::create_stream))
     }

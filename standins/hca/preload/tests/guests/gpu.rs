@@ -8,8 +8,8 @@ use std::path::Path;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 use tokenyard_cuda::{Nvcc, Nvrtc};
 use tokenyard_gpu::driver::{
-    DeviceFacts, Driver, Launch, RawContext, RawDevice, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawModule, RawStream, Reach, Uuid,
+    DeviceFacts, Driver, DriverDevices, DriverMemory, Launch, RawContext, RawDevice, RawEvent,
+    RawFunction, RawGraph, RawMemory, RawModule, RawStream, Reach, Uuid,
 };
 use tokenyard_gpu::{Names, Platform};
 
@@ -76,13 +76,7 @@ fn map(bytes: usize, memory: i32) -> u64 {
 
 // SAFETY of all blocks below: the contract of `Driver`, whose callers name memory of this driver.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "see above")]
-impl Driver for HostDriver {
-    fn load(&self, _: Option<&Path>) -> Result<()> {
-        Ok(())
-    }
-    fn version(&self) -> Result<String> {
-        Ok("stand-in".to_owned())
-    }
+impl DriverDevices for HostDriver {
     fn device_count(&self) -> Result<i32> {
         Ok(1)
     }
@@ -104,14 +98,10 @@ impl Driver for HostDriver {
     fn reach(&self, _: RawDevice, _: RawDevice) -> Result<Reach> {
         Ok(Reach::Nothing)
     }
-    fn context_retain(&self, _: RawDevice) -> Result<RawContext> {
-        Ok(RawContext(std::ptr::null_mut()))
-    }
-    unsafe fn context_release(&self, _: RawDevice) {}
-    unsafe fn context_push(&self, context: RawContext) -> Result<RawContext> {
-        Ok(context)
-    }
-    unsafe fn context_pop(&self, _: RawContext) {}
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "see above")]
+impl DriverMemory for HostDriver {
     fn alloc(&self, bytes: usize) -> Result<u64> {
         Ok(allocate(bytes).expose_provenance() as u64)
     }
@@ -163,6 +153,24 @@ impl Driver for HostDriver {
     unsafe fn memory_unmap(&self, _: RawMemory, address: u64, bytes: usize) {
         unsafe { libc::munmap(at(address).cast(), bytes) };
     }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "see above")]
+impl Driver for HostDriver {
+    fn load(&self, _: Option<&Path>) -> Result<()> {
+        Ok(())
+    }
+    fn version(&self) -> Result<String> {
+        Ok("stand-in".to_owned())
+    }
+    fn context_retain(&self, _: RawDevice) -> Result<RawContext> {
+        Ok(RawContext(std::ptr::null_mut()))
+    }
+    unsafe fn context_release(&self, _: RawDevice) {}
+    unsafe fn context_push(&self, context: RawContext) -> Result<RawContext> {
+        Ok(context)
+    }
+    unsafe fn context_pop(&self, _: RawContext) {}
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         unsafe { std::ptr::copy(at(from).cast_const(), at(to), bytes) };
         Ok(())
