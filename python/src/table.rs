@@ -25,19 +25,19 @@ use crate::world::World;
 /// Collective. `config` is a Config or the path of a TOML file. An entry has `entry_bytes` of values, 1 to 2**30, and
 /// `scale_bytes` of scales, 0 to 2**30. Each rank has at most `max_entries` of them, 1 to 2**32, in each of `layers`, 1
 /// to 128. A fetch has at most `max_indices`, 1 to 2**31 - 1, and `in_flight` of them, 1 to 32, may be sent and not yet
-/// received. All are equal on all ranks. Raises InvalidInputError, and RefusedError on the other ranks; UnsupportedError
-/// where the kernel set has no tables, where no one link reaches every rank, where the transport neither maps peers nor
-/// gets, and where losses are masked.
+/// received. All are equal on all ranks. Raises InvalidInputError, and RefusedError on the other ranks;
+/// UnsupportedError where the kernel set has no tables, where no one link reaches every rank, where the transport
+/// neither maps peers nor gets, and where losses are masked.
 ///
-/// **Index** i names entry `i % max_entries` of rank `i // max_entries`. Ranks may have fewer entries, and another number
-/// each.
+/// **Index** i names entry `i % max_entries` of rank `i // max_entries`. Ranks may have fewer entries, and another
+/// number each.
 ///
-/// **Tensors** may be of torch, numpy, JAX, CuPy, or anything with `__dlpack__`, of any shape, with elements that follow
-/// each other. They lie in host memory with the kernel set `cpu`. Synchronise work that is queued on a tensor before the
-/// call. Types and shapes of values do not matter, their bytes do.
+/// **Tensors** may be of torch, numpy, JAX, CuPy, or anything with `__dlpack__`, of any shape, with elements that
+/// follow each other. They lie in host memory with the kernel set `cpu`. Synchronise work that is queued on a tensor
+/// before the call. Types and shapes of values do not matter, their bytes do.
 ///
-/// **Threads**: calls release the GIL and wait for each other. Close it on all ranks, best as a context manager; to drop
-/// it is never collective. After an exception in the body of `with` it is dropped and not closed.
+/// **Threads**: calls release the GIL and wait for each other. Close it on all ranks, best as a context manager; to
+/// drop it is never collective. After an exception in the body of `with` it is dropped and not closed.
 #[pyclass(frozen, module = "tokenyard", weakref)]
 pub(crate) struct Table {
     core: Arc<Guarded<CoreTable>>,
@@ -69,8 +69,8 @@ impl Layers {
         for (values, scales) in values.iter().zip(&scales) {
             let mut read = |name, object| -> Result<TensorRef<'static>> {
                 let tensor = Tensor::read(name, object)?;
-                // SAFETY: the tensor is held during the call. That no thread writes its memory until then is asked of the
-                // caller.
+                // SAFETY: the tensor is held during the call. That no thread writes its memory until then is asked of
+                // the caller.
                 let given = unsafe { tensor.get_message()? };
                 kept.push(tensor);
                 Ok(given)
@@ -93,14 +93,14 @@ fn items<'py>(object: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
 }
 
 /// The room for what a fetch gives.
-struct Outs {
+struct EntryRoom {
     /// Held while core uses the others.
     _kept: Vec<Tensor>,
     values: TensorMut<'static>,
     scales: Option<TensorMut<'static>>,
 }
 
-impl Outs {
+impl EntryRoom {
     fn read(values: &Bound<'_, PyAny>, scales: Option<&Bound<'_, PyAny>>) -> Result<Self> {
         let mut kept = Vec::new();
         let mut read = |name, object| -> Result<TensorMut<'static>> {
@@ -154,9 +154,9 @@ impl Table {
         Ok(Self { core: Guarded::new(table, world), options, report })
     }
 
-    /// Writes this rank's entries of all layers, in place of those that it had. `values` is a tensor, or a list or tuple
-    /// of one for each layer; so is `scales`, where entries have some. A tensor of n entries has n times the bytes of
-    /// one. Collective: no rank may have a fetch that is sent and not received.
+    /// Writes this rank's entries of all layers, in place of those that it had. `values` is a tensor, or a list or
+    /// tuple of one for each layer; so is `scales`, where entries have some. A tensor of n entries has n times the
+    /// bytes of one. Collective: no rank may have a fetch that is sent and not received.
     ///
     /// Raises InvalidInputError: entries of this rank cannot be written; RefusedError on the other ranks. Nothing is
     /// written then on any rank, and the table goes on. DeadlineError, PeerLostError close it.
@@ -190,16 +190,16 @@ impl Table {
         layer: Argument<u32>,
     ) -> PyResult<()> {
         let py = indices.py();
-        let mut outs = Outs::read(values, scales).map_err(|why| raise(py, &why))?;
+        let mut outs = EntryRoom::read(values, scales).map_err(|why| raise(py, &why))?;
         let (_kept, indices) = read_indices(indices).map_err(|why| raise(py, &why))?;
         self.core.call(py, |table| {
-            let Outs { values, scales, .. } = &mut outs;
+            let EntryRoom { values, scales, .. } = &mut outs;
             table.fetch(layer.get("layer")?, indices, values, scales.as_mut())
         })
     }
 
-    /// The first half of `fetch`. The indices may be changed afterwards. `recv` of its result is the second half. Fetches
-    /// are received in any order.
+    /// The first half of `fetch`. The indices may be changed afterwards. `recv` of its result is the second half.
+    /// Fetches are received in any order.
     ///
     /// Raises InvalidInputError as there, but for an index without an entry, which `recv` reports.
     #[pyo3(signature = (indices, *, layer=Argument::Fits(0)), text_signature = "($self, indices, *, layer=0)")]
@@ -295,8 +295,8 @@ pub(crate) struct PendingFetch {
 impl PendingFetch {
     /// The second half of `fetch`: waits for the entries, and writes them to `values` and `scales`. Once.
     ///
-    /// Raises InvalidInputError: an index has no entry, or the tensors have another number of bytes; the fetch has ended
-    /// then. Tensors that cannot be read raise it, too, and the fetch may be received again.
+    /// Raises InvalidInputError: an index has no entry, or the tensors have another number of bytes; the fetch has
+    /// ended then. Tensors that cannot be read raise it, too, and the fetch may be received again.
     #[pyo3(signature = (values, scales=None))]
     fn recv(
         &self,
@@ -304,11 +304,11 @@ impl PendingFetch {
         values: &Bound<'_, PyAny>,
         scales: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let mut outs = Outs::read(values, scales).map_err(|why| raise(py, &why))?;
+        let mut outs = EntryRoom::read(values, scales).map_err(|why| raise(py, &why))?;
         self.core.call(py, |table| {
             let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
             let pending = pending.ok_or_else(|| received_before("receive fetch"))?;
-            let Outs { values, scales, .. } = &mut outs;
+            let EntryRoom { values, scales, .. } = &mut outs;
             table.fetch_recv(pending, values, scales.as_mut())
         })
     }

@@ -77,7 +77,7 @@ class Calls:
         return table
 
     def _fetched(self, options):
-        """What `recv` takes of a fetch, and its result."""
+        """The end of a fetch; it is received in any case."""
         pending = self._table().fetch_send(np.zeros(1, np.int32))
         try:
             return pending.recv(**{"values": np.zeros(4, np.uint8), **options})

@@ -94,9 +94,9 @@ pub(crate) fn open<E: OperationEnd>(
     Ok(Ok((end.context("find the user in the session")?, users.communicators)))
 }
 
-/// Whether an error says that the kernel set lacks the operation, that it or a transport's device API has no session of
-/// several users, that the transports lack what the operation needs, or that it cannot go on without a rank. Each other thing that is not supported, such as
-/// too few signals, is a fault.
+/// Whether an error says that the kernel set lacks the operation, or that it or a transport's device API has no session
+/// of several users. So if the transports lack what the operation needs, or it cannot go on without a rank. Each other
+/// thing that is not supported, such as too few signals, is a fault.
 pub(crate) fn is_lack(error: &Error) -> bool {
     let text = error.message();
     let lacks_operation = text.contains("kernel set `") && text.contains("` has no ");

@@ -1,4 +1,5 @@
-//! Broken kernel sets below a pipe, a gather or a table, and a broken transport below a gather, with the case that catches each.
+//! Broken kernel sets below a pipe, a gather or a table, and a broken transport below a gather, with the case that
+//! catches each.
 
 use std::time::Duration;
 

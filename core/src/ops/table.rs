@@ -1,9 +1,9 @@
 //! A table that all ranks hold together: each reads entries of any rank, which takes no part. Such as the rows of an
 //! embedding that is too large for one device.
 //!
-//! An entry is some bytes of values and of scales. It is in a layer, on the rank that wrote it. All ranks write together.
-//! Then each rank fetches alone, as often as it likes. Index `i` names entry `i % max_entries` of rank
-//! `i / max_entries`. Ranks may have fewer entries than that, and another number each.
+//! An entry is some bytes of values and of scales. It is in a layer, on the rank that wrote it. All ranks write
+//! together. Then each rank fetches alone, as often as it likes. Index `i` names entry `i % max_entries` of rank `i /
+//! max_entries`. Ranks may have fewer entries than that, and another number each.
 //!
 //! One thread uses a table at a time. Each rank takes window memory for `layers * max_entries` entries, and for
 //! `in_flight * max_indices` more where the transport cannot load from peers.
@@ -85,8 +85,8 @@ impl TableOptions {
     }
 }
 
-/// Entries of a layer, as a caller has them: values, and scales where an entry has them. Contiguous; the first dimension
-/// counts entries, or is divided into several.
+/// Entries of a layer, as a caller has them: values, and scales where an entry has them. Contiguous; the first
+/// dimension counts entries, or is divided into several.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries<'a> {
     /// The values: `entry_bytes` for each.
@@ -146,8 +146,8 @@ impl Table {
     /// that is sent and not received. The tensors may be changed afterwards.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for entries that cannot be written, [`ErrorKind::Refused`] on the other ranks. Nothing
-    /// is written then on any rank. Any other error closes the table.
+    /// [`ErrorKind::InvalidInput`] for entries that cannot be written, [`ErrorKind::Refused`] on the other ranks.
+    /// Nothing is written then on any rank. Any other error closes the table.
     pub fn write(&mut self, layers: &[Entries<'_>]) -> Result<()> {
         self.standing.check_open()?;
         let counts = self.check_layers(layers);
@@ -155,8 +155,8 @@ impl Table {
     }
 
     /// Takes part in the write that the other ranks make now, with a refusal, where this rank has no entries for
-    /// [`write`](Self::write). For callers that read tensors before core can. Returns `why`, or the error that ended the
-    /// call before.
+    /// [`write`](Self::write). For callers that read tensors before core can. Returns `why`, or the error that ended
+    /// the call before.
     pub fn refuse_write(&mut self, why: Error) -> Error {
         match self.standing.check_open() {
             Ok(()) => self.write_checked(&[], Err(why)).err().unwrap_or_else(|| {
@@ -166,12 +166,13 @@ impl Table {
         }
     }
 
-    /// Reads an entry for each index, in their order. This rank alone. `indices`: contiguous, i32 or i64; `outs` has room
-    /// for as many entries, and is written.
+    /// Reads an entry for each index, in their order. This rank alone. `indices`: contiguous, i32 or i64; `outs` has
+    /// room for as many entries, and is written.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for tensors that cannot be used, for an index without an entry, and where `in_flight`
-    /// fetches are not received: the outputs are unchanged, and the table goes on. Any other error closes it.
+    /// [`ErrorKind::InvalidInput`] for tensors that cannot be used, for an index without an entry, and where
+    /// `in_flight` fetches are not received: the outputs are unchanged, and the table goes on. Any other error closes
+    /// it.
     pub fn fetch(
         &mut self,
         layer: u32,
@@ -202,8 +203,8 @@ impl Table {
             count,
             parts: [NO_PART; 2],
         };
-        // SAFETY: the indices are borrowed for the call, are so many of so many bytes, and lie in memory that the kernel
-        // set works on, as was checked.
+        // SAFETY: the indices are borrowed for the call, are so many of so many bytes, and lie in memory that the
+        // kernel set works on, as was checked.
         let sent = unsafe { self.user.kernels().fetch_send(&fetch) };
         sent.map_err(|error| self.standing.fail(error))?;
         Ok(PendingFetch { identity: Arc::clone(&self.identity), operation, layer, count })
@@ -212,8 +213,8 @@ impl Table {
     /// The second half: waits for the entries, and writes them. Fetches are received in any order.
     ///
     /// # Errors
-    /// As [`fetch`](Self::fetch). Also where the outputs cannot be written: the fetch has ended then, and its entries are
-    /// lost.
+    /// As [`fetch`](Self::fetch). Also where the outputs cannot be written: the fetch has ended then, and its entries
+    /// are lost.
     pub fn fetch_recv(
         &mut self,
         pending: PendingFetch,
@@ -284,8 +285,8 @@ impl Table {
             counts: counts.as_ptr(),
             parts: parts(entries),
         };
-        // SAFETY: the tensors are borrowed for the call, have so many entries, and lie in memory that the kernel set works
-        // on, as was checked. All ranks write now, and none has a fetch that is open.
+        // SAFETY: the tensors are borrowed for the call, have so many entries, and lie in memory that the kernel set
+        // works on, as was checked. All ranks write now, and none has a fetch that is open.
         unsafe { self.user.kernels().write_entries(&written) }
     }
 
@@ -320,8 +321,8 @@ impl Table {
             count,
             parts,
         };
-        // SAFETY: the outputs are borrowed exclusively for the call, have room for so many entries, and lie in memory that
-        // the kernel set works on, as was checked; or there are none.
+        // SAFETY: the outputs are borrowed exclusively for the call, have room for so many entries, and lie in memory
+        // that the kernel set works on, as was checked; or there are none.
         let received = unsafe { self.user.kernels().fetch_recv(&mut fetch) };
         drop(in_call);
         self.open_slots &= !(1 << (operation % u64::from(self.options.in_flight)));
@@ -432,7 +433,7 @@ fn parts(entries: &Entries<'_>) -> [abi::TyPart; 2] {
     [part(entries.values), entries.scales.map_or(NO_PART, part)]
 }
 
-/// What a rank says before a write: a byte, then its entries of each layer, 8 bytes each; or why it refuses.
+/// The vote of a rank before a write: a byte, then its entries of each layer, 8 bytes each; or why it refuses.
 fn vote(counts: &[u64]) -> Vec<u8> {
     std::iter::once(0).chain(counts.iter().flat_map(|count| count.to_le_bytes())).collect()
 }

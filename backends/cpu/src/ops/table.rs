@@ -79,7 +79,7 @@ pub(crate) fn two_levels(shape: &KernelShape) -> Error {
 
 /// An entry of a fetch: its rank, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct EntryPlace {
     rank: u32,
     number: u64,
 }
@@ -90,7 +90,7 @@ struct Fetch {
     operation: u64,
     layer: u32,
     /// In the order of indices; or the first index that has none.
-    entries: Result<Vec<Entry>, i64>,
+    entries: Result<Vec<EntryPlace>, i64>,
 }
 
 /// See the [module](self).
@@ -146,8 +146,8 @@ impl Table {
         for Field { part, width, behind } in fields(&entries.parts, count) {
             for number in 0..count {
                 let to = self.lines.window.at(first + number * self.layout.width + behind);
-                // SAFETY: the part has so many entries, by this function's contract. They have room in the window, and no
-                // rank reads it now.
+                // SAFETY: the part has so many entries, by this function's contract. They have room in the window, and
+                // no rank reads it now.
                 unsafe {
                     let from = part.cast::<u8>().add((number * width) as usize);
                     std::ptr::copy_nonoverlapping(from, to, width as usize);
@@ -173,7 +173,7 @@ impl Table {
     }
 
     /// Gets entries of peers that are not mapped: those that lie together at both ends by one command.
-    fn get(&self, operation: u64, layer: u32, entries: &[Entry]) -> Result<()> {
+    fn get(&self, operation: u64, layer: u32, entries: &[EntryPlace]) -> Result<()> {
         let (line, slot) = (self.line(), self.slot(operation));
         if line.is_mapped() {
             return Ok(());
@@ -181,8 +181,9 @@ impl Table {
         let width = self.layout.width;
         let most = (line.order.channel.largest_put / width).max(1) as usize;
         let mut at = self.layout.slot(slot);
-        let follows =
-            |one: &Entry, next: &Entry| one.rank == next.rank && one.number + 1 == next.number;
+        let follows = |one: &EntryPlace, next: &EntryPlace| {
+            one.rank == next.rank && one.number + 1 == next.number
+        };
         for run in entries.chunk_by(follows).flat_map(|run| run.chunks(most)) {
             let bytes = run.len() as u64 * width;
             if run[0].rank != self.rank {
@@ -232,8 +233,8 @@ impl Table {
         for Field { part, width, behind } in fields(&fetch.parts, entries.len() as u64) {
             for (i, entry) in (0..).zip(&entries) {
                 let from = self.place(sent.layer, *entry, landed + i * self.layout.width);
-                // SAFETY: the part has room for so many entries, by this function's contract. The entry is there: it was
-                // got, or lies in a window that no rank writes while fetches are open.
+                // SAFETY: the part has room for so many entries, by this function's contract. The entry is there: it
+                // was got, or lies in a window that no rank writes while fetches are open.
                 unsafe {
                     let to = part.cast::<u8>().add((i * width) as usize);
                     std::ptr::copy_nonoverlapping(from.add(behind as usize), to, width as usize);
@@ -244,7 +245,7 @@ impl Table {
     }
 
     /// Where to load an entry: in the window of its rank, or where it has landed.
-    fn place(&self, layer: u32, entry: Entry, landed: u64) -> *const u8 {
+    fn place(&self, layer: u32, entry: EntryPlace, landed: u64) -> *const u8 {
         let offset = self.layout.entry(layer, entry.number);
         if entry.rank == self.rank {
             return self.lines.window.at(offset);
@@ -309,7 +310,7 @@ unsafe fn entries_of(
     fetch: &abi::TyFetch,
     entries: u64,
     counts: &[u64],
-) -> Result<Vec<Entry>, i64> {
+) -> Result<Vec<EntryPlace>, i64> {
     let count = fetch.count as usize;
     if count == 0 {
         return Ok(Vec::new());
@@ -318,7 +319,7 @@ unsafe fn entries_of(
         let at = u64::try_from(index).map_err(|_| index)?;
         let (rank, number) = (at / entries, at % entries);
         match counts.get(usize::try_from(rank).map_err(|_| index)?) {
-            Some(count) if number < *count => Ok(Entry { rank: rank as u32, number }),
+            Some(count) if number < *count => Ok(EntryPlace { rank: rank as u32, number }),
             _ => Err(index),
         }
     };

@@ -8,7 +8,7 @@ use tokenyard_core::communicator::{TensorMut, TensorRef};
 use tokenyard_core::ops::table::{Entries, PendingFetch, Table, TableOptions};
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 
-use super::rules::{self, Parts, Width};
+use super::rules::{self, Parts, Sizes};
 use crate::ops::end::{OperationEnd, WorldPlace};
 use crate::ops::expect;
 
@@ -31,7 +31,8 @@ struct OpenFetch {
     pending: PendingFetch,
 }
 
-/// Ranks write anew before a fetch where none is open, so that all of them meet; the other fetches are each rank's alone.
+/// Ranks write anew before a fetch where none is open, so that all of them meet; the other fetches are each rank's
+/// alone.
 impl OperationEnd for TableEnd {
     const WORD: &'static str = "table";
     type Options = TableOptions;
@@ -79,9 +80,9 @@ impl OperationEnd for TableEnd {
 }
 
 impl TableEnd {
-    fn width(&self) -> Width {
-        let TableOptions { entry_bytes, scale_bytes, .. } = self.table.options();
-        Width { values: entry_bytes as usize, scales: scale_bytes as usize }
+    fn sizes(&self) -> Sizes {
+        let TableOptions { entry_bytes, scale_bytes, max_entries: most, .. } = self.table.options();
+        Sizes { values: entry_bytes as usize, scales: scale_bytes as usize, most }
     }
 
     fn most(&self) -> u64 {
@@ -104,11 +105,11 @@ impl TableEnd {
     }
 
     fn write(&mut self, count: impl Fn(u32) -> u64, number: u64) -> tokenyard_core::Result<()> {
-        let (rank, width) = (self.place.rank, self.width());
-        let entries = |layer| rules::entries(rank, layer, count(layer), number, width);
+        let (rank, sizes) = (self.place.rank, self.sizes());
+        let entries = |layer| rules::entries(rank, layer, count(layer), number, sizes);
         let layers: Vec<Parts> = (0..self.table.options().layers).map(entries).collect();
         let given: Vec<_> =
-            layers.iter().map(|parts| given(parts, width)).collect::<Result<_, _>>()?;
+            layers.iter().map(|parts| given(parts, sizes)).collect::<Result<_, _>>()?;
         self.table.write(&given)
     }
 
@@ -135,13 +136,13 @@ impl TableEnd {
     pub(super) fn recv_at(&mut self, at: usize) -> Result<()> {
         let fetch = self.pending.remove(at).context("find a fetch that was sent")?;
         let OpenFetch { layer, indices, pending } = fetch;
-        let mut parts = Parts::room(indices.len(), self.width());
+        let mut parts = Parts::room(indices.len(), self.sizes());
         self.recv(pending, &mut parts).with_context(|| format!("receive from layer {layer}"))?;
-        rules::check(layer, self.writes, &indices, (self.most(), self.width()), &parts)
+        rules::check(layer, self.writes, &indices, self.sizes(), &parts)
     }
 
     fn recv(&mut self, pending: PendingFetch, parts: &mut Parts) -> tokenyard_core::Result<()> {
-        let (count, Width { values, scales }) = (pending.count() as usize, self.width());
+        let (count, Sizes { values, scales, .. }) = (pending.count() as usize, self.sizes());
         let mut out = TensorMut::from_slice(&mut parts.values, count, values)?;
         let mut out_scales = TensorMut::from_slice(&mut parts.scales, count, scales)?;
         let scales = (scales > 0).then_some(&mut out_scales);
@@ -164,7 +165,7 @@ impl TableEnd {
     /// A fetch of an index that names no entry, which must end with an error, and write nothing.
     pub(super) fn fail_to_fetch(&mut self, index: i64) -> Result<()> {
         let pending = self.table.fetch_send(0, TensorRef::from_slice(&[index], 1, 1)?)?;
-        let mut parts = Parts::room(1, self.width());
+        let mut parts = Parts::room(1, self.sizes());
         let received = self.recv(pending, &mut parts);
         expect(ErrorKind::InvalidInput, None, received)
             .with_context(|| format!("index {index}"))?;
@@ -173,8 +174,8 @@ impl TableEnd {
     }
 }
 
-fn given(parts: &Parts, width: Width) -> tokenyard_core::Result<Entries<'_>> {
-    let Width { values, scales } = width;
+fn given(parts: &Parts, sizes: Sizes) -> tokenyard_core::Result<Entries<'_>> {
+    let Sizes { values, scales, .. } = sizes;
     let count = parts.values.len() / values;
     let scale_rows = TensorRef::from_slice(&parts.scales, count, scales)?;
     Ok(Entries {

@@ -1,5 +1,5 @@
-//! The table: `rules` states what entries hold, and which of them a fetch names; `end` is the end of a rank, which checks
-//! each entry. `values` (L1) and `order` (L2) have the cases.
+//! The table: `rules` states what entries hold, and which of them a fetch names; `end` is the end of a rank, which
+//! checks each entry. `values` (L1) and `order` (L2) have the cases.
 
 mod end;
 mod order;

@@ -1,5 +1,5 @@
-//! L2: fetches that overlap and end in another order, entries that are written anew, ranks that take no part or are late,
-//! refusals, and exchanges beside them.
+//! L2: fetches that overlap and end in another order, entries that are written anew, ranks that take no part or are
+//! late, refusals, and exchanges beside them.
 
 use anyhow::Result;
 use tokenyard_core::ErrorKind;
@@ -97,7 +97,7 @@ fn refuse(end: &mut TableEnd) -> Result<()> {
         for index in [-1, most + 1, 2 * most, ranks * most, i64::MIN, i64::MAX] {
             end.fail_to_fetch(index)?;
         }
-        // What was written before is still there.
+        // The entries of the write before are still there.
         end.fetch_next()?;
         end.recv_next()?;
     }

@@ -14,11 +14,12 @@ pub(super) fn count(rank: u32, layer: u32, most: u64) -> u64 {
     [most, 1, 0, most / 2 + 1][(rank + layer) as usize % 4].min(most)
 }
 
-/// The bytes of the values and of the scales of an entry.
+/// The sizes of a table: bytes of the values and of the scales of an entry, and the most entries of a rank in a layer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Width {
+pub(super) struct Sizes {
     pub(super) values: usize,
     pub(super) scales: usize,
+    pub(super) most: u64,
 }
 
 /// Entries, or what a fetch gives: all values, then all scales.
@@ -30,9 +31,9 @@ pub(super) struct Parts {
 
 impl Parts {
     /// So many entries, filled.
-    pub(super) fn room(count: usize, width: Width) -> Self {
-        let room = |width| vec![drawn::FILLER; count * width];
-        Self { values: room(width.values), scales: room(width.scales) }
+    pub(super) fn room(count: usize, sizes: Sizes) -> Self {
+        let room = |bytes| vec![drawn::FILLER; count * bytes];
+        Self { values: room(sizes.values), scales: room(sizes.scales) }
     }
 
     /// Whether nothing was written.
@@ -42,12 +43,12 @@ impl Parts {
 }
 
 /// The first `count` entries of a rank in a layer, as a write has them.
-pub(super) fn entries(rank: u32, layer: u32, count: u64, write: u64, width: Width) -> Parts {
+pub(super) fn entries(rank: u32, layer: u32, count: u64, write: u64, sizes: Sizes) -> Parts {
     let mut parts = Parts { values: Vec::new(), scales: Vec::new() };
     for entry in 0..count {
-        let bytes = drawn::bytes(of(rank, layer, entry, write), width.values + width.scales);
-        parts.values.extend(&bytes[..width.values]);
-        parts.scales.extend(&bytes[width.values..]);
+        let bytes = drawn::bytes(of(rank, layer, entry, write), sizes.values + sizes.scales);
+        parts.values.extend(&bytes[..sizes.values]);
+        parts.scales.extend(&bytes[sizes.values..]);
     }
     parts
 }
@@ -76,15 +77,16 @@ pub(super) fn check(
     layer: u32,
     write: u64,
     indices: &[i64],
-    (most, width): (u64, Width),
+    sizes: Sizes,
     found: &Parts,
 ) -> Result<()> {
-    let expected = indices.len() * width.values;
+    let most = sizes.most;
+    let expected = indices.len() * sizes.values;
     ensure!(found.values.len() == expected, "found {} bytes", found.values.len());
     for (at, index) in indices.iter().enumerate() {
         let (rank, entry) = (*index as u64 / most, *index as u64 % most);
-        let values = &found.values[at * width.values..][..width.values];
-        let scales = &found.scales[at * width.scales..][..width.scales];
+        let values = &found.values[at * sizes.values..][..sizes.values];
+        let scales = &found.scales[at * sizes.scales..][..sizes.scales];
         drawn::check(of(rank as u32, layer, entry, write), &[values, scales].concat(), || {
             format!("place {at}: entry {entry} of rank {rank} in layer {layer}, write {write}")
         })?;
@@ -96,21 +98,21 @@ pub(super) fn check(
 mod tests {
     use super::*;
 
-    const WIDTH: Width = Width { values: 24, scales: 4 };
+    const SIZES: Sizes = Sizes { values: 24, scales: 4, most: 8 };
 
     #[test]
     fn entries_that_indices_name_are_right_and_others_are_found() {
-        let of_ranks = [0, 1].map(|rank| entries(rank, 1, count(rank, 1, 8), 3, WIDTH));
+        let of_ranks = [0, 1].map(|rank| entries(rank, 1, count(rank, 1, 8), 3, SIZES));
         assert_eq!([0, 1, 2, 3].map(|rank| count(rank, 1, 8)), [1, 0, 5, 8]);
-        assert_eq!(of_ranks[1], Parts::room(0, WIDTH));
-        check(1, 3, &[0], (8, WIDTH), &of_ranks[0]).unwrap();
+        assert_eq!(of_ranks[1], Parts::room(0, SIZES));
+        check(1, 3, &[0], SIZES, &of_ranks[0]).unwrap();
         for (layer, write, index) in [(0, 3, 0), (1, 4, 0), (1, 3, 1), (1, 3, 8)] {
-            let error = check(layer, write, &[index], (8, WIDTH), &of_ranks[0]).unwrap_err();
+            let error = check(layer, write, &[index], SIZES, &of_ranks[0]).unwrap_err();
             assert!(error.to_string().starts_with("place 0: entry "), "{error}");
         }
         let mut broken = of_ranks[0].clone();
         broken.scales[3] ^= 1;
-        let error = check(1, 3, &[0], (8, WIDTH), &broken).unwrap_err().to_string();
+        let error = check(1, 3, &[0], SIZES, &broken).unwrap_err().to_string();
         assert!(error.contains("byte 27:"), "{error}");
     }
 
