@@ -1932,7 +1932,7 @@ typedef struct TyFetch {
   uint64_t count;
   /**
    * In `finish`: room for the values of so many entries, in the order of indices, and for their scales; as in
-   * [`TyEntries`].
+   * [`TyEntries`]. Both have no bytes where the caller cannot take the entries: the fetch ends, and writes nothing.
    */
   struct TyPart parts[2];
 } TyFetch;

@@ -198,7 +198,7 @@ pub struct TyFetch {
     /// How many: at most `max_tokens` of the shape.
     pub count: u64,
     /// In `finish`: room for the values of so many entries, in the order of indices, and for their scales; as in
-    /// [`TyEntries`].
+    /// [`TyEntries`]. Both have no bytes where the caller cannot take the entries: the fetch ends, and writes nothing.
     pub parts: [TyPart; 2],
 }
 

@@ -168,6 +168,50 @@ fn fetches_of_several_layers_are_in_flight_at_once_and_end_in_any_order() {
     }
 }
 
+#[test]
+fn a_fetch_takes_any_free_slot_and_a_dropped_one_gives_its_own_back() {
+    for inside in ONE_LINK {
+        let config = config(inside);
+        in_threads(2, &config, |world: &Arc<World>| {
+            let mut table = Table::open(world, &config, options_of(1, 2)).unwrap();
+            write(&mut table, 0).unwrap();
+            let first = send(&mut table, 0, &[0, 12]).unwrap();
+            for turn in 0..5 {
+                // The first one holds its slot all the time.
+                let pending = send(&mut table, 0, &[turn, 10]).unwrap();
+                assert_eq!(recv(&mut table, pending).unwrap(), expected(0, &[turn, 10], 0));
+            }
+            drop(send(&mut table, 0, &[3]).unwrap());
+            drop(send(&mut table, 0, &[13]).unwrap());
+            assert_eq!(recv(&mut table, first).unwrap(), expected(0, &[0, 12], 0));
+            drop(send(&mut table, 0, &[5]).unwrap());
+            write(&mut table, 1).unwrap();
+            let pending = send(&mut table, 0, &[0, 12]).unwrap();
+            assert_eq!(recv(&mut table, pending).unwrap(), expected(0, &[0, 12], 1));
+            drop(send(&mut table, 0, &[5]).unwrap());
+            table.close().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+/// A write of one table met that of another, and both succeeded with counts of the other one.
+#[test]
+fn ranks_that_write_to_several_tables_in_another_order_end_with_an_error() {
+    let config = config(STORES);
+    in_threads(2, &config, |world: &Arc<World>| {
+        let session =
+            SessionOptions { tables: vec![options_of(1, 2); 2], ..SessionOptions::default() };
+        let tables = session.open(world, &config).unwrap().tables;
+        let mut tables = <[Table; 2]>::try_from(tables).unwrap();
+        let first = &mut tables[world.rank() as usize];
+        let error = write(first, 0).unwrap_err();
+        assert!(error.to_string().contains("write table"), "{error}");
+        assert!(first.is_closed());
+    })
+    .unwrap();
+}
+
 /// Ranks fetch at their own pace: a rank that only waits takes no part.
 #[test]
 fn a_rank_fetches_while_the_others_make_no_call() {

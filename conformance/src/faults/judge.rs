@@ -127,8 +127,9 @@ fn missing(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> Option<Stri
     // and the link.
     let tells_command = error.contains("a command to rank ");
     // Ranks that write a table meet in the world, whose error has the collective.
-    let tells_collective = ["all_gather: ", "barrier: "].iter().any(|word| error.contains(word))
-        && matches!(fault.phase, Phase::Write | Phase::Fetch);
+    let tells_collective = matches!(fault.phase, Phase::Write | Phase::Fetch)
+        && error.starts_with("write ")
+        && ["all_gather: ", "barrier: "].iter().any(|word| error.contains(word));
     if in_operation && !tells_wait && !no_wait && !tells_command && !tells_collective {
         return Some("the phase, found and expected, or the command".to_owned());
     }

@@ -3,12 +3,14 @@
 //!
 //! An entry is some bytes of values and of scales. It is in a layer, on the rank that wrote it. All ranks write
 //! together. Then each rank fetches alone, as often as it likes. Index `i` names entry `i % max_entries` of rank `i /
-//! max_entries`. Ranks may have fewer entries than that, and another number each.
+//! max_entries`. Ranks may have fewer entries than that, each as many as it likes.
 //!
 //! One thread uses a table at a time. Each rank takes window memory for `layers * max_entries` entries, and for
 //! `in_flight * max_indices` more where the transport cannot load from peers.
 
-use std::sync::Arc;
+mod votes;
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::abi;
 use crate::bootstrap::World;
@@ -21,6 +23,7 @@ use crate::session::reporter::InCall;
 use crate::session::standing::Standing;
 use crate::session::user::User;
 use crate::{Error, ErrorKind, Result};
+use votes::{Vote, Votes};
 
 /// The names of the operations, and their numbers in reports.
 const NAMES: &[&str] = &["fetch", "write"];
@@ -54,7 +57,9 @@ impl TableOptions {
         let Self { entry_bytes, scale_bytes, max_entries, layers, max_indices, in_flight } = self;
         let check = |name, value, most| super::check_range("open table", name, value, most);
         check("entry_bytes", entry_bytes, 1 << 30)?;
-        check("scale_bytes + 1", scale_bytes.saturating_add(1), (1 << 30) + 1)?;
+        if scale_bytes > 0 {
+            check("scale_bytes", scale_bytes, 1 << 30)?;
+        }
         check("max_entries", max_entries, 1 << 32)?;
         check("layers", layers.into(), 128)?;
         check("max_indices", max_indices.into(), (1 << 31) - 1)?;
@@ -85,8 +90,7 @@ impl TableOptions {
     }
 }
 
-/// Entries of a layer, as a caller has them: values, and scales where an entry has them. Contiguous; the first
-/// dimension counts entries, or is divided into several.
+/// Entries of a layer, as a caller has them. Tensors are contiguous, and of any shape: only their bytes count.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries<'a> {
     /// The values: `entry_bytes` for each.
@@ -101,27 +105,40 @@ pub struct Table {
     user: User,
     options: TableOptions,
     report: BringUpReport,
-    /// Fetches so far, of this rank alone.
-    fetches: u64,
+    /// The name of its collectives in the world, where other tables may meet as well.
+    topic: String,
+    /// The number of the next fetch, of this rank alone.
+    next_fetch: u64,
     /// Writes so far.
     writes: u64,
     /// Slots (fetch number modulo `in_flight`) whose fetch was sent and not received: one bit each.
     open_slots: u32,
     /// Its address names this table.
-    identity: Arc<()>,
+    dropped: Arc<Dropped>,
     /// Dropped last: the goodbye to the other ranks comes behind the end of the transports.
     _world: Arc<World>,
 }
 
-/// A fetch that was sent. Finish it with [`Table::fetch_recv`]: a fetch that is dropped holds its slot for ever.
-#[derive(Debug)]
-#[must_use = "a fetch that is never received holds its slot"]
-pub struct PendingFetch {
-    /// The identity of its table.
-    identity: Arc<()>,
+/// Fetches of a table whose pendings were dropped. They end at its next call.
+#[derive(Debug, Default)]
+struct Dropped(Mutex<Vec<SentFetch>>);
+
+#[derive(Clone, Copy, Debug)]
+struct SentFetch {
     operation: u64,
     layer: u32,
     count: u64,
+}
+
+/// A fetch that was sent. Finish it with [`Table::fetch_recv`]. One that is dropped ends at the next call of its table,
+/// and its entries are lost.
+#[derive(Debug)]
+#[must_use = "the entries of a fetch that is never received are lost"]
+pub struct PendingFetch {
+    table: Arc<Dropped>,
+    count: u64,
+    /// None once it is received.
+    sent: Option<SentFetch>,
 }
 
 impl PendingFetch {
@@ -131,25 +148,45 @@ impl PendingFetch {
     }
 }
 
+impl Drop for PendingFetch {
+    fn drop(&mut self) {
+        let mut dropped = self.table.0.lock().unwrap_or_else(PoisonError::into_inner);
+        dropped.extend(self.sent.take());
+    }
+}
+
 super::user_of_a_session!(Table, TableOptions);
 
 impl Table {
     /// The table of a user that was opened.
     pub(super) fn made(opened: OpenedUser, options: TableOptions) -> Self {
-        let OpenedUser { user, standing, report } = opened;
+        let OpenedUser { number, user, standing, report } = opened;
         let _world = Arc::clone(&standing.world);
-        let (fetches, writes, open_slots, identity) = (0, 0, 0, Arc::default());
-        Self { standing, user, options, report, fetches, writes, open_slots, identity, _world }
+        Self {
+            standing,
+            user,
+            options,
+            report,
+            topic: format!("write table {number}"),
+            next_fetch: 0,
+            writes: 0,
+            open_slots: 0,
+            dropped: Arc::default(),
+            _world,
+        }
     }
 
     /// Writes this rank's entries of all layers, in place of those that it had. Collective: no rank may have a fetch
     /// that is sent and not received. The tensors may be changed afterwards.
+    ///
+    /// It is a collective of the world, too: all ranks write to several tables, and open and close, in the same order.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for entries that cannot be written, [`ErrorKind::Refused`] on the other ranks.
     /// Nothing is written then on any rank. Any other error closes the table.
     pub fn write(&mut self, layers: &[Entries<'_>]) -> Result<()> {
         self.standing.check_open()?;
+        self.end_dropped()?;
         let counts = self.check_layers(layers);
         self.write_checked(layers, counts)
     }
@@ -190,6 +227,7 @@ impl Table {
     /// As there, but for indices without an entry, which the second half reports.
     pub fn fetch_send(&mut self, layer: u32, indices: TensorRef<'_>) -> Result<PendingFetch> {
         self.standing.check_open()?;
+        self.end_dropped()?;
         let (count, index_bytes) = self.check_indices(layer, indices)?;
         let operation = self.begin()?;
         let _in_call = InCall::new(&self.standing.recorder);
@@ -207,7 +245,8 @@ impl Table {
         // kernel set works on, as was checked.
         let sent = unsafe { self.user.kernels().fetch_send(&fetch) };
         sent.map_err(|error| self.standing.fail(error))?;
-        Ok(PendingFetch { identity: Arc::clone(&self.identity), operation, layer, count })
+        let sent = Some(SentFetch { operation, layer, count });
+        Ok(PendingFetch { table: Arc::clone(&self.dropped), count, sent })
     }
 
     /// The second half: waits for the entries, and writes them. Fetches are received in any order.
@@ -217,21 +256,22 @@ impl Table {
     /// are lost.
     pub fn fetch_recv(
         &mut self,
-        pending: PendingFetch,
+        mut pending: PendingFetch,
         values: &mut TensorMut<'_>,
         scales: Option<&mut TensorMut<'_>>,
     ) -> Result<()> {
         self.standing.check_open()?;
-        if !Arc::ptr_eq(&pending.identity, &self.identity) {
-            let text = format!("fetch {} was sent by another table", pending.operation);
+        let is_mine = Arc::ptr_eq(&pending.table, &self.dropped);
+        let Some(sent) = pending.sent.take_if(|_| is_mine) else {
+            let text = "found a fetch that was sent by another table";
             return Err(Error::new(ErrorKind::InvalidInput, "receive fetch", text)
                 .with_fix("receive it on the table that sent it"));
-        }
+        };
         let outs =
             Entries { values: values.as_ref(), scales: scales.map(|scales| scales.as_ref()) };
-        let checked = self.check_outs(pending.count, &outs);
+        let checked = self.check_parts(sent.count, &outs);
         let parts = if checked.is_ok() { parts(&outs) } else { [NO_PART; 2] };
-        let received = self.recv(&pending, parts);
+        let received = self.recv(sent, parts);
         if self.is_closed() { received } else { checked.and(received) }
     }
 
@@ -241,6 +281,7 @@ impl Table {
     /// A fetch that was sent and not received; a lost rank.
     pub fn close(mut self) -> Result<()> {
         self.standing.check_open()?;
+        self.end_dropped()?;
         if let Err(error) = self.check_received("close table") {
             return Err(self.standing.end(error));
         }
@@ -254,26 +295,33 @@ impl Table {
         self.standing.recorder.0.track.pass(self.writes, WRITE, false);
         self.writes += 1;
         let in_call = InCall::new(&self.standing.recorder);
-        let word = match &counts {
-            Ok(counts) => vote(counts),
-            Err(why) => refusal(&super::reason(why)),
+        let voted = match &counts {
+            Ok(counts) => self.vote(&Vote::Goes(counts)),
+            Err(why) => self.vote(&Vote::Refuses(&super::reason(why))),
         };
-        let agreed = self.standing.world.all_gather("write table", &word);
-        let written = agreed.and_then(|votes| counts_of(&votes, self.options.layers));
-        let written = written.and_then(|by_layer| {
-            for (layer, (entries, counts)) in (0..).zip(layers.iter().zip(by_layer)) {
-                self.write_layer(layer, entries, &counts)?;
+        let written = voted.and_then(|votes| match votes {
+            Votes::Refused(refusal) => Ok(Some(refusal)),
+            Votes::Go(by_layer) => {
+                for (layer, (entries, counts)) in (0..).zip(layers.iter().zip(by_layer)) {
+                    self.write_layer(layer, entries, &counts)?;
+                }
+                // No rank fetches before all have written.
+                self.standing.world.barrier(&self.topic).map(|()| None)
             }
-            // No rank fetches before all have written.
-            self.standing.world.barrier("write table")
         });
         drop(in_call);
         match (written, counts) {
-            (Ok(()), _) => Ok(()),
-            (Err(error), Err(why)) if error.kind() == ErrorKind::Refused => Err(why),
-            (Err(error), _) if error.kind() == ErrorKind::Refused => Err(error),
+            (Ok(None), _) => Ok(()),
+            // Nothing is written: no rank has begun.
+            (Ok(Some(refusal)), counts) => Err(counts.err().unwrap_or(refusal)),
             (Err(error), _) => Err(self.standing.fail(error)),
         }
+    }
+
+    /// Learns what all ranks have, before any of them writes.
+    fn vote(&self, mine: &Vote<'_>) -> Result<Votes> {
+        let votes = self.standing.world.all_gather(&self.topic, &mine.bytes())?;
+        Votes::read(&votes, &self.options)
     }
 
     /// `counts`: the entries of each rank.
@@ -290,26 +338,40 @@ impl Table {
         unsafe { self.user.kernels().write_entries(&written) }
     }
 
+    /// The number of a fetch whose slot is free.
     fn begin(&mut self) -> Result<u64> {
-        let (operation, in_flight) = (self.fetches, u64::from(self.options.in_flight));
-        let bit = 1 << (operation % in_flight);
-        if self.open_slots & bit != 0 {
+        let in_flight = u64::from(self.options.in_flight);
+        let is_free = |number: &u64| self.open_slots >> (number % in_flight) & 1 == 0;
+        let mut numbers = self.next_fetch..self.next_fetch + in_flight;
+        let Some(operation) = numbers.find(is_free) else {
             let text = format!(
-                "fetch {} was sent and not received; expected that before fetch {operation}, because in_flight = \
-                 {in_flight}",
-                operation - in_flight
+                "{in_flight} fetches were sent and not received; expected fewer, because in_flight = {in_flight}"
             );
             return Err(Error::new(ErrorKind::InvalidInput, "start fetch", text)
                 .with_fix("receive each fetch; or open the table with a larger in_flight"));
-        }
+        };
         self.standing.recorder.0.track.pass(operation, FETCH, false);
-        self.fetches += 1;
-        self.open_slots |= bit;
+        self.next_fetch = operation + 1;
+        self.open_slots |= 1 << (operation % in_flight);
         Ok(operation)
     }
 
-    fn recv(&mut self, pending: &PendingFetch, parts: [abi::TyPart; 2]) -> Result<()> {
-        let PendingFetch { operation, layer, count, .. } = *pending;
+    /// Ends the fetches whose pendings were dropped.
+    fn end_dropped(&mut self) -> Result<()> {
+        let mut dropped = self.dropped.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = std::mem::take(&mut *dropped);
+        drop(dropped);
+        for sent in all {
+            match self.recv(sent, [NO_PART; 2]) {
+                Err(error) if error.kind() != ErrorKind::InvalidInput => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn recv(&mut self, sent: SentFetch, parts: [abi::TyPart; 2]) -> Result<()> {
+        let SentFetch { operation, layer, count } = sent;
         self.standing.recorder.0.track.pass(operation, FETCH, true);
         let in_call = InCall::new(&self.standing.recorder);
         let mut fetch = abi::TyFetch {
@@ -367,11 +429,11 @@ impl Table {
                 "values: found {bytes} bytes; expected those of at most {max_entries} entries of {entry_bytes} bytes"
             )));
         }
-        self.check_outs(count, entries).map(|()| count)
+        self.check_parts(count, entries).map(|()| count)
     }
 
     /// Checks that the tensors hold so many entries.
-    fn check_outs(&self, count: u64, entries: &Entries<'_>) -> Result<()> {
+    fn check_parts(&self, count: u64, entries: &Entries<'_>) -> Result<()> {
         let TableOptions { entry_bytes, scale_bytes, .. } = self.options;
         let Entries { values, scales } = *entries;
         let arguments =
@@ -433,73 +495,7 @@ fn parts(entries: &Entries<'_>) -> [abi::TyPart; 2] {
     [part(entries.values), entries.scales.map_or(NO_PART, part)]
 }
 
-/// The vote of a rank before a write: a byte, then its entries of each layer, 8 bytes each; or why it refuses.
-fn vote(counts: &[u64]) -> Vec<u8> {
-    std::iter::once(0).chain(counts.iter().flat_map(|count| count.to_le_bytes())).collect()
-}
-
-fn refusal(why: &str) -> Vec<u8> {
-    std::iter::once(1).chain(why.bytes()).collect()
-}
-
-/// By layer, the entries of each rank.
-///
-/// # Errors
-/// The first refusal, in order of ranks; a vote that cannot be read.
-fn counts_of(votes: &[Vec<u8>], layers: u32) -> Result<Vec<Vec<u64>>> {
-    let mut by_layer = vec![Vec::with_capacity(votes.len()); layers as usize];
-    for (rank, vote) in (0..).zip(votes) {
-        match vote.split_first() {
-            Some((1, why)) => {
-                let why = String::from_utf8_lossy(why);
-                let text = format!("rank {rank} refused the write: {why}");
-                return Err(Error::new(ErrorKind::Refused, "write table", text).with_rank(rank));
-            }
-            Some((0, counts)) if counts.len() == 8 * layers as usize => {
-                let (words, _) = counts.as_chunks();
-                let words = words.iter().map(|word| u64::from_le_bytes(*word));
-                by_layer.iter_mut().zip(words).for_each(|(all, count)| all.push(count));
-            }
-            _ => {
-                let text = format!(
-                    "rank {rank} wrote {} bytes; expected one, then 8 for each of {layers} layers",
-                    vote.len()
-                );
-                return Err(Error::new(ErrorKind::Protocol, "write table", text).with_rank(rank));
-            }
-        }
-    }
-    Ok(by_layer)
-}
-
 fn wrong(text: String) -> Error {
     Error::new(ErrorKind::InvalidInput, "check arguments", text)
         .with_fix("pass contiguous tensors of the sizes that the table was opened with")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn votes_give_the_entries_of_each_rank_by_layer() {
-        let votes = [vote(&[3, 0]), vote(&[1, 5])];
-        assert_eq!(counts_of(&votes, 2).unwrap(), [[3, 1], [0, 5]]);
-    }
-
-    #[test]
-    fn the_first_rank_that_refuses_is_named() {
-        let votes = [vote(&[3]), refusal("no entries"), refusal("none either")];
-        let error = counts_of(&votes, 1).unwrap_err();
-        assert_eq!((error.kind(), error.rank()), (ErrorKind::Refused, Some(1)));
-        assert!(error.to_string().contains("no entries"), "{error}");
-    }
-
-    #[test]
-    fn a_vote_of_another_length_is_an_error_of_its_rank() {
-        for vote in [vec![], vec![0], vec![2; 9], vec![0; 10]] {
-            let error = counts_of(&[vec![0; 9], vote], 1).unwrap_err();
-            assert_eq!((error.kind(), error.rank()), (ErrorKind::Protocol, Some(1)));
-        }
-    }
 }

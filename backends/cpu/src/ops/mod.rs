@@ -178,6 +178,15 @@ fn other_operation() -> Error {
 
 #[cold]
 fn too_large(shape: &KernelShape) -> Error {
+    if shape.runs == abi::TY_RUNS_TABLE {
+        let KernelShape { layers, entries, message_bytes, .. } = *shape;
+        let text = format!(
+            "found {layers} layers of {entries} entries of {message_bytes} bytes; expected a window of less than 2^47 \
+             bytes"
+        );
+        return Error::new(ErrorKind::InvalidInput, "plan needs", text)
+            .with_fix("name fewer layers, entries or bytes");
+    }
     let text = format!(
         "found {} bytes, {} times in flight, for each of {} ranks; expected a window of less than 2^47 bytes",
         shape.message_bytes, shape.in_flight, shape.ranks

@@ -140,6 +140,10 @@ impl Table {
         };
         // SAFETY: by this function's contract: R numbers.
         let given = unsafe { std::slice::from_raw_parts(entries.counts, counts.len()) };
+        if let Some(most) = given.iter().max().filter(|most| **most > self.layout.entries) {
+            let text = format!("found {most} entries; expected at most {}", self.layout.entries);
+            return Err(Error::new(ErrorKind::Internal, "write entries", text));
+        }
         counts.copy_from_slice(given);
         let count = counts[self.rank as usize];
         let first = self.layout.entry(entries.layer, 0);

@@ -120,11 +120,23 @@ impl TableEnd {
         let count = self.lengths[number as usize % self.lengths.len()];
         let drawn = number << 8 | u64::from(self.place.rank);
         let indices = rules::indices(self.place.ranks, layer, most, drawn, count);
-        let pending = self.table.fetch_send(layer, TensorRef::from_slice(&indices, 1, count)?);
+        let narrow: Vec<i32> = indices.iter().map(|index| *index as i32).collect();
+        // Layers take turns as well.
+        let is_narrow = (number / u64::from(layers)).is_multiple_of(2);
+        let given = match is_narrow {
+            true => TensorRef::from_slice(&narrow, 1, count)?,
+            false => TensorRef::from_slice(&indices, 1, count)?,
+        };
+        let pending = self.table.fetch_send(layer, given);
         let pending = pending.with_context(|| format!("send fetch {number}"))?;
         self.sent += 1;
         self.pending.push_back(OpenFetch { layer, indices, pending });
         Ok(())
+    }
+
+    /// Drops the first fetch that is not received.
+    pub(super) fn drop_next(&mut self) {
+        drop(self.pending.pop_front());
     }
 
     /// Fetches that are not received.

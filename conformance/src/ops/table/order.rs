@@ -30,12 +30,14 @@ pub(super) fn cases() -> Vec<EndCase<TableEnd>> {
     let pauses = "a rank may be late with each half, and with each write";
     let refused = "entries that one rank cannot write are an error on all ranks, an index without an entry on its own, \
                    and the table goes on";
+    let dropped = "a fetch that is never received ends without its entries, and the next ones go";
     let beside = "fetches and exchanges do not disturb each other";
     vec![
         case("any_order", any_order, 3, 5, alone(receive_in_any_order)),
         case("one_rank_alone", one, 3, 2, alone(one_rank_alone)),
         case("written_anew", anew, 3, 2, alone(write_anew)),
         case("pauses", pauses, 3, 2, alone(with_pauses)),
+        case("dropped", dropped, 3, 2, alone(drop_fetches)),
         case("refused", refused, 3, 2, alone(refuse)),
         case("beside_exchanges", beside, 2, 4, CaseBody::BesideExchanges),
     ]
@@ -78,6 +80,19 @@ fn write_anew(end: &mut TableEnd) -> Result<()> {
         end.fetch_next()?;
         end.recv_at(1)?;
         end.recv_at(0)?;
+    }
+    Ok(())
+}
+
+fn drop_fetches(end: &mut TableEnd) -> Result<()> {
+    for _ in 0..8 {
+        end.write_next()?;
+        end.fetch_next()?;
+        end.fetch_next()?;
+        end.drop_next();
+        end.fetch_next()?;
+        end.recv_next()?;
+        end.drop_next();
     }
     Ok(())
 }
