@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 13
+#define TY_KERNELS_MINOR 14
 
 /**
  * In [`TyShape`]: dispatches and combines. Each set takes it.
@@ -197,6 +197,12 @@ struct TyTransportTable;
  * open. E, K, H, M and the number of handles are 0.
  */
 #define TY_RUNS_GATHER 2
+
+/**
+ * In [`TyShape`]: entries of a table that all ranks hold together. The set then has `TY_KERNELS_CAP_TABLE` among its
+ * needs, or refuses to open. E, K, H and the number of handles are 0.
+ */
+#define TY_RUNS_TABLE 3
 
 /**
  * Most windows a kernel set may ask for.
@@ -292,6 +298,12 @@ struct TyTransportTable;
  * `TY_FINISH_GATHER`.
  */
 #define TY_KERNELS_CAP_GATHER 16384
+
+/**
+ * In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_TABLE`: it takes `TY_SUBMIT_ENTRIES`,
+ * `TY_SUBMIT_FETCH` and `TY_FINISH_FETCH`.
+ */
+#define TY_KERNELS_CAP_TABLE 32768
 
 /**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
@@ -406,6 +418,19 @@ struct TyTransportTable;
 #define TY_SUBMIT_GATHER 10
 
 /**
+ * In `submit`, with `TyEntries`, of an instance with `TY_KERNELS_CAP_TABLE`: writes the entries of this rank in a
+ * layer. All ranks do so between two barriers of the host, and no fetch is open on any of them. Their memory may be
+ * changed once the call returns.
+ */
+#define TY_SUBMIT_ENTRIES 11
+
+/**
+ * In `submit`, with `TyFetch`, of an instance with `TY_KERNELS_CAP_TABLE`: starts to read entries of any ranks, which
+ * take no part. The indices may be changed once the call returns.
+ */
+#define TY_SUBMIT_FETCH 12
+
+/**
  * In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
  */
 #define TY_FINISH_DISPATCH 1
@@ -420,6 +445,13 @@ struct TyTransportTable;
  * writes them. Each part has room for those of all ranks, in order of ranks.
  */
 #define TY_FINISH_GATHER 3
+
+/**
+ * In `finish`, with `TyFetch`, of an instance with `TY_KERNELS_CAP_TABLE`: waits for the entries, and writes them.
+ * Fetches are finished in any order. `TY_REFUSED` for an index without an entry: no output is written then, and the
+ * instance goes on.
+ */
+#define TY_FINISH_FETCH 4
 
 /**
  * In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
@@ -649,7 +681,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 13513013942289408373ull
+#define TY_KERNELS_LAYOUT 1492269228139454289
 
 /**
  * Major version of the topology ABI.
@@ -1723,6 +1755,48 @@ typedef struct TyDispatchOutput {
 } TyDispatchOutput;
 
 /**
+ * A tensor of a gather: contiguous memory of the set's kind.
+ */
+typedef struct TyPart {
+  /**
+   * Null where it has no bytes.
+   */
+  void *data;
+  /**
+   * Its length.
+   */
+  uint64_t bytes;
+} TyPart;
+
+/**
+ * The entries of this rank in a layer.
+ */
+typedef struct TyEntries {
+  /**
+   * `sizeof(TyEntries)`.
+   */
+  size_t size;
+  /**
+   * The layer, below `layers` of the shape.
+   */
+  uint32_t layer;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
+  /**
+   * R numbers, in host memory, valid for the call: the entries that each rank writes to the layer now, at most
+   * `entries` of the shape.
+   */
+  const uint64_t *counts;
+  /**
+   * The values of all entries of this rank, and their scales; null bytes where an entry has none. Together an entry
+   * has `message_bytes` of the shape.
+   */
+  struct TyPart parts[2];
+} TyEntries;
+
+/**
  * One event of `poll`.
  */
 typedef struct TyEvent {
@@ -1829,6 +1903,41 @@ typedef struct TyExportHeader {
 } TyExportHeader;
 
 /**
+ * A half of a fetch. Index i names entry i mod `entries` of rank i / `entries`, of the shape.
+ */
+typedef struct TyFetch {
+  /**
+   * `sizeof(TyFetch)`.
+   */
+  size_t size;
+  /**
+   * Operation number. Fetch n uses slot n mod in_flight, which is free.
+   */
+  uint64_t operation;
+  /**
+   * The layer, below `layers` of the shape.
+   */
+  uint32_t layer;
+  /**
+   * Bytes of an index: 4 or 8. Indices are signed.
+   */
+  uint32_t index_bytes;
+  /**
+   * In `submit`: the indices, in memory of the set's kind, contiguous; null where there are none.
+   */
+  const void *indices;
+  /**
+   * How many: at most `max_tokens` of the shape.
+   */
+  uint64_t count;
+  /**
+   * In `finish`: room for the values of so many entries, in the order of indices, and for their scales; as in
+   * [`TyEntries`]. Both have no bytes where the caller cannot take the entries: the fetch ends, and writes nothing.
+   */
+  struct TyPart parts[2];
+} TyFetch;
+
+/**
  * The first numbers of one user among those of a transport.
  */
 typedef struct TyFirst {
@@ -1853,20 +1962,6 @@ typedef struct TyFirst {
    */
   uint32_t reserved;
 } TyFirst;
-
-/**
- * A tensor of a gather: contiguous memory of the set's kind.
- */
-typedef struct TyPart {
-  /**
-   * Null where it has no bytes.
-   */
-  void *data;
-  /**
-   * Its length.
-   */
-  uint64_t bytes;
-} TyPart;
 
 /**
  * A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on
@@ -2528,7 +2623,7 @@ typedef struct TyShape {
    */
   uint32_t hidden;
   /**
-   * M.
+   * M. With `TY_RUNS_TABLE`: most indices of a fetch.
    */
   uint32_t max_tokens;
   /**
@@ -2545,9 +2640,22 @@ typedef struct TyShape {
    */
   uint32_t runs;
   /**
-   * Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; else 0.
+   * Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; the bytes of an entry,
+   * its scales included, with `TY_RUNS_TABLE`; else 0.
    */
   uint64_t message_bytes;
+  /**
+   * With `TY_RUNS_TABLE`: most entries of a rank in a layer; else 0.
+   */
+  uint64_t entries;
+  /**
+   * With `TY_RUNS_TABLE`: layers; else 0.
+   */
+  uint32_t layers;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
 } TyShape;
 
 /**
@@ -2701,6 +2809,7 @@ typedef struct TyPlan {
  *   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been
  *   received.
  * - `TY_RUNS_GATHER`: `TY_SUBMIT_GATHER` and `TY_FINISH_GATHER`, by the same rules.
+ * - `TY_RUNS_TABLE`: `TY_SUBMIT_ENTRIES` on all ranks; `TY_SUBMIT_FETCH` and `TY_FINISH_FETCH` by each for itself.
  * - `TY_RUNS_PIPE`: `TY_SUBMIT_SEND` and `TY_SUBMIT_RECV`, in any order: ranks make different calls. `flush` waits
  *   until all messages of this rank are taken, too, and reports as `TY_SUBMIT_SEND` does.
  *

@@ -37,6 +37,13 @@ pub const TY_SUBMIT_RECV: u32 = 9;
 /// In `submit`, with `TyGather`, of an instance with `TY_KERNELS_CAP_GATHER`: sends the shards of this rank to all
 /// ranks. Their memory may be changed once the call returns.
 pub const TY_SUBMIT_GATHER: u32 = 10;
+/// In `submit`, with `TyEntries`, of an instance with `TY_KERNELS_CAP_TABLE`: writes the entries of this rank in a
+/// layer. All ranks do so between two barriers of the host, and no fetch is open on any of them. Their memory may be
+/// changed once the call returns.
+pub const TY_SUBMIT_ENTRIES: u32 = 11;
+/// In `submit`, with `TyFetch`, of an instance with `TY_KERNELS_CAP_TABLE`: starts to read entries of any ranks, which
+/// take no part. The indices may be changed once the call returns.
+pub const TY_SUBMIT_FETCH: u32 = 12;
 
 /// In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
 pub const TY_FINISH_DISPATCH: u32 = 1;
@@ -45,6 +52,10 @@ pub const TY_FINISH_COMBINE: u32 = 2;
 /// In `finish`, with `TyGather`, of an instance with `TY_KERNELS_CAP_GATHER`: waits for the shards of all ranks, and
 /// writes them. Each part has room for those of all ranks, in order of ranks.
 pub const TY_FINISH_GATHER: u32 = 3;
+/// In `finish`, with `TyFetch`, of an instance with `TY_KERNELS_CAP_TABLE`: waits for the entries, and writes them.
+/// Fetches are finished in any order. `TY_REFUSED` for an index without an entry: no output is written then, and the
+/// instance goes on.
+pub const TY_FINISH_FETCH: u32 = 4;
 
 /// In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
 /// output, as `TY_FINISH_DISPATCH` will describe it, if the place is fixed already; else `x` stays absent. Until
@@ -150,6 +161,45 @@ pub struct TyGather {
     pub count: usize,
     /// In `submit`: why this rank refuses; no bytes where it does not.
     pub refusal: TyStr,
+}
+
+/// The entries of this rank in a layer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyEntries {
+    /// `sizeof(TyEntries)`.
+    pub size: usize,
+    /// The layer, below `layers` of the shape.
+    pub layer: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// R numbers, in host memory, valid for the call: the entries that each rank writes to the layer now, at most
+    /// `entries` of the shape.
+    pub counts: *const u64,
+    /// The values of all entries of this rank, and their scales; null bytes where an entry has none. Together an entry
+    /// has `message_bytes` of the shape.
+    pub parts: [TyPart; 2],
+}
+
+/// A half of a fetch. Index i names entry i mod `entries` of rank i / `entries`, of the shape.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyFetch {
+    /// `sizeof(TyFetch)`.
+    pub size: usize,
+    /// Operation number. Fetch n uses slot n mod in_flight, which is free.
+    pub operation: u64,
+    /// The layer, below `layers` of the shape.
+    pub layer: u32,
+    /// Bytes of an index: 4 or 8. Indices are signed.
+    pub index_bytes: u32,
+    /// In `submit`: the indices, in memory of the set's kind, contiguous; null where there are none.
+    pub indices: *const c_void,
+    /// How many: at most `max_tokens` of the shape.
+    pub count: u64,
+    /// In `finish`: room for the values of so many entries, in the order of indices, and for their scales; as in
+    /// [`TyEntries`]. Both have no bytes where the caller cannot take the entries: the fetch ends, and writes nothing.
+    pub parts: [TyPart; 2],
 }
 
 /// A stream of the set's device.

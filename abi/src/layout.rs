@@ -132,7 +132,7 @@ const fn kernels_layout() -> u64 {
     hash_layout! { transport_layout(TY_TRANSPORT_MINOR);
         TyTensor { data, dtype, reserved, shape, stride }
         TyShape { size, rank, ranks, domains, experts, topk, hidden, max_tokens, in_flight, handles,
-            runs, message_bytes }
+            runs, message_bytes, entries, layers, reserved }
         TyLimits { size, scale_up, scale_out }
         TyLinkNeeds { queues, signals, queue_depth, reserved, largest_put }
         TyKernelNeeds { size, windows, capabilities, scale_up, scale_out, window_bytes, device, reserved,
@@ -160,6 +160,8 @@ const fn kernels_layout() -> u64 {
         TyMessage { size, data, bytes, peer, reserved, refusal }
         TyPart { data, bytes }
         TyGather { size, operation, parts, count, refusal }
+        TyEntries { size, layer, reserved, counts, parts }
+        TyFetch { size, operation, layer, index_bytes, indices, count, parts }
         TyReleaseAfter { size, stream }
         TyDispatchOutput { size, operation, received }
         TyCombineEnd { size, operation }
@@ -180,7 +182,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x1c03_1776_4461_33ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0xbb87_de95_e30f_a175;
+pub const TY_KERNELS_LAYOUT: u64 = 0x14b5_9af4_e47f_9f51;
 
 /// Layout hashes of the transport ABI of minor versions 8 to 11, which this version only appends to. For hosts: the C
 /// header has constants alone.

@@ -14,6 +14,9 @@ pub const TY_RUNS_PIPE: u32 = 1;
 /// In [`TyShape`]: gathers over all ranks. The set then has `TY_KERNELS_CAP_GATHER` among its needs, or refuses to
 /// open. E, K, H, M and the number of handles are 0.
 pub const TY_RUNS_GATHER: u32 = 2;
+/// In [`TyShape`]: entries of a table that all ranks hold together. The set then has `TY_KERNELS_CAP_TABLE` among its
+/// needs, or refuses to open. E, K, H and the number of handles are 0.
+pub const TY_RUNS_TABLE: u32 = 3;
 
 /// The shape that a kernel set is opened for. The host has validated it.
 #[repr(C)]
@@ -36,7 +39,7 @@ pub struct TyShape {
     pub topk: u32,
     /// H in elements.
     pub hidden: u32,
-    /// M.
+    /// M. With `TY_RUNS_TABLE`: most indices of a fetch.
     pub max_tokens: u32,
     /// Operations that may be sent and not yet received; operation n uses slot n mod in_flight. With
     /// `TY_RUNS_PIPE`: messages from one rank to another.
@@ -45,8 +48,15 @@ pub struct TyShape {
     pub handles: u32,
     /// The operations of the instance: one of `TY_RUNS_*`.
     pub runs: u32,
-    /// Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; else 0.
+    /// Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; the bytes of an entry,
+    /// its scales included, with `TY_RUNS_TABLE`; else 0.
     pub message_bytes: u64,
+    /// With `TY_RUNS_TABLE`: most entries of a rank in a layer; else 0.
+    pub entries: u64,
+    /// With `TY_RUNS_TABLE`: layers; else 0.
+    pub layers: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Most windows a kernel set may ask for.
@@ -123,6 +133,9 @@ pub const TY_KERNELS_CAP_PIPE: u32 = 8192;
 /// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_GATHER`: it takes `TY_SUBMIT_GATHER` and
 /// `TY_FINISH_GATHER`.
 pub const TY_KERNELS_CAP_GATHER: u32 = 16384;
+/// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_TABLE`: it takes `TY_SUBMIT_ENTRIES`,
+/// `TY_SUBMIT_FETCH` and `TY_FINISH_FETCH`.
+pub const TY_KERNELS_CAP_TABLE: u32 = 32768;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -29,8 +29,8 @@ const NOTHING_RAN: u8 = 3;
 
 /// The end of `--help`.
 const EXAMPLES: &str = "\
-Levels: L0 the transport alone, L1 exchanges against the oracle, messages and
-shards, L2 concurrency and chaining, L3 killed, stopped and misled ranks.
+Levels: L0 the transport alone, L1 exchanges against the oracle, messages, shards
+and entries, L2 concurrency and chaining, L3 killed, stopped and misled ranks.
 
 Examples:
   tokenyard conformance configs/cpu.toml

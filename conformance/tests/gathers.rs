@@ -164,8 +164,9 @@ fn gathers_pipes_and_communicators_share_a_session_and_none_disturbs_another() {
                 communicators: vec![options(&case)],
                 pipes: vec![PipeOptions::new(64)],
                 gathers: vec![GatherOptions::new(256), GatherOptions::new(64)],
+                ..SessionOptions::default()
             };
-            let SessionUsers { mut communicators, mut pipes, gathers } =
+            let SessionUsers { mut communicators, mut pipes, gathers, .. } =
                 session.open(world, &config).unwrap();
             let (mut comm, mut pipe) = (communicators.remove(0), pipes.remove(0));
             let [mut wide, mut narrow] = <[Gather; 2]>::try_from(gathers).unwrap();

@@ -86,7 +86,7 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
 }
 
 fn is_beside_moe(name: &str) -> bool {
-    ["/pipe/", "/gather/"].iter().any(|word| name.contains(word))
+    ["/pipe/", "/gather/", "/table/"].iter().any(|word| name.contains(word))
 }
 
 /// The cases that meet the bad day `number` of `count`: each one in a default run of one day, and each operation every
@@ -121,6 +121,11 @@ fn worlds(name: &str) -> bool {
     .any(|group| name.starts_with(group))
 }
 
+/// Whether a test goes over two levels: a table needs one link that reaches every rank.
+fn crosses_levels(test: &Test) -> bool {
+    !test.name.contains("/table/")
+}
+
 fn main() {
     tokenyard_cpu::link();
     tokenyard_topology::link();
@@ -147,6 +152,7 @@ fn main() {
         let config = split(domains, inside, between);
         let settings = Settings::new(config).expect("the transport probes");
         let tests = suite::tests(settings.capabilities(), domains).into_iter();
+        let tests = tests.filter(crosses_levels);
         // The levels of a communicator do not matter to L0; and many ranks need few cases.
         let tests = tests.filter(|test| test.level != Level::L0 && test.ranks <= 8);
         let tests = tests.filter(|test| domains == 2 || worlds(&test.name));
@@ -164,7 +170,7 @@ fn main() {
         let mut config = split(2, inside, between);
         config.world.on_failure = OnFailure::Mask;
         let settings = Settings::new(config).expect("the transport probes");
-        let tests = suite::tests(settings.capabilities(), 2).into_iter();
+        let tests = suite::tests(settings.capabilities(), 2).into_iter().filter(crosses_levels);
         let tests = tests.filter(|test| test.level == Level::L2 || worlds(&test.name));
         let tests = on_day(tests.collect(), number, masked.len());
         trials.extend(tests.map(|test| trial(prefix, &settings, test)));

@@ -75,6 +75,9 @@ pub const fn kernel_shape(
         handles,
         runs: abi::TY_RUNS_MOE,
         message_bytes: 0,
+        entries: 0,
+        layers: 0,
+        reserved: 0,
     }
 }
 
@@ -276,6 +279,42 @@ pub trait KernelSet: Sized + Send + 'static {
     unsafe fn gather_recv(&mut self, gather: &abi::TyGather) -> Result<()> {
         let _ = gather;
         Err(no_operation(Self::NAME, "gather"))
+    }
+
+    /// Writes the entries of this rank in a layer, of an instance that was opened with [`abi::TY_RUNS_TABLE`].
+    ///
+    /// # Errors
+    /// Any error closes the table.
+    ///
+    /// # Safety
+    /// The counts and the parts are valid for the call. No rank reads entries of this table.
+    unsafe fn write_entries(&mut self, entries: &abi::TyEntries) -> Result<()> {
+        let _ = entries;
+        Err(no_operation(Self::NAME, "table"))
+    }
+
+    /// Starts to read entries of any ranks.
+    ///
+    /// # Errors
+    /// Any error closes the table. An index without an entry is an error of [`fetch_recv`](Self::fetch_recv).
+    ///
+    /// # Safety
+    /// The indices are valid for the call.
+    unsafe fn fetch_send(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        let _ = fetch;
+        Err(no_operation(Self::NAME, "table"))
+    }
+
+    /// Waits for the entries, and writes them to the parts.
+    ///
+    /// # Errors
+    /// `Refused`: an index has no entry, and nothing is written. Anything else closes the table.
+    ///
+    /// # Safety
+    /// The parts are valid for the call, and no other code uses them.
+    unsafe fn fetch_recv(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        let _ = fetch;
+        Err(no_operation(Self::NAME, "table"))
     }
 
     /// Waits until all commands that the set posted are done (INV-4), so that transports may be closed

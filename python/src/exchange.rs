@@ -28,7 +28,7 @@ type Make = unsafe extern "C" fn(*mut Versioned, *mut *mut c_void) -> c_int;
 
 /// `DLPackExchangeAPI`.
 #[repr(C)]
-struct Table {
+struct ExchangeTable {
     header: Header,
     _allocate: *const c_void,
     _give: *const c_void,
@@ -85,7 +85,7 @@ impl Exchange {
             while !header.is_null() && (*header).major != dlpack::MAJOR {
                 header = (*header).previous;
             }
-            let Some(table) = header.cast::<Table>().as_ref() else { return Ok(None) };
+            let Some(table) = header.cast::<ExchangeTable>().as_ref() else { return Ok(None) };
             let both = table.make.zip(table.describe);
             Ok(both.map(|(make, describe)| Self { make, describe }))
         }

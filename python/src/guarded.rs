@@ -1,4 +1,4 @@
-//! A communicator, a pipe or a gather of core, whose calls wait for other ranks.
+//! A communicator, a pipe, a gather or a table of core, whose calls wait for other ranks.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
@@ -8,6 +8,7 @@ use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
 use tokenyard_core::config::Config;
 use tokenyard_core::ops::gather::{Gather, GatherOptions};
 use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
+use tokenyard_core::ops::table::{Table, TableOptions};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::errors::raise;
@@ -63,6 +64,7 @@ macro_rules! opened {
 opened!(Communicator, CommunicatorOptions, "communicator");
 opened!(Pipe, PipeOptions, "pipe");
 opened!(Gather, GatherOptions, "gather");
+opened!(Table, TableOptions, "table");
 
 /// Opens one on all ranks of `world`, with the arguments of a Python call. Those that cannot be read are refused on all
 /// ranks.

@@ -39,6 +39,7 @@ mod routing;
 mod shared;
 mod shipped;
 mod survey;
+mod table;
 mod tensor;
 mod world;
 
@@ -105,6 +106,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pipe::Pipe>()?;
     module.add_class::<all_gather::Gather>()?;
     module.add_class::<all_gather::PendingGather>()?;
+    module.add_class::<table::Table>()?;
+    module.add_class::<table::PendingFetch>()?;
     module.add_class::<operations::PendingDispatch>()?;
     module.add_class::<operations::PendingReplay>()?;
     module.add_class::<operations::PendingCombine>()?;

@@ -28,6 +28,7 @@ WRONG = {
     OBJECT: (7, "4"),
 }
 OWN, OTHERS = errors.InvalidInputError, errors.RefusedError
+TABLE = {"entry_bytes": 4, "max_entries": 2, "max_indices": 1}
 
 
 class Calls:
@@ -40,12 +41,13 @@ class Calls:
         # A combine takes weights of tokens for rows of experts.
         self._rows, self._of_rows = comm.dispatch(self._x, *self._routing, layout="expert_major")
         self.has_topk = False
-        self._opened = {}
+        self._opened, self._is_written = {}, False
 
     def beside(self, kind):
-        """A pipe or a gather, opened at its first use, by both ranks."""
+        """A pipe, a gather or a table, opened at its first use, by both ranks."""
         if kind not in self._opened:
-            self._opened[kind] = kind(self._world, config(), max_bytes=64)
+            sizes = TABLE if kind is tokenyard.Table else {"max_bytes": 64}
+            self._opened[kind] = kind(self._world, config(), **sizes)
         return self._opened[kind]
 
     def close(self):
@@ -65,6 +67,23 @@ class Calls:
     def _gather(self, name, options):
         call = getattr(self.beside(tokenyard.Gather), name)
         return self._finished(call, **{"shards": np.zeros(4, np.uint8), **options})
+
+    def _table(self):
+        """A table with entries."""
+        table = self.beside(tokenyard.Table)
+        if not self._is_written:
+            table.write(np.zeros((2, 4), np.uint8))
+            self._is_written = True
+        return table
+
+    def _fetched(self, options):
+        """The end of a fetch; it is received in any case."""
+        pending = self._table().fetch_send(np.zeros(1, np.int32))
+        try:
+            return pending.recv(**{"values": np.zeros(4, np.uint8), **options})
+        except errors.InvalidInputError:
+            pending.recv(np.zeros(4, np.uint8))
+            raise
 
     def _finished(self, call, *arguments, **options):
         pending = call(*arguments, **options)
@@ -119,6 +138,19 @@ class Calls:
             "PendingGather.recv": lambda **o: (
                 self.beside(tokenyard.Gather).all_gather_send(np.zeros(4, np.uint8)).recv(**o)
             ),
+            "Table": lambda **o: tokenyard.Table(self._world, config(), **{**TABLE, **o}).close(),
+            "Table.write": lambda **o: self._table().write(
+                **{"values": np.zeros((2, 4), np.uint8), **o}
+            ),
+            "Table.fetch": lambda **o: self._table().fetch(
+                **{"indices": np.zeros(1, np.int32), "values": np.zeros(4, np.uint8), **o}
+            ),
+            "Table.fetch_send": lambda **o: (
+                self._table()
+                .fetch_send(**{"indices": np.zeros(1, np.int32), **o})
+                .recv(np.zeros(4, np.uint8))
+            ),
+            "PendingFetch.recv": lambda **o: self._fetched(o),
             "Communicator.refuse": lambda **o: comm.refuse(
                 **{"operation": "dispatch", "why": "why", **o}
             ),
@@ -168,6 +200,9 @@ LOCAL = {
     "Pipe.send.to",
     "Pipe.recv.source",
     "PendingGather.recv",
+    "Table.fetch",
+    "Table.fetch_send",
+    "PendingFetch.recv",
 }
 
 
@@ -207,7 +242,7 @@ def native_arguments():
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             found += [(node.name, *it) for it in judged(node)]
     # Python raises a TypeError for what is no word or object of other calls, which are of one rank.
-    calls = ("Communicator", "Gather", "PendingGather", "Pipe", "World.")
+    calls = ("Communicator", "Gather", "PendingFetch", "PendingGather", "Pipe", "Table", "World.")
     found = [it for it in found if it[2] == INTEGER or it[0].startswith(calls)]
     return [it for it in found if it[:2] != ("Communicator.combine_input", "handle")]
 

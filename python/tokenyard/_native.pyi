@@ -16,10 +16,12 @@ __all__ = [
     "Handle",
     "PendingCombine",
     "PendingDispatch",
+    "PendingFetch",
     "PendingGather",
     "PendingReplay",
     "Pipe",
     "Received",
+    "Table",
     "World",
     "_Anchor",
     "_Reader",
@@ -387,6 +389,55 @@ class Gather:
 @final
 class PendingGather:
     def recv(self, outs: _Tensors | None = None) -> Any: ...
+
+@final
+class Table:
+    def __new__(
+        cls,
+        world: World,
+        config: Config | _Path,
+        *,
+        entry_bytes: int,
+        max_entries: int,
+        max_indices: int,
+        scale_bytes: int = 0,
+        layers: int = 1,
+        in_flight: int = 2,
+    ) -> Table: ...
+    def write(self, values: _Tensors, scales: _Tensors | None = None) -> None: ...
+    def fetch(
+        self, indices: _Tensor, values: _Tensor, scales: _Tensor | None = None, *, layer: int = 0
+    ) -> None: ...
+    def fetch_send(self, indices: _Tensor, *, layer: int = 0) -> PendingFetch: ...
+    def report(self) -> dict[str, Any]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def entry_bytes(self) -> int: ...
+    @property
+    def scale_bytes(self) -> int: ...
+    @property
+    def max_entries(self) -> int: ...
+    @property
+    def max_indices(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Table: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None: ...
+
+@final
+class PendingFetch:
+    def recv(self, values: _Tensor, scales: _Tensor | None = None) -> None: ...
 
 @final
 class PendingDispatch:

@@ -78,10 +78,10 @@ For operators and vendors: the results of the suite on each transport. `cargo xt
 reports of `cargo xtask test`, which fails if the page differs from them. `tokenyard conformance CONFIG` makes the same
 report for any config, plugins of others included.
 
-Levels: **L0** the transport alone, **L1** exchanges against the oracle, and messages and shards byte by byte, **L2**
-concurrency and chaining, **L3** killed, stopped and misled ranks. A cell says how many tests passed; `not supported`
-tests are those whose capability the transport does not declare, or that need more ranks than the run had. An empty
-cell: that level was not run there.
+Levels: **L0** the transport alone, **L1** exchanges against the oracle, and messages, shards and entries byte by
+byte, **L2** concurrency and chaining, **L3** killed, stopped and misled ranks. A cell says how many tests passed; `not
+supported` tests are those whose capability the transport does not declare, or that need more ranks than the run had.
+An empty cell: that level was not run there.
 
 ";
 

@@ -246,6 +246,21 @@ impl KernelSet for CpuKernels {
         unsafe { self.beside()?.gather()?.recv(gather) }
     }
 
+    unsafe fn write_entries(&mut self, entries: &abi::TyEntries) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.table()?.write(entries) }
+    }
+
+    unsafe fn fetch_send(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.table()?.send(fetch) }
+    }
+
+    unsafe fn fetch_recv(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.table()?.recv(fetch) }
+    }
+
     fn flush(&mut self) -> Result<()> {
         if let Some(beside) = &mut self.beside {
             return beside.flush();

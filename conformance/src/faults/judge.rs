@@ -126,7 +126,11 @@ fn missing(fault: &Fault, seen: &Seen, error: &str, all: &[Seen]) -> Option<Stri
     // On a network, the failing command may be seen first. Its error contains the operation, the command
     // and the link.
     let tells_command = error.contains("a command to rank ");
-    if in_operation && !tells_wait && !no_wait && !tells_command {
+    // Ranks that write a table meet in the world, whose error has the collective.
+    let tells_collective = matches!(fault.phase, Phase::Write | Phase::Fetch)
+        && error.starts_with("write ")
+        && ["all_gather: ", "barrier: "].iter().any(|word| error.contains(word));
+    if in_operation && !tells_wait && !no_wait && !tells_command && !tells_collective {
         return Some("the phase, found and expected, or the command".to_owned());
     }
     // Between hosts, the reader needs to know which link failed.

@@ -41,6 +41,8 @@ pub enum Lie {
     Length,
     /// A shard of another length than those of the others.
     Shards,
+    /// More entries than a table has room for.
+    Entries,
 }
 
 pub(super) const LIES: [(&str, Lie); 13] = [
@@ -66,6 +68,7 @@ impl Lie {
             Self::Secret | Self::Deadline | Self::PluginPath => Phase::Bootstrap,
             Self::Length => Phase::Message,
             Self::Shards => Phase::GatherSend,
+            Self::Entries => Phase::Write,
             Self::RowType | Self::Layout | Self::Operation => Phase::DispatchSend,
             _ => Phase::Connect,
         }
@@ -106,6 +109,7 @@ impl Lie {
                 &format!("{LENGTH} were expected"),
             ],
             Self::Shards => &["rank 1", &format!("{OTHER_LENGTH}"), &format!("{LENGTH} bytes")],
+            Self::Entries => &["values: found", &format!("at most 4 entries of {LENGTH} bytes")],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
     }

@@ -18,6 +18,7 @@ use crate::moe::round::{Live, Round};
 use crate::ops::faults::{self as of_operation, FaultyEnd};
 use crate::ops::gather::GatherEnd;
 use crate::ops::pipe::PipeEnd;
+use crate::ops::table::TableEnd;
 
 /// The time in which ranks may start, where no rank is missing: a busy machine starts slowly.
 const LATE: Duration = Duration::from_secs(10);
@@ -101,6 +102,7 @@ impl Player<'_> {
             Phase::GatherSend | Phase::GatherReceive => {
                 return self.operation::<GatherEnd>(world, &config);
             }
+            Phase::Write | Phase::Fetch => return self.operation::<TableEnd>(world, &config),
             _ => {}
         }
         let case = self.case(world);

@@ -94,9 +94,9 @@ pub(crate) fn open<E: OperationEnd>(
     Ok(Ok((end.context("find the user in the session")?, users.communicators)))
 }
 
-/// Whether an error says that the kernel set lacks the operation, that it or a transport's device API has no session of
-/// several users, or that the operation cannot go on without a rank. Each other thing that is not supported, such as
-/// too few signals, is a fault.
+/// Whether an error says that the kernel set lacks the operation, or that it or a transport's device API has no session
+/// of several users. So if the transports lack what the operation needs, or it cannot go on without a rank. Each other
+/// thing that is not supported, such as too few signals, is a fault.
 pub(crate) fn is_lack(error: &Error) -> bool {
     let text = error.message();
     let lacks_operation = text.contains("kernel set `") && text.contains("` has no ");
@@ -104,6 +104,8 @@ pub(crate) fn is_lack(error: &Error) -> bool {
         "on_failure = \"mask\"",
         "found several users of one session",
         "serves one user of a session",
+        "expected one link that reaches every rank",
+        "declares neither TY_CAP_LOAD_STORE nor TY_CAP_GET",
     ];
     error.kind() == ErrorKind::Unsupported
         && (lacks_operation || others.iter().any(|other| text.contains(other)))
@@ -122,6 +124,8 @@ mod tests {
             "on_failure = \"mask\": a pipe of kernel set `x` cannot go on without a lost rank",
             "found several users of one session; expected one: kernels of `x` post by themselves",
             "device_api_of: the device API of x serves one user of a session",
+            "open table: found 2 domains of 2 ranks; expected one link that reaches every rank",
+            "open table: found a transport that declares neither TY_CAP_LOAD_STORE nor TY_CAP_GET",
         ] {
             assert!(is_lack(&error(ErrorKind::Unsupported, text)), "{text}");
             assert!(!is_lack(&error(ErrorKind::InvalidInput, text)), "{text}");

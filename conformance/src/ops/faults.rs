@@ -8,10 +8,12 @@ use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::ops::gather::GatherOptions;
 use tokenyard_core::ops::pipe::PipeOptions;
+use tokenyard_core::ops::table::TableOptions;
 
 use super::end::{self, OperationEnd};
 use super::gather::GatherEnd;
 use super::pipe::PipeEnd;
+use super::table::TableEnd;
 use crate::faults::{Fault, Kind, Lie, Phase};
 use crate::pace::Pace;
 
@@ -57,6 +59,19 @@ impl FaultyEnd for GatherEnd {
 
     fn send_lie(&mut self) -> Result<()> {
         self.send_lengths(&[OTHER_LENGTH])
+    }
+}
+
+impl FaultyEnd for TableEnd {
+    const PHASES: [Phase; 2] = [Phase::Write, Phase::Fetch];
+    const LIE: (&'static str, Lie, bool) = ("entries", Lie::Entries, true);
+
+    fn small() -> (TableOptions, &'static [usize]) {
+        (TableOptions { in_flight: 1, ..TableOptions::new(LENGTH as u64, 4, 8) }, &[8])
+    }
+
+    fn send_lie(&mut self) -> Result<()> {
+        self.write_too_many()
     }
 }
 

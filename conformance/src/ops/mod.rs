@@ -9,6 +9,7 @@ pub(crate) mod end;
 pub(crate) mod faults;
 pub mod gather;
 pub mod pipe;
+pub(crate) mod table;
 
 use std::sync::Arc;
 
@@ -34,12 +35,12 @@ pub type OperationBody = Box<dyn Fn(&Arc<World>, &Config) -> Result<Option<Strin
 
 /// The cases of L1.
 pub fn values() -> impl Iterator<Item = OperationCase> {
-    pipe::values().chain(gather::values())
+    pipe::values().chain(gather::values()).chain(table::values())
 }
 
 /// The cases of L2.
 pub fn order() -> impl Iterator<Item = OperationCase> {
-    pipe::order().chain(gather::order())
+    pipe::order().chain(gather::order()).chain(table::order())
 }
 
 /// Checks that a call failed in this way, about this rank.

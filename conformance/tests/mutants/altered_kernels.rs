@@ -40,6 +40,13 @@ pub(crate) trait Alteration: Default + Send + 'static {
     fn shards(&mut self, _: &mut abi::TyGather) {}
 
     fn gathered(&mut self, _: &KernelShape, _: &abi::TyGather) {}
+
+    fn entries(&mut self, _: &mut abi::TyEntries) {}
+
+    /// How a fetch ended.
+    fn fetched(&mut self, _: &KernelShape, _: &abi::TyFetch, end: Result<()>) -> Result<()> {
+        end
+    }
 }
 
 /// A kernel set with the alteration `A`.
@@ -109,6 +116,24 @@ impl<A: Alteration> KernelSet for Altered<A> {
         unsafe { self.cpu.gather_recv(gather)? };
         self.alteration.gathered(&self.shape, gather);
         Ok(())
+    }
+
+    unsafe fn write_entries(&mut self, entries: &abi::TyEntries) -> Result<()> {
+        let mut entries = *entries;
+        self.alteration.entries(&mut entries);
+        // SAFETY: by this function's contract; alterations pass memory that is just as valid.
+        unsafe { self.cpu.write_entries(&entries) }
+    }
+
+    unsafe fn fetch_send(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.cpu.fetch_send(fetch) }
+    }
+
+    unsafe fn fetch_recv(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        let end = unsafe { self.cpu.fetch_recv(fetch) };
+        self.alteration.fetched(&self.shape, fetch, end)
     }
 
     unsafe fn dispatch_send(&mut self, dispatch: &DispatchCall<'_>) -> Result<()> {
@@ -183,6 +208,9 @@ const TABLES: &[*const abi::TyKernelsTable] = &[
     table::<CopyAfterCredit>(),
     table::<SilentRefusal>(),
     table::<RotatedShards>(),
+    table::<RotatedEntries>(),
+    table::<FirstLayerAlone>(),
+    table::<NoIndexIsWrong>(),
 ];
 
 static KERNELS: Exported<abi::TyKernelsExport> = Exported(abi::TyKernelsExport {

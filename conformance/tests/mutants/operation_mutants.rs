@@ -1,9 +1,10 @@
-//! Broken kernel sets below a pipe or a gather, and a broken transport below a gather, with the case that catches each.
+//! Broken kernel sets below a pipe, a gather or a table, and a broken transport below a gather, with the case that
+//! catches each.
 
 use std::time::Duration;
 
-use tokenyard_core::abi;
 use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::{ErrorKind, Result, abi};
 
 use crate::altered_kernels::Alteration;
 use crate::faulty_shm::Fault as _;
@@ -116,6 +117,64 @@ impl Alteration for RotatedShards {
 #[test]
 fn shards_in_another_order_of_ranks_are_caught() {
     caught::<RotatedShards>("l1/gather/lengths", "call 0: shard 0 of 1000 bytes of rank 0: byte ");
+}
+
+/// Writes the entries of a fetch one place further.
+#[derive(Default)]
+pub(crate) struct RotatedEntries;
+impl Alteration for RotatedEntries {
+    const NAME: &'static str = "rotated_entries";
+
+    fn fetched(&mut self, _: &KernelShape, fetch: &abi::TyFetch, end: Result<()>) -> Result<()> {
+        for part in fetch.parts.iter().filter(|part| part.bytes > 0) {
+            // SAFETY: the outputs of a fetch, which are written.
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(part.data.cast::<u8>(), part.bytes as usize)
+            };
+            out.rotate_right(out.len() / fetch.count as usize);
+        }
+        end
+    }
+}
+
+#[test]
+fn entries_at_other_places_are_caught() {
+    caught::<RotatedEntries>("l1/table/lengths", "place 0: entry ");
+}
+
+/// Writes the entries of all layers to the first.
+#[derive(Default)]
+pub(crate) struct FirstLayerAlone;
+impl Alteration for FirstLayerAlone {
+    const NAME: &'static str = "first_layer_alone";
+
+    fn entries(&mut self, entries: &mut abi::TyEntries) {
+        entries.layer = 0;
+    }
+}
+
+#[test]
+fn entries_of_another_layer_are_caught() {
+    caught::<FirstLayerAlone>("l1/table/in_flight_3", "layer ");
+}
+
+/// Reports no index that has no entry.
+#[derive(Default)]
+pub(crate) struct NoIndexIsWrong;
+impl Alteration for NoIndexIsWrong {
+    const NAME: &'static str = "no_index_is_wrong";
+
+    fn fetched(&mut self, _: &KernelShape, _: &abi::TyFetch, end: Result<()>) -> Result<()> {
+        end.or_else(|error| match error.kind() {
+            ErrorKind::Refused => Ok(()),
+            _ => Err(error),
+        })
+    }
+}
+
+#[test]
+fn an_index_without_an_entry_that_is_no_error_is_caught() {
+    caught::<NoIndexIsWrong>("l2/table/refused", "index -1: found success");
 }
 
 #[test]

@@ -14,7 +14,8 @@ use crate::payload_mutants::{CutPut, LostPayload, LostPut, NeighbourRail};
 use crate::{assert_caught, config, config_within, failures};
 
 fn cases(capabilities: &Capabilities) -> impl Iterator<Item = Test> {
-    let is_beside = |name: &str| name.contains("/pipe/") || name.contains("/gather/");
+    let is_beside =
+        |name: &str| ["/pipe/", "/gather/", "/table/"].iter().any(|word| name.contains(word));
     suite::tests(capabilities, 1).into_iter().filter(move |test| is_beside(&test.name))
 }
 

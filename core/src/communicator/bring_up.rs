@@ -106,7 +106,7 @@ impl Communicator {
         config: &Config,
         options: &CommunicatorOptions,
     ) -> Result<Self> {
-        let OpenedUser { user, standing, report } = opened;
+        let OpenedUser { user, standing, report, .. } = opened;
         let shape = options.shape(standing.world.ranks())?;
         let components = Components { user, claims: Claims::new(options.handles), shape };
         Ok(Self {

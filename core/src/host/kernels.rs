@@ -384,6 +384,42 @@ impl OpenKernels {
         unsafe { self.make(KernelCall::GatherRecv(gather)) }
     }
 
+    /// Writes this rank's entries of a layer.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::write_entries`](crate::kernels::KernelSet::write_entries).
+    pub(crate) unsafe fn write_entries(&mut self, entries: &abi::TyEntries) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::WriteEntries(entries)) }
+    }
+
+    /// Starts a fetch.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::fetch_send`](crate::kernels::KernelSet::fetch_send).
+    pub(crate) unsafe fn fetch_send(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::FetchSend(fetch)) }
+    }
+
+    /// Ends a fetch.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::fetch_recv`](crate::kernels::KernelSet::fetch_recv).
+    pub(crate) unsafe fn fetch_recv(&mut self, fetch: &mut abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::FetchRecv(fetch)) }
+    }
+
     /// Its counters for reports; nothing where it has none.
     ///
     /// # Errors

@@ -24,11 +24,14 @@ macro_rules! kernel_calls {
                 Send(abi::TyMessage) = "send", TY_SUBMIT_SEND;
                 Recv(abi::TyMessage) = "recv", TY_SUBMIT_RECV;
                 GatherSend(abi::TyGather) = "gather_send", TY_SUBMIT_GATHER;
+                WriteEntries(abi::TyEntries) = "write_entries", TY_SUBMIT_ENTRIES;
+                FetchSend(abi::TyFetch) = "fetch_send", TY_SUBMIT_FETCH;
             }
             finish {
                 DispatchRecv(abi::TyDispatchOutput) = "dispatch_recv", TY_FINISH_DISPATCH;
                 CombineRecv(abi::TyCombineEnd) = "combine_recv", TY_FINISH_COMBINE;
                 GatherRecv(abi::TyGather) = "gather_recv", TY_FINISH_GATHER;
+                FetchRecv(abi::TyFetch) = "fetch_recv", TY_FINISH_FETCH;
             }
             query {
                 DispatchOutput(abi::TyDispatchOutput) = "dispatch_output", TY_QUERY_DISPATCH_OUTPUT;
@@ -95,6 +98,9 @@ impl KernelCall<'_> {
                 Self::Recv(message) => kernels.recv(message)?,
                 Self::GatherSend(gather) => kernels.gather_send(gather)?,
                 Self::GatherRecv(gather) => kernels.gather_recv(gather)?,
+                Self::WriteEntries(entries) => kernels.write_entries(entries)?,
+                Self::FetchSend(fetch) => kernels.fetch_send(fetch)?,
+                Self::FetchRecv(fetch) => kernels.fetch_recv(fetch)?,
                 Self::DispatchRecv(end) => end.received = kernels.dispatch_recv(end.operation)?,
                 Self::CombineRecv(end) => kernels.combine_recv(end.operation)?,
                 Self::DispatchOutput(output) => {

@@ -92,7 +92,7 @@ super::user_of_a_session!(Gather, GatherOptions);
 impl Gather {
     /// The gather of a user that was opened.
     pub(super) fn made(opened: OpenedUser, options: GatherOptions) -> Self {
-        let OpenedUser { user, standing, report } = opened;
+        let OpenedUser { user, standing, report, .. } = opened;
         let _world = Arc::clone(&standing.world);
         let identity = Arc::default();
         Self { standing, user, options, report, next_operation: 0, open_slots: 0, identity, _world }

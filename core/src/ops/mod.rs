@@ -1,6 +1,6 @@
 //! Operations beside MoE, and sessions that they share with communicators.
 //!
-//! Watched by `conformance/tests/{pipes,gathers}.rs` and the cases of `conformance/src/ops`; sessions of several
+//! Watched by `conformance/tests/{pipes,gathers,tables}.rs` and the cases of `conformance/src/ops`; sessions of several
 //! users by the cases `l2/shared`.
 
 /// Methods of every user without experts: how it is opened on all ranks, and what it says of itself. The fields are
@@ -69,6 +69,7 @@ use user_of_a_session;
 
 pub mod gather;
 pub mod pipe;
+pub mod table;
 
 use std::sync::Arc;
 
@@ -81,6 +82,7 @@ use crate::session::opening::open;
 use crate::{Error, ErrorKind, Result};
 use gather::{Gather, GatherOptions};
 use pipe::{Pipe, PipeOptions};
+use table::{Table, TableOptions};
 
 /// The users of one session: they share one set of transports and connections. Each has its own kernel set, windows,
 /// queues and signals, so communicators may have another M, hidden size, top-k or number of experts each.
@@ -92,6 +94,8 @@ pub struct SessionOptions {
     pub pipes: Vec<PipeOptions>,
     /// Gathers.
     pub gathers: Vec<GatherOptions>,
+    /// Tables.
+    pub tables: Vec<TableOptions>,
 }
 
 /// The users that [`SessionOptions::open`] has opened, in the order of the options.
@@ -103,6 +107,8 @@ pub struct SessionUsers {
     pub pipes: Vec<Pipe>,
     /// Gathers.
     pub gathers: Vec<Gather>,
+    /// Tables.
+    pub tables: Vec<Table>,
 }
 
 impl SessionOptions {
@@ -126,7 +132,8 @@ impl SessionOptions {
             let communicators = options.communicators.iter().map(|options| options.spec(ranks));
             let pipes = options.pipes.iter().map(|options| options.spec(ranks));
             let gathers = options.gathers.iter().map(|options| options.spec(ranks));
-            communicators.chain(pipes).chain(gathers).collect()
+            let tables = options.tables.iter().map(|options| options.spec(ranks));
+            communicators.chain(pipes).chain(gathers).chain(tables).collect()
         };
         let mut opened = open(world, config, read)?.into_iter();
         // The iterators end with the shorter one, so the options come first: no user of the next kind is taken.
@@ -136,9 +143,11 @@ impl SessionOptions {
             .collect::<Result<_>>()?;
         let pipes = self.pipes.iter().zip(opened.by_ref());
         let pipes = pipes.map(|(options, user)| Pipe::made(user, *options)).collect();
-        let gathers = self.gathers.iter().zip(opened);
+        let gathers = self.gathers.iter().zip(opened.by_ref());
         let gathers = gathers.map(|(options, user)| Gather::made(user, *options)).collect();
-        Ok(SessionUsers { communicators, pipes, gathers })
+        let tables = self.tables.iter().zip(opened);
+        let tables = tables.map(|(options, user)| Table::made(user, *options)).collect();
+        Ok(SessionUsers { communicators, pipes, gathers, tables })
     }
 }
 
@@ -174,6 +183,9 @@ fn no_shape(ranks: u32) -> KernelShape {
         handles: 0,
         runs: 0,
         message_bytes: 0,
+        entries: 0,
+        layers: 0,
+        reserved: 0,
     }
 }
 

@@ -89,7 +89,7 @@ super::user_of_a_session!(Pipe, PipeOptions);
 impl Pipe {
     /// The pipe of a user that was opened.
     pub(super) fn made(opened: OpenedUser, options: PipeOptions) -> Self {
-        let OpenedUser { user, standing, report } = opened;
+        let OpenedUser { user, standing, report, .. } = opened;
         let _world = Arc::clone(&standing.world);
         Self { standing, user, options, report, calls: 0, _world }
     }

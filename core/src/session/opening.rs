@@ -46,6 +46,8 @@ pub(crate) struct UserSpec {
 
 /// A user that was opened.
 pub(crate) struct OpenedUser {
+    /// Its number in the world, the same on all ranks.
+    pub(crate) number: u64,
     pub(crate) user: User,
     pub(crate) standing: Standing,
     pub(crate) report: BringUpReport,
@@ -148,13 +150,14 @@ fn open_users(
     let session = Arc::new(Session::new(owners, transports, proxies, &stuck)?);
 
     let mut opened = Vec::new();
-    let parts = users.into_iter().zip(counters).zip(rings).zip(openings).zip(&asked);
-    for ((((kernels, counters), rings), opening), needs) in parts {
+    let parts = users.into_iter().zip(counters).zip(rings).zip(openings).zip(&asked).zip(numbers);
+    for (((((kernels, counters), rings), opening), needs), number) in parts {
         // SAFETY: as above.
         let counters = counters.map(|counters| unsafe { Counters::new(counters) });
         let live = Live { watched: kernels.watchdog.watched(), links, counters, rings };
         let recorder = opening.recorder;
         opened.push(OpenedUser {
+            number,
             report: report(&survey, component.name(), kinds, needs),
             user: User {
                 looking: recorder.0.look_at(live),

@@ -16,7 +16,7 @@ use crate::engine::places::Area;
 use crate::engine::record::bad_record;
 
 /// The only window.
-const WINDOW: u16 = 0;
+pub(crate) const WINDOW: u16 = 0;
 /// Bytes of a record: its header, and the text of a refusal.
 pub(crate) const RECORD: u64 = (RECORD_HEADER + RECORD_TEXT).next_multiple_of(64);
 
@@ -104,6 +104,11 @@ impl Line {
     /// This rank's own number.
     pub(crate) fn own(&self) -> u32 {
         self.order.member.domains.index
+    }
+
+    /// The window of a peer, where it is mapped.
+    pub(crate) fn mapped(&self, peer: u32) -> Option<&Area> {
+        self.mapped.get(peer as usize)
     }
 
     /// Whether the windows of its peers are mapped.

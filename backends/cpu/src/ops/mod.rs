@@ -1,9 +1,10 @@
 //! Operations beside MoE. They use the [`engine`](crate::engine), and no expert is known here.
-//! Watched by `conformance/tests/pipes.rs` and `gathers.rs`.
+//! Watched by `conformance/tests/pipes.rs`, `gathers.rs` and `tables.rs`.
 
 pub(crate) mod gather;
 pub(crate) mod line;
 pub(crate) mod pipe;
+pub(crate) mod table;
 
 use tokenyard_core::domains::Member;
 use tokenyard_core::kernels::{KernelNeeds, KernelShape, Limits, NO_KERNEL_NEEDS};
@@ -15,18 +16,21 @@ use crate::kernels::{inside, link_needs};
 use gather::{Gather, GatherLayout};
 use line::members;
 use pipe::{Pipe, PipeLayout};
+use table::{Table, TableLayout, two_levels};
 
 /// The operation of an instance.
 #[derive(Debug)]
 pub(crate) enum Beside {
     Pipe(Pipe),
     Gather(Gather),
+    Table(Table),
 }
 
 /// The layout of an instance's window.
 enum Layout {
     Pipe(PipeLayout),
     Gather(GatherLayout),
+    Table(TableLayout),
 }
 
 impl Layout {
@@ -35,6 +39,8 @@ impl Layout {
         match shape.runs {
             abi::TY_RUNS_PIPE => Ok(Self::Pipe(PipeLayout::new(shape, puts))),
             abi::TY_RUNS_GATHER => Ok(Self::Gather(GatherLayout::new(shape))),
+            abi::TY_RUNS_TABLE if shape.domains > 1 => Err(two_levels(shape)),
+            abi::TY_RUNS_TABLE => Ok(Self::Table(TableLayout::new(shape, puts))),
             other => {
                 let text = format!("found operations {other}, which this kernel set does not know");
                 Err(Error::new(ErrorKind::Unsupported, "open kernels", text))
@@ -46,6 +52,7 @@ impl Layout {
         match self {
             Self::Pipe(layout) => layout.bytes(),
             Self::Gather(layout) => layout.bytes(),
+            Self::Table(layout) => layout.bytes(),
         }
     }
 
@@ -53,6 +60,7 @@ impl Layout {
         match self {
             Self::Pipe(_) => abi::TY_KERNELS_CAP_PIPE,
             Self::Gather(_) => abi::TY_KERNELS_CAP_GATHER,
+            Self::Table(_) => abi::TY_KERNELS_CAP_TABLE,
         }
     }
 
@@ -80,10 +88,13 @@ impl Beside {
         let level = if is_up { abi::TY_LEVEL_SCALE_UP } else { abi::TY_LEVEL_SCALE_OUT };
         for member in layout.members(shape, level) {
             let ids = Ids { places: member.places(), in_flight: shape.in_flight };
-            match member.level {
-                abi::TY_LEVEL_SCALE_UP => needs.scale_up = link_needs(inside, ids),
-                _ => needs.scale_out = link_needs(&limits.scale_out, ids),
+            let is_up = member.level == abi::TY_LEVEL_SCALE_UP;
+            let limits = if is_up { inside } else { &limits.scale_out };
+            if matches!(layout, Layout::Table(_)) {
+                table::check_link(limits)?;
             }
+            let needed = link_needs(limits, ids);
+            if is_up { needs.scale_up = needed } else { needs.scale_out = needed }
         }
         Ok(needs)
     }
@@ -117,6 +128,7 @@ impl Beside {
                 Layout::Gather(layout) => {
                     Gather::new(shape, layout, members, plan).map(Self::Gather)
                 }
+                Layout::Table(layout) => Table::new(shape, layout, members, plan).map(Self::Table),
             }
         }
     }
@@ -124,14 +136,21 @@ impl Beside {
     pub(crate) fn pipe(&mut self) -> Result<&mut Pipe> {
         match self {
             Self::Pipe(pipe) => Ok(pipe),
-            Self::Gather(_) => Err(other_operation()),
+            _ => Err(other_operation()),
         }
     }
 
     pub(crate) fn gather(&mut self) -> Result<&mut Gather> {
         match self {
             Self::Gather(gather) => Ok(gather),
-            Self::Pipe(_) => Err(other_operation()),
+            _ => Err(other_operation()),
+        }
+    }
+
+    pub(crate) fn table(&mut self) -> Result<&mut Table> {
+        match self {
+            Self::Table(table) => Ok(table),
+            _ => Err(other_operation()),
         }
     }
 
@@ -139,6 +158,7 @@ impl Beside {
         match self {
             Self::Pipe(pipe) => pipe.flush(),
             Self::Gather(gather) => gather.flush(),
+            Self::Table(table) => table.flush(),
         }
     }
 
@@ -146,6 +166,7 @@ impl Beside {
         match self {
             Self::Pipe(pipe) => pipe.counters(),
             Self::Gather(gather) => gather.counters(),
+            Self::Table(table) => table.counters(),
         }
     }
 }
@@ -157,6 +178,15 @@ fn other_operation() -> Error {
 
 #[cold]
 fn too_large(shape: &KernelShape) -> Error {
+    if shape.runs == abi::TY_RUNS_TABLE {
+        let KernelShape { layers, entries, message_bytes, .. } = *shape;
+        let text = format!(
+            "found {layers} layers of {entries} entries of {message_bytes} bytes; expected a window of less than 2^47 \
+             bytes"
+        );
+        return Error::new(ErrorKind::InvalidInput, "plan needs", text)
+            .with_fix("name fewer layers, entries or bytes");
+    }
     let text = format!(
         "found {} bytes, {} times in flight, for each of {} ranks; expected a window of less than 2^47 bytes",
         shape.message_bytes, shape.in_flight, shape.ranks
