@@ -9,7 +9,7 @@ use tokenyard_core::transport::{Capabilities, Command, NO_COMMAND};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::line::{Line, Lines, WINDOW};
-use crate::engine::member::Member;
+use tokenyard_core::domains::Member;
 
 /// The parts of a window: the entries of each layer, then the slots of fetches.
 #[derive(Clone, Copy, Debug)]
