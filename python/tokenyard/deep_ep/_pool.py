@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import tokenyard
 from tokenyard import errors
@@ -24,8 +24,6 @@ from ._hooks import Hook
 from ._sizes import Sizes, by_looks, grown, sizes_of
 from ._torch import torch
 from .utils.math import align
-
-T = TypeVar("T")
 
 HANDLES = 1024
 # An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
@@ -100,8 +98,8 @@ class Mode:
 mode_of = functools.lru_cache(maxsize=None)(Mode)
 
 # Reads the arguments, and sends them: both may find that they cannot.
-Read: TypeAlias = Callable[[], tuple[Sizes, T]]
-Send: TypeAlias = Callable[[Opened, T], Any]
+Read: TypeAlias = Callable[[], Sizes]
+Send: TypeAlias = Callable[[Opened], Any]
 # The sizes of a call that `Read` refuses, by the looks of its tensors: the others call the communicator of these.
 Looks: TypeAlias = Callable[[], Sizes] | None
 
@@ -117,6 +115,11 @@ class Dispatch:
         self._sizes, self._refused = call
         self._pending: Any = None
         self._enter()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the arguments of this rank are wrong."""
+        return self._refused is not None
 
     def sent(self) -> tuple[Opened, Any]:
         """Returns what `send` gave, once all ranks make the call."""
@@ -234,17 +237,17 @@ class Pool:
         """The multiprocessors that a caller has chosen for a call, where such a choice counts; else 0."""
         return chosen if self._can_choose_sms else 0
 
-    def dispatch(self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None) -> Dispatch:
-        """The first half of a dispatch: sends what `read` gives. The second, `recv`, raises what is wrong.
+    def dispatch(self, read: Read, send: Send, mode: Mode, looks: Looks = None) -> Dispatch:
+        """The first half of a dispatch: sends what was read. The second, `recv`, raises what is wrong.
 
         The tensors of the call must not be written until then. `looks`: the sizes of a call that `read` refuses.
         """
         self._expect_usable()
         try:
-            sizes, call = read()
+            read_here: tuple[Sizes | None, str | None] = read(), None
         except Exception as error:
-            return Dispatch(self, (by_looks(looks), reason(error)), None, mode)
-        return Dispatch(self, (sizes, None), lambda opened: send(opened, call), mode)
+            read_here = by_looks(looks), reason(error)
+        return Dispatch(self, read_here, send, mode)
 
     @property
     def opens_each_m(self) -> bool:
@@ -409,7 +412,9 @@ class Pool:
         return opened
 
     def hook(self, half: Callable[[], Any], opened: Opened | None, operations: int) -> Hook:
-        """The hook of a call of low latency on the CPU. A dispatch is one operation, a combine two."""
+        """The hook of a call of low latency. On the CPU a dispatch is one operation, a combine two."""
+        if self.on_device:
+            return Hook(half)
         hook = Hook(half, self._last_hook)
         self._last_hook = hook
         if opened is not None:
