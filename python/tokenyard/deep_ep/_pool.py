@@ -7,12 +7,11 @@ costs no message.
 """
 
 import contextlib
-import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 import tokenyard
 from tokenyard import errors
@@ -21,9 +20,11 @@ from . import _world
 from ._arrays import Refusal, invalid, reason
 from ._gaps import Gaps
 from ._hooks import Hook
-from ._sizes import Sizes, by_looks, grown, sizes_of
+from ._sizes import Sizes, grown, sizes_of
 from ._torch import torch
 from .utils.math import align
+
+Layout: TypeAlias = Literal["flat", "expert_major", "packed"]
 
 HANDLES = 1024
 # An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
@@ -83,37 +84,46 @@ class Opened:
         return form in self.forms
 
 
-@dataclass(frozen=True)
-class Mode:
-    """How ranks make a dispatch: the layout of its rows, and whether a rank waits for what the others say of it.
+class Sendable(Protocol):
+    """The arguments of a dispatch of a pool.
 
-    Where it does not, a rank that refuses raises at once: the others have gone on, and learn it in a later call.
+    Where it has no `has_cpu_sync`, a rank does not wait for what the others say of it: one that refuses raises at once,
+    because the others have gone on, and learn it in a later call.
     """
 
-    layout: Literal["flat", "expert_major", "packed"]
-    waits: bool = True
+    pool: "Pool"
 
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def has_cpu_sync(self) -> bool: ...
+    def read(self) -> Sizes:
+        """Reads the arguments. Raises what is wrong with them."""
 
-# The same object for the same mode.
-mode_of = functools.lru_cache(maxsize=None)(Mode)
-
-# Reads the arguments, and sends them: both may find that they cannot.
-Read: TypeAlias = Callable[[], Sizes]
-Send: TypeAlias = Callable[[Opened], Any]
-# The sizes of a call that `Read` refuses, by the looks of its tensors: the others call the communicator of these.
-Looks: TypeAlias = Callable[[], Sizes] | None
+    def looks(self) -> Sizes:
+        """The sizes of a call that is wrong, by the looks of its tensors: the others call the communicator of these."""
 
 
 class Dispatch:
     """A dispatch until all ranks make it: where one cannot, all raise, or open what fits and try again."""
 
-    def __init__(
-        self, pool: "Pool", call: tuple[Sizes | None, str | None], send: Any, mode: Mode
-    ) -> None:
-        """`call`: sizes, by the looks of a call that is refused, and why. `send` takes what was opened."""
-        self._pool, self._send, self._mode = pool, send, mode
-        self._sizes, self._refused = call
+    def __init__(self, call: Sendable, send: Callable[[Opened], Any]) -> None:
+        """The first half: reads the call, and sends it. `send` takes what was opened, and may find that it cannot.
+
+        The tensors of the call must not be written until the second half, `recv`, which raises what is wrong.
+        """
+        self._pool, self._call, self._send = call.pool, call, send
+        self._pool.expect_usable()
+        self._sizes: Sizes | None = None
+        self._refused: str | None = None
         self._pending: Any = None
+        try:
+            self._sizes = call.read()
+        except Exception as error:
+            self._refused = reason(error)
+            # Anything may be given in the place of tensors: the call says which argument is wrong.
+            with contextlib.suppress(Exception):
+                self._sizes = call.looks()
         self._enter()
 
     @property
@@ -156,7 +166,7 @@ class Dispatch:
             else:
                 why = self._refused or f"sizes to agree on: {self._sizes}"
                 opened.make_room()
-                opened.communicator.refuse("dispatch", why, layout=self._mode.layout)
+                opened.communicator.refuse("dispatch", why, layout=self._call.layout)
         except REFUSALS as error:
             # It has the number of an operation.
             opened.hooks.append(None)
@@ -172,7 +182,7 @@ class Dispatch:
     def _end(self) -> None:
         """Raises what this rank alone has found, where the others have gone on; else agrees with them."""
         pool, opened = self._pool, self._opened
-        is_left = not self._mode.waits and opened.takes("without_sync")
+        is_left = not self._call.has_cpu_sync and opened.takes("without_sync")
         # Of sizes that do not fit, no rank has sent.
         if self._why is not None and is_left and pool.fits(opened, self._sizes):
             pool.raise_refused(pool.rank, self._why, self._is_full)
@@ -237,18 +247,6 @@ class Pool:
         """The multiprocessors that a caller has chosen for a call, where such a choice counts; else 0."""
         return chosen if self._can_choose_sms else 0
 
-    def dispatch(self, read: Read, send: Send, mode: Mode, looks: Looks = None) -> Dispatch:
-        """The first half of a dispatch: sends what was read. The second, `recv`, raises what is wrong.
-
-        The tensors of the call must not be written until then. `looks`: the sizes of a call that `read` refuses.
-        """
-        self._expect_usable()
-        try:
-            read_here: tuple[Sizes | None, str | None] = read(), None
-        except Exception as error:
-            read_here = by_looks(looks), reason(error)
-        return Dispatch(self, read_here, send, mode)
-
     @property
     def opens_each_m(self) -> bool:
         """Whether each M that calls name has a communicator: among domains, GPUs take no M of a call."""
@@ -277,7 +275,7 @@ class Pool:
                 return found
         return self._usable()
 
-    def _expect_usable(self) -> None:
+    def expect_usable(self) -> None:
         if self.is_destroyed:
             raise invalid("use buffer", "use buffer: it was destroyed; expected a new one")
 
@@ -436,14 +434,14 @@ class Pool:
         opened: Opened | None,
         operation: Literal["replay", "combine"],
         error: Exception,
-        layout: Literal["flat", "expert_major", "packed"] = "flat",
+        layout: Layout = "flat",
     ) -> NoReturn:
         """Refuses a replay or a combine whose arguments cannot be read: raises here, and on the other ranks in their
         call.
 
         A combine that brings weights is a replay first. `layout` is that of the handle.
         """
-        self._expect_usable()
+        self.expect_usable()
         opened, why = opened or self._usable(), reason(error)
         if opened is None or self.is_capturing():
             raise invalid(operation, why)
@@ -457,7 +455,7 @@ class Pool:
         width = align(numbers, 8)
         opened = self._counts
         if opened is None or opened.communicator.closed or opened.sizes.hidden < width:
-            sizes = Sizes(self.ranks, 1, width, self.ranks)
+            sizes = Sizes(self.ranks, 1, width, self.ranks, None, False)
             if self.is_capturing():
                 self.raise_in_capture(sizes, None, False)
             opened = self._open_new(sizes, handles=4)
@@ -465,7 +463,7 @@ class Pool:
         return opened
 
     def barrier(self) -> None:
-        self._expect_usable()
+        self.expect_usable()
         self.world.barrier("buffer barrier")
 
     def destroy(self) -> None:

@@ -153,32 +153,21 @@ def _built_in(name: str, waits: Waits, **options: Any) -> tokenyard.Config:
     )
 
 
-def output_mode() -> str:
-    """`TOKENYARD_OUTPUT`: whether outputs lie in the arena, or in memory of torch."""
-    mode = os.environ.get(OUTPUT_VARIABLE, "auto")
-    if mode not in OUTPUTS:
-        raise errors.ConfigError(
-            f"{OUTPUT_VARIABLE}: found {mode!r}; expected auto, arena or copy",
-            kind="config",
-            operation="read environment",
-        )
-    return mode
-
-
 def settings(waits: Waits) -> tuple[tokenyard.Config, str, errors.Error | None]:
-    """The config and the mode of outputs; where one is wrong, what is, and settings to meet the other ranks with."""
-    mode, wrong = OUTPUTS[0], None
+    """The config, and `TOKENYARD_OUTPUT`: whether outputs lie in the arena, or in memory of torch. Where one is wrong,
+    what is, and settings to meet the other ranks with."""
+    config, wrong = _built_in("cpu", DEFAULT_WAITS), None
     try:
-        mode = output_mode()
+        if waits.wrong is not None:
+            raise invalid("make buffer", waits.wrong)
+        config = load_config(waits)
     except errors.Error as error:
         wrong = error
-    if waits.wrong is not None:
-        return _built_in("cpu", DEFAULT_WAITS), mode, invalid("make buffer", waits.wrong)
-    try:
-        return load_config(waits), mode, wrong
-    except errors.Error as error:
-        wrong = wrong or error
-    return _built_in("cpu", DEFAULT_WAITS), mode, wrong
+    mode = os.environ.get(OUTPUT_VARIABLE, OUTPUTS[0])
+    if mode not in OUTPUTS:
+        text = f"{OUTPUT_VARIABLE}: found {mode!r}; expected auto, arena or copy"
+        wrong = wrong or errors.ConfigError(text, kind="config", operation="read environment")
+    return config, mode, wrong
 
 
 def expect_settings(world: tokenyard.World, wrong: errors.Error | None) -> None:

@@ -5,6 +5,8 @@ A call keeps what is wrong with them until ranks meet in it: a rank that raised 
 
 import contextlib
 import numbers
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,9 +20,10 @@ R = TypeVar("R")
 # DeepEP's integers have 32 bits; numbers of bytes have 64.
 MOST = 2**31 - 1
 MOST_BYTES = 2**63 - 1
+# Integers for which None stands for 0.
+_MAY_BE_NONE = ("num_sms", "num_qps", "num_bytes")
 # The most characters of a wrong value that a message shows.
 _SHOWN = 80
-_EVENTS = ("previous_event", "previous_event_before_epilogue")
 
 
 def _shown(value: Any) -> str:
@@ -32,6 +35,9 @@ def _shown(value: Any) -> str:
 
 def expect_integer(name: str, value: Any, least: int, most: int = MOST) -> None:
     """Refuses what is no integer, too small or too large."""
+    # To ask whether another type is one of integers takes longer.
+    if type(value) is int and least <= value <= most:
+        return
     if not isinstance(value, numbers.Integral) or not least <= int(value) <= most:
         raise Refusal(f"{name}: found {_shown(value)}; expected an integer from {least} to {most}")
 
@@ -41,7 +47,9 @@ def judge_integers(given: dict[str, Any], names: tuple[str, ...], most: int = MO
     wrong = None
     for name in names:
         value = given[name]
-        if type(value) is not int or not 0 <= value <= most:
+        if value is None and name in _MAY_BE_NONE:
+            given[name] = 0
+        elif type(value) is not int or not 0 <= value <= most:
             try:
                 expect_integer(name, value, 0, most)
                 given[name] = int(value)
@@ -58,7 +66,7 @@ def judge_flags(given: dict[str, Any], names: tuple[str, ...]) -> str | None:
     wrong = None
     for name in names:
         value = given[name]
-        if type(value) is not bool:
+        if value is not False and value is not True:
             is_truth = value is None or (isinstance(value, (int, np.bool_)) and value in (0, 1))
             given[name] = is_truth and bool(value)
             if not is_truth:
@@ -66,13 +74,13 @@ def judge_flags(given: dict[str, Any], names: tuple[str, ...]) -> str | None:
     return wrong
 
 
-def _judge_events(given: dict[str, Any]) -> str | None:
+def _judge_events(given: dict[str, Any], names: tuple[str, ...]) -> str | None:
     """The fault of the first that is neither None nor an event. Where there is one, the call waits for no event."""
-    for name in _EVENTS:
+    for name in names:
         value = given.get(name)
         mark = getattr(value, "event", value)
         if mark is not None and not isinstance(mark, EventHandle):
-            given.update(dict.fromkeys(_EVENTS))
+            given.update(dict.fromkeys(names))
             return f"{name}: found {_shown(value)}; expected None, or an event that capture() or a call has given"
     return None
 
@@ -90,29 +98,34 @@ class Call:
     # allocated on the communication stream follows from the flag: the allocator knows both streams in any case.
     asynchronous = "async_finish"
     reference = "x"
+    # Those that are events.
+    events: tuple[str, ...] = ("previous_event",)
     previous_event: Any = None
     previous_event_before_epilogue: Any = None
     wrong: str | None = None
+    # What tensors of torch have replaced.
+    as_given: Mapping[str, Any] = MappingProxyType({})
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, given: dict[str, Any]) -> None:
-        """`given`: the `locals()` of the method. To name each argument once more takes the host longer."""
+        """`given`: the `locals()` of the method, which become attributes: names that are written again cost more."""
         if others := given.get("others"):
             refuse_missing(self.operation, others, self.ignored)
         wrong = judge_flags(given, self.flags)
         if self.integers:
-            wrong = wrong or judge_integers(given, self.integers)
-        if given.get(_EVENTS[0]) is not None or given.get(_EVENTS[1]) is not None:
-            wrong = _judge_events(given) or wrong
-        self.buffer = given.pop("self")
-        self.__dict__.update(given)
-        self.pool, self.wrong = self.buffer._pool, wrong
-        self.is_async: bool = given[self.asynchronous]
+            wrong = judge_integers(given, self.integers) or wrong
+        for name in self.events:
+            if given.get(name) is not None:
+                wrong = _judge_events(given, self.events) or wrong
+        given["buffer"] = buffer = given.pop("self")
+        given["pool"] = pool = buffer._pool
+        given["wrong"], given["is_async"] = wrong, given[self.asynchronous]
         # Whether the caller has given arrays of numpy, and wants such back.
-        self.is_of_arrays = not self.pool.on_device and has_array(given.get(self.reference))
+        given["is_of_arrays"] = not pool.on_device and has_array(given.get(self.reference))
+        self.__dict__ = given
 
     def expect_right(self) -> None:
         """Raises Refusal with what is wrong."""

@@ -15,7 +15,7 @@ from .arguments import check_experts, check_ids, check_tokens, expect_none, read
 from .call import Call, expect_integer, judge_flags
 from .rows import Record
 from .streams import CallStream
-from .tensors import expect_device, read, stream_of
+from .tensors import expect_device, read
 
 # The multiprocessors that the package names where the caller names none.
 SMS = 20
@@ -26,12 +26,8 @@ class _OfBuffer(Call):
 
     flags: tuple[str, ...] = ("async_with_compute_stream", "allocate_on_comm_stream")
     integers = ("num_sms", "num_qps")
+    events = ("previous_event", "previous_event_before_epilogue")
     asynchronous = "async_with_compute_stream"
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        for name in self.integers:
-            given[name] = 0 if given[name] is None else given[name]
-        super().__init__(given)
 
     @property
     def sms(self) -> int:
@@ -75,22 +71,9 @@ class DispatchCall(_OfBuffer, rows.DispatchCall):
                 given["expert_alignment"] = 1
         super().__init__(given)
         self.wrong = self.wrong or wrong
-
-    @property
-    def is_expanded(self) -> bool:  # type: ignore[override]
-        return bool(self.do_expand)
-
-    @property
-    def has_cpu_sync(self) -> bool:
-        return self.do_cpu_sync is not False
-
-    @property
-    def gives_ids(self) -> bool:
-        return not self.is_expanded
-
-    @property
-    def named_tokens(self) -> int | None:
-        return self.num_max_tokens_per_rank  # type: ignore[no-any-return]
+        self.is_expanded, self.gives_ids = self.do_expand, not self.do_expand
+        self.has_cpu_sync = self.do_cpu_sync is not False
+        self.named_tokens = self.num_max_tokens_per_rank
 
     def is_worst(self, opened: Opened) -> bool:
         return not self.has_cpu_sync
@@ -144,7 +127,7 @@ class DispatchCall(_OfBuffer, rows.DispatchCall):
         experts, tokens = self.num_experts or 0, self.num_max_tokens_per_rank or 0
         is_apart, most = self.pool.opens_each_m, self.buffer.num_max_tokens_per_rank
         most = tokens if is_apart else max(tokens, most)
-        return sizes_of(experts, self.topk_idx.shape[1], self.first.shape[1], most, tokens)
+        return sizes_of(experts, self.topk_idx.shape[1], self.first.shape[1], most, tokens, False)
 
 
 class CombineCall(_OfBuffer, rows.CombineCall):
@@ -167,22 +150,20 @@ class BarrierCall(Call):
 Result = tuple[Any, Any, Any, EPHandle, EventOverlap]
 
 
-def dispatch(call: DispatchCall) -> Result:
+def dispatch(call: DispatchCall, stream: CallStream) -> Result:
     """A dispatch, or one by the routing of a handle."""
-    topk_idx, handle = call.topk_idx, call.handle
-    stream = stream_of(call)
-    with stream.inside():
-        if handle is None:
-            given, handle = _dispatch(call, stream)
-        else:
-            record, received = rows.replay(call, stream)
-            given, _, _ = rows.give(call, record, received, stream)
+    handle = call.handle
+    if handle is None:
+        given, handle = _dispatch(call, stream)
+    else:
+        record, received = rows.replay(call, stream)
+        given, _, _ = rows.give(call, record, received, stream)
     stats = call.cumulative_local_expert_recv_stats
     # The ids of a handle may be a copy, made on the stream of the call.
     x, event = rows.finish(call, given, stream, stats, handle.topk_idx, handle._places.memory)
     if call.handle is None and call.is_of_arrays:
-        handle.give_arrays(None if call.do_handle_copy else topk_idx)
-    return call.given_back((x, given.ids, given.weights, handle, event))
+        handle.give_arrays(None if call.do_handle_copy else call.as_given["topk_idx"])
+    return x, given.ids, given.weights, handle, event
 
 
 def _dispatch(call: DispatchCall, stream: CallStream) -> tuple[rows.Given, EPHandle]:
@@ -279,28 +260,18 @@ def _make_handle(call: DispatchCall, record: Record, received: Any, places: Plac
         # Tensors that were made in this mode cannot be written outside of it.
         with torch.inference_mode():
             stats.add_(places.counts())
-    per_expert: list[int] = []
+    ids = call.topk_idx if places.ids is None else places.ids
+    handle, unit = EPHandle(record, places, received, ids), record.alignment
+    handle.num_sms = call.num_sms or SMS
     if record.has_sync:
         counts = record.opened.communicator.expert_counts(received)
-        per_expert = [align(count, record.alignment) for count in counts]
-    expanded = sum(per_expert)
-    if not record.has_sync:
+        handle.num_recv_tokens_per_expert_list = [align(count, unit) for count in counts]
+        handle.num_expanded_tokens = sum(handle.num_recv_tokens_per_expert_list)
+    else:
         ranks, local = call.pool.ranks, record.experts // call.pool.ranks
         most = ranks * record.tokens * min(record.opened.sizes.topk, local)
-        expanded = align(most + (record.alignment - 1) * local, record.alignment)
-    return EPHandle(
-        record,
-        do_expand=call.is_expanded,
-        num_experts=record.experts,
-        expert_alignment=record.alignment,
-        num_max_tokens_per_rank=record.tokens,
-        num_sms=call.num_sms or SMS,
-        topk_idx=call.topk_idx if places.ids is None else places.ids,
-        num_recv_tokens=received.tokens,
-        num_expanded_tokens=expanded,
-        per_expert=per_expert,
-        places=places,
-    )
+        handle.num_expanded_tokens = align(most + (unit - 1) * local, unit)
+    return handle
 
 
 def barrier(call: BarrierCall) -> None:

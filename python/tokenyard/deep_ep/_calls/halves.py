@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from .._pool import Opened, mode_of
-from .._sizes import Sizes
+from .._pool import Dispatch, Opened
 from .._torch import torch
 from ..utils.event import finished
 from ..utils.math import CHANNELS, ceil_div
-from .arguments import check_ids
 from .low_latency import DispatchCall, Record, Results, Waits, outputs_of
-from .tensors import anchored, expect_device, stream_of, take, typed
+from .streams import CallStream
+from .tensors import anchored, take, typed
 
 
 @dataclass
@@ -66,20 +65,8 @@ def _fill(arrays: tuple[Any, ...], received: Any, tokens: int) -> list[int]:
     return filled_rows
 
 
-def _read(call: DispatchCall) -> Sizes:
-    sizes = call.read()
-    expect_device(call.pool, x=call.rows, topk_idx=call.ids)
-    check_ids(call.ids.numpy(), call.num_experts)
-    if call.pool.current is not None:
-        call.pool.current.expect_room(1)
-    # Copies: the caller may write its own before the hook is called.
-    call.rows, call.ids = call.rows.clone(), call.ids.clone()
-    return sizes
-
-
-def dispatch(call: DispatchCall) -> Results:
+def dispatch(call: DispatchCall, stream: CallStream) -> Results:
     """The outputs, which the hook fills."""
-    stream_of(call)
     pool, stats = call.pool, call.cumulative_local_expert_recv_stats
 
     def send(opened: Opened) -> Sent:
@@ -91,7 +78,7 @@ def dispatch(call: DispatchCall) -> Results:
         half = functools.partial(half, cast=call.cast, max_tokens=call.tokens)
         return Sent(waits.during(half), waits)
 
-    sending = pool.dispatch(lambda: _read(call), send, mode_of("packed"))
+    sending = Dispatch(call, send)
     if sending.is_refused:
         # This rank's input is wrong. The others learn it now, and raise where they receive.
         sending.recv()

@@ -15,11 +15,11 @@ from .. import _handles
 from .._arrays import Refusal, has_array, invalid
 from .._hooks import Hook
 from .._missing import OF_OVERLAP, missing
-from .._pool import Opened, Pool, mode_of
+from .._pool import Dispatch, Layout, Opened, Pool
 from .._sizes import MOST_DECODE_TOKENS, Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
-from .arguments import check_experts, check_tokens
+from .arguments import check_experts, check_ids, check_tokens
 from .call import Call
 from .streams import CallStream
 from .tensors import (
@@ -32,7 +32,6 @@ from .tensors import (
     name_readers,
     name_stream,
     read,
-    stream_of,
     take,
     take_all,
 )
@@ -43,13 +42,14 @@ Results = tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]
 # The place of the handle's tensor that has the record.
 _RANGES = 1
 
-_MODE = mode_of("packed", False)
-
 
 class _LowLatencyCall(Call):
+    events = ()
+
     def expect_right(self) -> None:
         """As of any call. Refuses one that has an event and a hook, too: DeepEP's has one of them."""
-        super().expect_right()
+        if self.wrong is not None:
+            raise Refusal(self.wrong)
         if self.is_async and self.return_recv_hook:
             raise Refusal(
                 "async_finish: found True with return_recv_hook; expected at most one of them"
@@ -61,6 +61,8 @@ class DispatchCall(_LowLatencyCall):
 
     operation = "Buffer.low_latency_dispatch"
     flags = ("use_fp8", "round_scale", "use_ue8m0", "async_finish", "return_recv_hook")
+    layout: Layout = "packed"
+    has_cpu_sync = False
     rows: Any = None
     ids: Any = None
 
@@ -99,7 +101,17 @@ class DispatchCall(_LowLatencyCall):
         if x.requires_grad:
             x = x.detach()
         self.rows, self.ids = x.contiguous(), ids.contiguous()
+        if not self.pool.on_device:
+            self._look_and_copy()
         return sizes
+
+    def _look_and_copy(self) -> None:
+        """On the CPU the host looks at values. The caller may write its tensors before the hook is called."""
+        expect_device(self.pool, x=self.rows, topk_idx=self.ids)
+        check_ids(self.ids.numpy(), self.num_experts)
+        if self.pool.current is not None:
+            self.pool.current.expect_room(1)
+        self.rows, self.ids = self.rows.clone(), self.ids.clone()
 
 
 class CombineCall(_LowLatencyCall):
@@ -150,15 +162,8 @@ def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple
     return x, counts, source, scales, ranges, last
 
 
-def _needs_filling(call: DispatchCall, opened: Opened, stays: bool) -> bool:
-    """Whether work is left for the arrays of an output once its rows are there."""
-    forms, stats = opened.forms, call.cumulative_local_expert_recv_stats
-    is_added = stats is None or "statistics" in forms
-    return not (stays and is_added and "packed_forms" in forms) or call.pool.gaps.is_counted
-
-
 def _fill(
-    call: DispatchCall, opened: Opened, arrays: tuple[Any, ...], received: Any, copied_on: Any
+    call: DispatchCall, opened: Opened, arrays: tuple[Any, ...], copied_on: Any, received: Any
 ) -> None:
     """Copies what does not stay where it arrived, and makes what kernels do not make. `copied_on`: the stream of the
     copies, if there are some."""
@@ -218,14 +223,8 @@ def _expect_statistics(opened: Opened, operation: str) -> None:
         missing(f"Buffer.low_latency_{operation}", f"{operation}_wait_recv_cost_stats")
 
 
-def dispatch(call: DispatchCall) -> Results:
+def dispatch(call: DispatchCall, stream: CallStream) -> Results:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(call)
-    with stream.inside():
-        return _dispatch(call, stream)
-
-
-def _dispatch(call: DispatchCall, stream: CallStream) -> Results:
     has_hook, stats = call.return_recv_hook, call.cumulative_local_expert_recv_stats
     wait_stats = call.dispatch_wait_recv_cost_stats
 
@@ -253,7 +252,7 @@ def _dispatch(call: DispatchCall, stream: CallStream) -> Results:
             source_index="token" if has_forms else "rank_and_token",
         )
 
-    opened, sent = call.pool.dispatch(call.read, send, _MODE, call.looks).sent()
+    opened, sent = Dispatch(call, send).sent()
     received, native = (None, None) if has_hook else sent
     output = sent.output() if has_hook else received
     # The handle keeps the place in the arena in any case.
@@ -267,17 +266,14 @@ def _dispatch(call: DispatchCall, stream: CallStream) -> Results:
     if stays and not stream.is_captured:
         # As in DeepEP, which has two buffers, rows live until the dispatch behind the next, whoever drops them.
         opened.last_rows = arrays[0]
-    fill = None
-    if _needs_filling(call, opened, stays):
-        fill = functools.partial(_fill, call, opened, tuple(arrays))
-    copied_on = None if stays else stream
-    hook = None
+    fill, hook, forms = None, None, opened.forms
+    is_added = stats is None or "statistics" in forms
+    if not (stays and is_added and "packed_forms" in forms) or call.pool.gaps.is_counted:
+        fill = functools.partial(_fill, call, opened, tuple(arrays), None if stays else stream)
     if has_hook:
-        hook = _hook(
-            sent, received, record, stream, fill and functools.partial(fill, copied_on=copied_on)
-        )
+        hook = _hook(sent, received, record, stream, fill)
     elif fill is not None:
-        fill(received, copied_on)
+        fill(received)
     event = EventOverlap()
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.rows, call.ids, stats, wait_stats)
@@ -292,7 +288,7 @@ def outputs_of(
     x, counts, source, scales, ranges = arrays
     packed = x if scales is None else (x, scales)
     handle = (source, ranges, call.tokens, x.shape[2], call.num_experts)
-    return call.given_back((packed, counts, handle, event, hook))
+    return packed, counts, handle, event, hook
 
 
 def _hook(sent: Any, received: Any, record: Record, stream: CallStream, fill: Any) -> Hook:
@@ -402,17 +398,8 @@ class Waits:
         return result
 
 
-def combine(call: CombineCall) -> tuple[Any, EventOverlap, Hook | None]:
+def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, Hook | None]:
     """The output, filled in the order of the stream: at once, or when the hook was called."""
-    given = call.out
-    is_own_array = not call.pool.on_device and has_array(given)
-    stream = stream_of(call)
-    with stream.inside():
-        out, event, hook = _combine(call, stream)
-    return given if is_own_array else call.given_back(out), event, hook
-
-
-def _combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, Hook | None]:
     opened: Any = None
     pool = call.pool
     wait_stats = call.combine_wait_recv_cost_stats
@@ -474,7 +461,10 @@ def _combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, 
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, wait_stats)
         event = stream.finish(inputs, (out,))
-    return (out if call.out is None else call.out), event, hook
+    given = call.as_given.get("out")
+    if pool.on_device or not has_array(given):
+        given = out if call.out is None else call.out
+    return given, event, hook
 
 
 def combine_buffer(handle: Any) -> Any:

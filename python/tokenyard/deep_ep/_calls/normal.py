@@ -9,6 +9,7 @@ from .._arrays import Refusal, adopted, invalid
 from .._pool import Opened, Pool
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
+from ..utils.event import EventOverlap
 from ..utils.math import align
 from . import rows
 from .arguments import (
@@ -20,9 +21,9 @@ from .arguments import (
     read_rows,
 )
 from .call import MOST, Call, expect_integer
-from .rows import Given, Record
+from .rows import Record
 from .streams import CallStream
-from .tensors import dummy, expect_device, fit, gpu_of, read, stream_of, take
+from .tensors import dummy, expect_device, fit, gpu_of, read, take
 
 # The arrays that the handle's tensors are made of, in one list: source tokens, and the ends of the rows of each source.
 _PARTS = ("source_tokens", "source_ends")
@@ -35,7 +36,7 @@ class LayoutCall(Call):
     reference = "topk_idx"
 
 
-def layout(call: LayoutCall) -> tuple[Any, ...]:
+def layout(call: LayoutCall) -> tuple[Any, Any, Any, Any, EventOverlap]:
     """Counts per rank, domain and expert, the map of ranks, and the event."""
     pool, experts = call.pool, call.num_experts
     try:
@@ -117,22 +118,15 @@ class DispatchCall(_OfBuffer, rows.DispatchCall):
     zeroes_weights = True
     instead_of_sync = "num_worst_tokens"
 
-    @property
-    def has_cpu_sync(self) -> bool:
-        return not self.num_worst_tokens
-
-    @property
-    def gives_ids(self) -> bool:
-        return self.weights is not None
-
-    @property
-    def named_tokens(self) -> int | None:
-        """M if the caller names it: with worst-case sizes the output has room for R * M rows."""
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
         worst, pool = self.num_worst_tokens, self.pool
-        return -(-worst // pool.ranks) if worst and pool.on_device else None
+        self.has_cpu_sync, self.gives_ids = not worst, self.topk_idx is not None
+        # With worst-case sizes the output has room for R * M rows.
+        self.named_tokens = -(-worst // pool.ranks) if worst and pool.on_device else None
 
     def is_worst(self, opened: Opened) -> bool:
-        return bool(self.num_worst_tokens) and opened.takes("without_sync")
+        return not self.has_cpu_sync and opened.takes("without_sync")
 
     def expect_equal(self, record: Record) -> None:
         expect_none(topk_idx=self.topk_idx, topk_weights=self.topk_weights)
@@ -151,7 +145,7 @@ class DispatchCall(_OfBuffer, rows.DispatchCall):
 
     def _sizes(self, experts: int, topk: int, tokens: int, hidden: int) -> Sizes:
         named = self.named_tokens
-        return sizes_of(experts, topk, hidden, named or first_tokens(tokens), named)
+        return sizes_of(experts, topk, hidden, named or first_tokens(tokens), named, False)
 
     def _read_at_once(self) -> Sizes | None:
         """Takes the arguments, where all are as most callers give them."""
@@ -200,67 +194,48 @@ class CombineCall(_OfBuffer, rows.CombineCall):
     takes_fewer_rows = True
 
 
-def dispatch(call: DispatchCall) -> tuple[Any, ...]:
-    """A dispatch, or one by the routing of a handle."""
-    stream = stream_of(call)
-    with stream.inside():
-        act = _dispatch if call.handle is None else _replay
-        return call.given_back(act(call, stream))
+Result = tuple[Any, Any, Any, Any, Any, EventOverlap]
 
 
-def _dispatch(call: DispatchCall, stream: CallStream) -> tuple[Any, ...]:
+def dispatch(call: DispatchCall, stream: CallStream) -> Result:
+    """A dispatch without a handle."""
     opened, received, native = rows.send(call, stream)
-    wanted = call.num_worst_tokens or received.tokens
-    _expect_rows_fit(call.pool, wanted, received)
+    pool, wanted = call.pool, call.num_worst_tokens or received.tokens
+    if not pool.on_device and received.tokens > wanted:
+        # Each rank's own tokens were below it, so ranks gave different numbers.
+        raise invalid(
+            "dispatch",
+            f"num_worst_tokens: found {wanted} on this rank; expected at least the {received.tokens} tokens that "
+            "arrived",
+            pool.rank,
+        )
     record = Record(opened, native, wanted, not call.is_worst(opened), call.sms)
-    given, tensors, counts, block = _give(call, record, received, stream)
-    handle = _make_handle(call, record, *tensors)
+    # Copies: a handle may live for long, and holds no rows.
+    length, device = max(wanted, received.rows) + pool.ranks, call.rows.device
+    block = torch.empty(length, dtype=torch.int32, device=device)
+    # The record is found by the memory of the ends.
+    beside = {"block": block, "parts": _PARTS, "record": record}
+    beside["columns"] = pool.ranks if pool.domains == 1 else None
+    beside["counts"] = call.gives_ids and call.has_cpu_sync
+    given, (sources, ends), counts = rows.give(call, record, received, stream, beside)
+    handle = _make_handle(call, record, fit(sources, wanted), ends)
     per_expert: list[int] = []
-    if not call.num_worst_tokens:
+    if call.has_cpu_sync:
         if counts is None:
-            counts = _sum_over_sources(call.pool, call.num_tokens_per_expert, stream)
-        per_expert = [align(count, call.expert_alignment) for count in counts]
+            counts = _sum_over_sources(pool, call.num_tokens_per_expert, stream)
+        unit = call.expert_alignment
+        per_expert = counts if unit == 1 else [align(count, unit) for count in counts]
     # The allocator does not know the handle's tensors over `block`.
     x, event = rows.finish(call, given, stream, call.is_token_in_rank, block, handle)
     return x, given.ids, given.weights, per_expert, handle, event
 
 
-def _replay(call: DispatchCall, stream: CallStream) -> tuple[Any, ...]:
+def replay(call: DispatchCall, stream: CallStream) -> Result:
+    """A dispatch by the routing of a handle."""
     record, received = rows.replay(call, stream)
     given, _, _ = rows.give(call, record, received, stream)
     x, event = rows.finish(call, given, stream, None)
     return x, None, None, None, None, event
-
-
-def _expect_rows_fit(pool: Pool, given: int, received: Any) -> None:
-    """Refuses a number of rows that is too small for those that arrived, where the host knows how many did."""
-    if not pool.on_device and received.tokens > given:
-        # Each rank's own tokens were below it, so ranks gave different numbers.
-        raise invalid(
-            "dispatch",
-            f"num_worst_tokens: found {given} on this rank; expected at least the {received.tokens} tokens that "
-            "arrived",
-            pool.rank,
-        )
-
-
-def _give(
-    call: DispatchCall, record: Record, received: Any, stream: CallStream
-) -> tuple[Given, tuple[Any, Any], list[int] | None, Any]:
-    """The outputs, the tensors of source tokens and of ends, counts of experts, and the memory of these tensors."""
-    pool, room = call.pool, max(record.given, received.rows)
-    # Copies: a handle may live for long, and holds no rows.
-    block = torch.empty(room + pool.ranks, dtype=torch.int32, device=call.rows.device)
-    beside = {
-        "block": block,
-        "parts": _PARTS,
-        # It is found by the memory of the ends.
-        "record": record,
-        "columns": pool.ranks if pool.domains == 1 else None,
-        "counts": call.gives_ids and not call.num_worst_tokens,
-    }
-    given, (tokens, ends), counts = rows.give(call, record, received, stream, beside)
-    return given, (fit(tokens, record.given), ends), counts, block
 
 
 def _sum_over_sources(pool: Pool, counts: Any, stream: CallStream) -> list[int]:

@@ -1,10 +1,11 @@
 """Dispatch and combine of flat or expanded rows: what the normal calls of V1 and those of V2 have in common."""
 
+import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from .._arrays import Refusal
-from .._pool import Opened, mode_of
+from .._pool import Dispatch, Layout, Opened
 from .._torch import torch
 from ..utils.event import EventOverlap
 from ..utils.math import align
@@ -22,7 +23,6 @@ from .tensors import (
     read,
     reader,
     stays_in_arena,
-    stream_of,
     sync_in_capture,
     take,
     take_all,
@@ -70,7 +70,7 @@ class DispatchCall(Call):
     instead_of_sync = ""
 
     @property
-    def layout(self) -> Literal["flat", "expert_major"]:
+    def layout(self) -> Layout:
         return "expert_major" if self.is_expanded else "flat"
 
     @property
@@ -128,8 +128,7 @@ def send(call: DispatchCall, stream: CallStream) -> tuple[Opened, Any, Any]:
         )
         return DelayedReceive(sent, before, stream) if before else sent
 
-    mode = mode_of(call.layout, call.has_cpu_sync)
-    sending = pool.dispatch(call.read, send_to, mode, call.looks)
+    sending = Dispatch(call, send_to)
     # Of a call in halves the second may be refused, too.
     opened, (received, native) = sending.recv() if before else sending.sent()
     add_lost(pool, received)
@@ -199,17 +198,18 @@ def give(
     wants `beside` it: arguments of `Communicator._give`, which says what else it gives."""
     opened, dtype = record.opened, call.rows.dtype
     stays = stays_in_arena(opened, stream)
-    given, wanted = _room(call, record, received, stays)
+    beside = beside or _NOTHING_BESIDE
+    given, wanted = _room(call, record, received, stays, beside["block"])
     names = tuple(name for name in _ARRAYS if getattr(given, name) is None) if stays else ()
     parts, counts = (), None
-    if wanted or beside:
+    if wanted or beside["parts"]:
         arrays, parts, counts = opened.communicator._give(
             reader(),
             received,
             names=names,
             keeps_fp8=dtype is torch.float8_e4m3fn,
             stream=stream.raw,
-            **(beside or _NOTHING_BESIDE),
+            **beside,
             **wanted,
         )
     else:
@@ -219,9 +219,10 @@ def give(
     given.x = typed(given.x, dtype)
     if given.scales is not None:
         given.scales = typed(given.scales, call.scales.dtype)
-    for name, tensor in vars(given).items():
-        if tensor is not None:
-            setattr(given, name, fit(tensor, record.given))
+    if received.rows != record.given:
+        for name, tensor in vars(given).items():
+            if tensor is not None:
+                setattr(given, name, fit(tensor, record.given))
     if not call.pool.on_device:
         filled = received.rows if record.has_sync else int(take(received.totals)[1])
         clear_behind((given.x, given.scales, given.weights), filled)
@@ -229,39 +230,31 @@ def give(
 
 
 def _room(
-    call: DispatchCall, record: Record, received: Any, stays: bool
+    call: DispatchCall, record: Record, received: Any, stays: bool, block: Any
 ) -> tuple[Given, dict[str, Any]]:
     """Memory of torch for what a caller gets that does not stay in the arena, and its names as copies. A subclass of
-    the caller's tensors stays out of it."""
+    the caller's tensors stays out of it: `block` is the drop-in's own, which costs less to ask than torch."""
     sizes, scales, device = record.opened.sizes, call.scales, call.rows.device
+    empty: Any = functools.partial(torch.empty, device=device) if block is None else block.new_empty
     # Room for all places that the output has.
     rows = max(record.given, received.rows)
     given, wanted = Given(), {}
-
-    def empty(columns: int, dtype: Any) -> Any:
-        return torch.empty((rows, columns), dtype=dtype, device=device)
-
     if not stays:
-        given.x = wanted["x"] = empty(sizes.hidden, call.rows.dtype)
+        given.x = wanted["x"] = empty((rows, sizes.hidden), dtype=call.rows.dtype)
     if scales is not None and call.use_tma_aligned_col_major_sf:
         # Columns start at multiples of 16 bytes.
         pitch = align(rows, 4)
-        memory = torch.empty((scales.shape[1], pitch), dtype=scales.dtype, device=device)
+        memory = wanted["scale_columns"] = empty((scales.shape[1], pitch), dtype=scales.dtype)
         given.scales = memory.as_strided((rows, scales.shape[1]), (1, pitch))
-        wanted["scale_columns"] = memory
     elif scales is not None and not stays:
-        given.scales = wanted["scales"] = empty(scales.shape[1], scales.dtype)
+        given.scales = wanted["scales"] = empty((rows, scales.shape[1]), dtype=scales.dtype)
     if call.gives_ids:
-        given.ids = wanted["wide_ids"] = empty(sizes.topk, torch.int64)
+        given.ids = wanted["wide_ids"] = empty((rows, sizes.topk), dtype=torch.int64)
     # The number of rows that arrived may be known to the device alone.
     is_zeroed = call.zeroes_weights and not (rows == received.rows and record.has_sync)
     if call.weights is not None and (is_zeroed or not stays):
-        given.weights = (
-            torch.empty(rows, dtype=torch.float32, device=device)
-            if call.is_expanded
-            else empty(sizes.topk, torch.float32)
-        )
-        wanted["weights"] = given.weights
+        shape = (rows,) if call.is_expanded else (rows, sizes.topk)
+        given.weights = wanted["weights"] = empty(shape, dtype=torch.float32)
     return given, wanted
 
 
@@ -307,20 +300,12 @@ def _read_rows(call: CombineCall, record: Record) -> tuple[Any, Any]:
     return fit(rows.contiguous(), count), weights
 
 
-def combine(call: CombineCall) -> tuple[Any, Any, EventOverlap]:
-    """The combine of a dispatch: rows, weights, and the event.
-
-    One kernel sends and sums, so all of it waits for an event before the epilogue, copies of biases too.
-    """
-    stream = stream_of(call)
-    with stream.inside():
-        wait_for(call.previous_event_before_epilogue, stream)
-        return call.given_back(_combine(call, stream))
-
-
-def _combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverlap]:
+def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverlap]:
+    """The combine of a dispatch: rows, weights, and the event."""
     opened: Any = None
     pool, out_weights, ordered = call.pool, None, None
+    # One kernel sends and sums, so all of it waits for the event, copies of biases too.
+    wait_for(call.previous_event_before_epilogue, stream)
     try:
         record = call.record()
         opened, native = record.opened, record.native

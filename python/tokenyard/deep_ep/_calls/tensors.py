@@ -1,6 +1,7 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from .._pool import Opened, Pool
 from .._torch import torch
 from .call import Call
 from .streams import CallStream
+
+C = TypeVar("C", bound=Call)
+R = TypeVar("R")
 
 
 def floats() -> tuple[Any, ...]:
@@ -60,20 +64,23 @@ def expect(
         raise Refusal(f"{name}: found shape {list(found)}; expected [{wanted}]")
 
 
-def stream_of(call: Call) -> CallStream:
-    """The stream of a call, where its `x` lies. Takes over arrays as tensors of torch before, without a copy; on GPUs
-    where `x` is none.
+def on_stream(act: Callable[[C, CallStream], R], call: C) -> R:
+    """Makes a call on its stream, where its `x` lies. Takes over arrays as tensors of torch before, without a copy; on
+    GPUs where `x` is none.
 
     An array that cannot be taken over is left, and refused in the operation: then it counts as one in the host's
     memory.
     """
     if not (call.pool.on_device and isinstance(_first(call.x), torch.Tensor)):
-        for name, value in vars(call).items():
+        call.as_given = dict(vars(call))
+        for name, value in call.as_given.items():
             # A copy of what is written would be written in its place.
             is_written = name == "out" or name.endswith("_stats")
             if not (is_written and isinstance(value, np.ndarray) and not can_share(value)):
                 setattr(call, name, adopted(value))
-    return CallStream(gpu_of(_first(call.x)), call.is_async, call.previous_event)
+    stream = CallStream(gpu_of(_first(call.x)), call.is_async, call.previous_event)
+    with stream.inside():
+        return call.given_back(act(call, stream))
 
 
 def gpu_of(tensor: Any) -> Any:

@@ -6,8 +6,9 @@ from .. import _C
 from .._arrays import Tensor
 from .._calls import elastic, rows, streams
 from .._calls.call import MOST_BYTES, judge_flags, judge_integers
+from .._calls.tensors import on_stream
 from .._dynamo import make_opaque
-from .._missing import absent, refuse_missing
+from .._missing import METHODS_OF_V2, absent, refuse_missing
 from .._pool import Pool
 from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap
@@ -65,7 +66,6 @@ class ElasticBuffer:
     ) -> None:
         refuse_missing("ElasticBuffer", others, ())
         given = locals()
-        given["num_bytes"] = 0 if num_bytes is None else num_bytes
         wrong = judge_integers(given, _INTEGERS) or judge_integers(given, _BYTES, MOST_BYTES)
         wrong = wrong or judge_flags(given, _FLAGS)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
@@ -211,7 +211,7 @@ class ElasticBuffer:
         Returns `(recv_x, recv_topk_idx, recv_topk_weights, handle, event)`: ids None where expanded, and weights `[X]`.
         Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing was moved.
         """
-        return elastic.dispatch(elastic.DispatchCall(locals()))
+        return on_stream(elastic.dispatch, elastic.DispatchCall(locals()))
 
     def combine(
         self,
@@ -237,23 +237,11 @@ class ElasticBuffer:
         `allow_multiple_reduction` expanded rows have one sum in k order, which takes a combine for each k.
         Collective; errors are those of `dispatch`.
         """
-        return rows.combine(elastic.CombineCall(locals()))
+        return on_stream(rows.combine, elastic.CombineCall(locals()))
 
-    get_engram_storage_size_hint = absent("get_engram_storage_size_hint")
-    get_pp_buffer_size_hint = absent("get_pp_buffer_size_hint")
-    get_agrs_num_max_session_bytes = absent("get_agrs_num_max_session_bytes")
-    get_agrs_buffer_size_hint = absent("get_agrs_buffer_size_hint")
-    engram_write = absent("engram_write")
-    engram_fetch = absent("engram_fetch")
-    pp_set_config = absent("pp_set_config")
-    pp_send = absent("pp_send")
-    pp_recv = absent("pp_recv")
-    create_agrs_session = absent("create_agrs_session")
-    destroy_agrs_session = absent("destroy_agrs_session")
-    agrs_new_session = absent("agrs_new_session")
-    agrs_set_config = absent("agrs_set_config")
-    agrs_get_inplace_tensor = absent("agrs_get_inplace_tensor")
-    all_gather = absent("all_gather")
+
+for _name in METHODS_OF_V2:
+    setattr(ElasticBuffer, _name, absent(_name))
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from .. import _C
 from .._arrays import Tensor, arrays_of, has_array, invalid, to_write
 from .._calls import halves, low_latency, normal, rows, streams
 from .._calls.call import MOST_BYTES, judge_flags, judge_integers
+from .._calls.tensors import on_stream
 from .._dynamo import make_opaque
 from .._hooks import Hook
 from .._missing import refuse_missing
@@ -91,10 +92,8 @@ class Buffer:
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
         self._pool.destroy()
 
-    @staticmethod
-    def is_sm90_compiled() -> bool:
-        """True."""
-        return _C.is_sm90_compiled()
+    is_sm90_compiled = staticmethod(_C.is_sm90_compiled)
+    get_low_latency_rdma_size_hint = staticmethod(_C.get_low_latency_rdma_size_hint)
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
@@ -107,15 +106,6 @@ class Buffer:
     def capture() -> EventOverlap:
         """An event behind everything that was called."""
         return EventOverlap(EventHandle())
-
-    @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """Bytes that DeepEP would take."""
-        return _C.get_low_latency_rdma_size_hint(
-            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
-        )
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> _C.Config:
@@ -177,7 +167,8 @@ class Buffer:
         source rank, then source token; ids local, or -1, where the weight is 0. With `handle` all but the rows and the
         event are None. Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing moved.
         """
-        return normal.dispatch(normal.DispatchCall(locals()))
+        call = normal.DispatchCall(locals())
+        return on_stream(normal.dispatch if handle is None else normal.replay, call)
 
     def combine(
         self,
@@ -198,7 +189,7 @@ class Buffer:
 
         Collective. Errors are those of `dispatch`.
         """
-        return rows.combine(normal.CombineCall(locals()))
+        return on_stream(rows.combine, normal.CombineCall(locals()))
 
     internode_dispatch = dispatch
     internode_combine = combine
@@ -238,8 +229,9 @@ class Buffer:
         Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
         raise where they call theirs.
         """
+        call = low_latency.DispatchCall(locals())
         dispatch = low_latency.dispatch if self._pool.on_device else halves.dispatch
-        return dispatch(low_latency.DispatchCall(locals()))
+        return on_stream(dispatch, call)
 
     def low_latency_combine(
         self,
@@ -266,7 +258,7 @@ class Buffer:
 
         Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
         """
-        return low_latency.combine(low_latency.CombineCall(locals()))
+        return on_stream(low_latency.combine, low_latency.CombineCall(locals()))
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
