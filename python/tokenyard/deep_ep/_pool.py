@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import tokenyard
 from tokenyard import errors
@@ -84,35 +84,22 @@ class Opened:
         return form in self.forms
 
 
-class Sendable(Protocol):
-    """The arguments of a dispatch of a pool.
+class Dispatch:
+    """A dispatch until all ranks make it: where one cannot, all raise, or open what fits and try again.
 
-    Where it has no `has_cpu_sync`, a rank does not wait for what the others say of it: one that refuses raises at once,
-    because the others have gone on, and learn it in a later call.
+    Where the call has no `has_cpu_sync`, a rank does not wait for what the others say of it: one that refuses raises at
+    once, because the others have gone on, and learn it in a later call.
     """
 
-    pool: "Pool"
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def has_cpu_sync(self) -> bool: ...
-    def read(self) -> Sizes:
-        """Reads the arguments. Raises what is wrong with them."""
-
-    def looks(self) -> Sizes:
-        """The sizes of a call that is wrong, by the looks of its tensors: the others call the communicator of these."""
-
-
-class Dispatch:
-    """A dispatch until all ranks make it: where one cannot, all raise, or open what fits and try again."""
-
-    def __init__(self, call: Sendable, send: Callable[[Opened], Any]) -> None:
+    def __init__(self, call: Any, send: Callable[[Opened], Any]) -> None:
         """The first half: reads the call, and sends it. `send` takes what was opened, and may find that it cannot.
 
+        `call` has a `pool`. It gives its sizes as it is read (`read`), or by the looks of its tensors (`looks`): where
+        it is wrong, the others call the communicator of these.
         The tensors of the call must not be written until the second half, `recv`, which raises what is wrong.
         """
-        self._pool, self._call, self._send = call.pool, call, send
+        self._pool: Pool = call.pool
+        self._call, self._send = call, send
         self._pool.expect_usable()
         self._sizes: Sizes | None = None
         self._refused: str | None = None

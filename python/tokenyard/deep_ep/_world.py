@@ -5,7 +5,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tokenyard
@@ -27,9 +27,6 @@ class Waits:
     late: int
     # The fault of an argument of the buffer, if one has some: ranks say so where they meet.
     wrong: str | None = None
-
-    def of_buffer(self, wrong: str | None) -> "Waits":
-        return self if wrong is None else replace(self, wrong=wrong)
 
 
 # DeepEP waits 100 s for a peer's rows, and ranks may be late by half an hour (compilation, checkpoints).

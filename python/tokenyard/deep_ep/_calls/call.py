@@ -91,13 +91,11 @@ class Call:
     # The method, and keywords of forks that mean nothing to it.
     operation = ""
     ignored: tuple[str, ...] = ()
-    # The arguments that are truth values, and those that are integers which decide how ranks meet.
+    # The arguments that are truth values, of which the first says whether the call gives an event, and those that are
+    # integers which decide how ranks meet. Whether outputs are allocated on the communication stream makes no
+    # difference: the allocator knows both streams in any case.
     flags: tuple[str, ...] = ("async_finish", "allocate_on_comm_stream")
     integers: tuple[str, ...] = ()
-    # The flag by which the call gives an event, and the argument that says where tensors lie. Whether outputs are
-    # allocated on the communication stream follows from the flag: the allocator knows both streams in any case.
-    asynchronous = "async_finish"
-    reference = "x"
     # Those that are events.
     events: tuple[str, ...] = ("previous_event",)
     previous_event: Any = None
@@ -122,10 +120,12 @@ class Call:
                 wrong = _judge_events(given, self.events) or wrong
         given["buffer"] = buffer = given.pop("self")
         given["pool"] = pool = buffer._pool
-        given["wrong"], given["is_async"] = wrong, given[self.asynchronous]
+        given["wrong"], given["is_async"] = wrong, given[self.flags[0]]
         # Whether the caller has given arrays of numpy, and wants such back.
-        given["is_of_arrays"] = not pool.on_device and has_array(given.get(self.reference))
-        self.__dict__ = given
+        reference = given.get("x", given.get("topk_idx"))
+        given["is_of_arrays"] = not pool.on_device and has_array(reference)
+        # A debugger writes into the locals of a frame.
+        self.__dict__ = dict(given)
 
     def expect_right(self) -> None:
         """Raises Refusal with what is wrong."""

@@ -27,11 +27,10 @@ class _OfBuffer(Call):
     flags: tuple[str, ...] = ("async_with_compute_stream", "allocate_on_comm_stream")
     integers = ("num_sms", "num_qps")
     events = ("previous_event", "previous_event_before_epilogue")
-    asynchronous = "async_with_compute_stream"
 
     @property
-    def sms(self) -> int:
-        return self.pool.sms_of(0 if self.num_sms == SMS else self.num_sms)  # type: ignore[no-any-return]
+    def sms(self) -> Any:
+        return self.pool.sms_of(0 if self.num_sms == SMS else self.num_sms)
 
     def record(self) -> Record:
         handle = self.handle
@@ -144,7 +143,6 @@ class BarrierCall(Call):
     """A barrier."""
 
     flags = ("use_comm_stream", "with_cpu_sync", "sequential")
-    asynchronous = "use_comm_stream"
 
 
 Result = tuple[Any, Any, Any, EPHandle, EventOverlap]

@@ -8,7 +8,6 @@ import numpy as np
 
 from .._pool import Dispatch, Opened
 from .._torch import torch
-from ..utils.event import finished
 from ..utils.math import CHANNELS, ceil_div
 from .low_latency import DispatchCall, Record, Results, Waits, outputs_of
 from .streams import CallStream
@@ -97,7 +96,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Results:
 
     *others, ranges = arrays
     hook = pool.hook(receive, pool.current, 1)
-    outputs = outputs_of(call, (*others, anchored(ranges, record)), finished(call.is_async), hook)
+    outputs = outputs_of(call, (*others, anchored(ranges, record)), stream.finish((), ()), hook)
     if call.return_recv_hook:
         return outputs
     hook()

@@ -19,22 +19,10 @@ from .._pool import Dispatch, Layout, Opened, Pool
 from .._sizes import MOST_DECODE_TOKENS, Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
+from . import tensors
 from .arguments import check_experts, check_ids, check_tokens
 from .call import Call
 from .streams import CallStream
-from .tensors import (
-    anchored,
-    expect,
-    expect_device,
-    expect_tensor,
-    floats,
-    gpu_of,
-    name_readers,
-    name_stream,
-    read,
-    take,
-    take_all,
-)
 
 T = TypeVar("T")
 Results = tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]
@@ -60,7 +48,7 @@ class DispatchCall(_LowLatencyCall):
     """A dispatch: its arguments as they were given, and as they were read."""
 
     operation = "Buffer.low_latency_dispatch"
-    flags = ("use_fp8", "round_scale", "use_ue8m0", "async_finish", "return_recv_hook")
+    flags = ("async_finish", "use_fp8", "round_scale", "use_ue8m0", "return_recv_hook")
     layout: Layout = "packed"
     has_cpu_sync = False
     rows: Any = None
@@ -86,17 +74,17 @@ class DispatchCall(_LowLatencyCall):
         self.expect_right()
         x, ids, ranks, experts = self.x, self.topk_idx, self.pool.ranks, self.num_experts
         if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
-            expect_tensor("x", x)
-            expect_tensor("topk_idx", ids)
+            tensors.expect_tensor("x", x)
+            tensors.expect_tensor("topk_idx", ids)
         sizes = _judged(x.dtype, x.shape, ids.dtype, ids.shape, self.tokens, experts, ranks)
         if self.use_ue8m0 and not self.round_scale:
             raise Refusal("use_ue8m0: found True without round_scale; expected both")
         stats = self.cumulative_local_expert_recv_stats
         if stats is not None:
             name = "cumulative_local_expert_recv_stats"
-            read(name, stats, (torch.int32,), (experts // ranks,))
+            tensors.read(name, stats, (torch.int32,), (experts // ranks,))
             # The package itself judges where the others lie.
-            expect_device(self.pool, x=x, **{name: stats})
+            tensors.expect_device(self.pool, x=x, **{name: stats})
         _expect_wait_stats(self.pool, "dispatch", self.dispatch_wait_recv_cost_stats)
         if x.requires_grad:
             x = x.detach()
@@ -107,7 +95,7 @@ class DispatchCall(_LowLatencyCall):
 
     def _look_and_copy(self) -> None:
         """On the CPU the host looks at values. The caller may write its tensors before the hook is called."""
-        expect_device(self.pool, x=self.rows, topk_idx=self.ids)
+        tensors.expect_device(self.pool, x=self.rows, topk_idx=self.ids)
         check_ids(self.ids.numpy(), self.num_experts)
         if self.pool.current is not None:
             self.pool.current.expect_room(1)
@@ -119,7 +107,7 @@ class CombineCall(_LowLatencyCall):
 
     operation = "Buffer.low_latency_combine"
     ignored = ("num_sms", *OF_OVERLAP)
-    flags = ("use_logfmt", "zero_copy", "async_finish", "return_recv_hook")
+    flags = ("async_finish", "use_logfmt", "zero_copy", "return_recv_hook")
 
 
 @dataclass
@@ -149,11 +137,11 @@ def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple
     ranges has: the allocator does not know the latter.
     """
     dtype = torch.float8_e4m3fn if call.use_fp8 else call.x.dtype
-    arrays = take_all(output, _ARRAYS, dtype, record if stays else None)
+    arrays = tensors.take_all(output, _ARRAYS, dtype, record if stays else None)
     last = None
     if not stays:
         *others, last = (None if one is None else torch.empty_like(one) for one in arrays)
-        arrays = *others, anchored(last, record)
+        arrays = *others, tensors.anchored(last, record)
     x, counts, source, scales, ranges = arrays
     record.blocks = x.shape
     if scales is not None and not record.opened.takes("packed_forms"):
@@ -176,20 +164,20 @@ def _fill(
     if not has_forms:
         source.remainder_(call.tokens)
         if scales is not None:
-            scales.copy_(take(received.scales))
+            scales.copy_(tensors.take(received.scales))
     if stats is not None and not opened.takes("statistics"):
         stats.add_(counts)
     if call.pool.gaps.is_counted:
-        call.pool.gaps.add(take(received.lost))
+        call.pool.gaps.add(tensors.take(received.lost))
 
 
 def _judge(
     x_type: Any, x_shape: Any, ids_type: Any, ids_shape: Any, tokens: int, experts: int, ranks: int
 ) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors. Raises Refusal."""
-    expect("x", x_type, x_shape, floats(), (None, None))
+    tensors.expect("x", x_type, x_shape, tensors.floats(), (None, None))
     found, hidden = x_shape
-    expect("topk_idx", ids_type, ids_shape, (torch.int64,), (found, None))
+    tensors.expect("topk_idx", ids_type, ids_shape, (torch.int64,), (found, None))
     check_tokens(found, "num_max_dispatch_tokens_per_rank", tokens)
     check_experts(experts, ranks)
     return _sizes(experts, ids_shape[1], hidden, tokens)
@@ -214,7 +202,7 @@ def _has_room(opened: Opened, x: Any, tokens: int) -> bool:
 def _expect_wait_stats(pool: Pool, operation: str, stats: Any) -> None:
     """Refuses numbers of nanoseconds that are not one for each rank."""
     if stats is not None:
-        read(f"{operation}_wait_recv_cost_stats", stats, (torch.int64,), (pool.ranks,))
+        tensors.read(f"{operation}_wait_recv_cost_stats", stats, (torch.int64,), (pool.ranks,))
 
 
 def _expect_statistics(opened: Opened, operation: str) -> None:
@@ -229,7 +217,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Results:
     wait_stats = call.dispatch_wait_recv_cost_stats
 
     def send(opened: Opened) -> Any:
-        name_stream(opened, stream)
+        tensors.name_stream(opened, stream)
         if opened.last_rows is not None and not _has_room(opened, call.rows, call.tokens):
             opened.last_rows = None
         if wait_stats is not None:
@@ -321,8 +309,8 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any
         # DeepEP does not take them together.
         raise Refusal("use_logfmt: found True with zero_copy; expected at most one of them")
     shape = record.ids.shape
-    ids = read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
-    weights = read("topk_weights", call.topk_weights, (torch.float32,), shape).contiguous()
+    ids = tensors.read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
+    weights = tensors.read("topk_weights", call.topk_weights, (torch.float32,), shape).contiguous()
     if call.zero_copy:
         if record.buffer is None:
             raise Refusal(
@@ -330,14 +318,16 @@ def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any
             )
         rows = record.buffer
     else:
-        rows = read("x", call.x, floats(), record.blocks).contiguous()
+        rows = tensors.read("x", call.x, tensors.floats(), record.blocks).contiguous()
     out_shape = (shape[0], record.blocks[2])
     given = call.out
     out = (
-        rows.new_empty(out_shape) if given is None else read("out", given, (rows.dtype,), out_shape)
+        rows.new_empty(out_shape)
+        if given is None
+        else tensors.read("out", given, (rows.dtype,), out_shape)
     )
     if not call.pool.on_device:
-        expect_device(call.pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
+        tensors.expect_device(call.pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
         _expect_same_ids(ids, record.ids)
         if call.return_recv_hook and not call.zero_copy:
             rows = _copy_of_rows(record, rows)
@@ -376,7 +366,7 @@ def _weigh(record: Record, stream: CallStream, rows: Any, sent: Any, weights: An
         stream=stream.raw,
         without_sync=record.opened.takes("without_sync"),
     )
-    factors = take(arrived.weights)[:, :, None]
+    factors = tensors.take(arrived.weights)[:, :, None]
     # Rows that are left out may hold anything.
     return torch.where(factors.isnan(), 0, rows * factors).to(rows.dtype)
 
@@ -413,13 +403,13 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, H
         sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
-            expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights)
+            tensors.expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights)
             weights = torch.where(ids >= 0, weights, torch.nan)
     except Exception as error:
         # Weights that are sent beside the rows come with them, others come before, by a replay.
         is_one = opened is not None and opened.takes("packed_sums")
         pool.refuse(opened, "combine" if is_one else "replay", error, "packed")
-    name_stream(opened, stream)
+    tensors.name_stream(opened, stream)
     if pool.on_device and wait_stats is not None:
         _expect_statistics(opened, "combine")
     communicator, gaps = opened.communicator, pool.gaps.room(len(ids))
@@ -474,11 +464,11 @@ def combine_buffer(handle: Any) -> Any:
     except Refusal as refusal:
         raise invalid("get_next_low_latency_combine_buffer", str(refusal)) from None
     if record.buffer is None:
-        name_readers(record.opened, CallStream(gpu_of(record.ids)))
+        tensors.name_readers(record.opened, CallStream(tensors.gpu_of(record.ids)))
         try:
             memory = record.opened.communicator.combine_input(record.native, "bfloat16")
             record.opened.lends = True
-            record.buffer = take(memory).view(record.blocks)
+            record.buffer = tensors.take(memory).view(record.blocks)
         except errors.FullError:
             # The others do not know, so it is no error. The combine copies it.
             record.buffer = torch.empty(

@@ -32,9 +32,6 @@ _PARTS = ("source_tokens", "source_ends")
 class LayoutCall(Call):
     """The counts of a routing."""
 
-    operation = "Buffer.get_dispatch_layout"
-    reference = "topk_idx"
-
 
 def layout(call: LayoutCall) -> tuple[Any, Any, Any, Any, EventOverlap]:
     """Counts per rank, domain and expert, the map of ranks, and the event."""
@@ -44,17 +41,30 @@ def layout(call: LayoutCall) -> tuple[Any, Any, Any, Any, EventOverlap]:
         ids = read("topk_idx", adopted(call.topk_idx), (torch.int64,), (None, None))
         check_experts(experts, pool.ranks)
         expect_device(pool, topk_idx=ids)
-        on_host = None if pool.on_device else _count_on_host(pool, ids, experts)
+        on_host = None
+        if not pool.on_device:
+            # The package looks at each id.
+            on_host = [*map(torch.from_numpy, counts_of(ids.numpy(), experts, pool.ranks))]
     except Refusal as refusal:
         # It is local: the others cannot be informed here.
         raise invalid("get_dispatch_layout", str(refusal), pool.rank) from None
     stream = CallStream(gpu_of(ids), call.is_async, call.previous_event)
     with stream.inside():
-        counts = on_host or _counted(pool, ids, experts, stream.raw) or _count(pool, ids, experts)
+        counted = on_host or _counted(pool, ids, experts, stream.raw)
+        per_rank, per_expert, is_in = counted or _count(pool, ids, experts)
+        per_domain, domains = None, pool.domains
+        if domains > 1:
+            in_domain = is_in.view(len(is_in), domains, pool.ranks // domains).any(dim=2)
+            per_domain = in_domain.sum(0, dtype=torch.int32)
+    counts = per_rank, per_domain, per_expert, is_in
     return call.given_back((*counts, stream.finish((ids,), counts)))
 
 
-def _counted(pool: Pool, ids: Any, experts: int, raw: int | None) -> Any:
+# Tokens per rank and per expert, int32, and the map of ranks.
+Counts = tuple[Any, Any, Any]
+
+
+def _counted(pool: Pool, ids: Any, experts: int, raw: int | None) -> Counts | None:
     """The counts by one kernel, if a communicator is open already on GPUs of one domain; else None."""
     opened = pool.current
     if raw is None or opened is None or pool.domains > 1 or opened.communicator.closed:
@@ -68,40 +78,25 @@ def _counted(pool: Pool, ids: Any, experts: int, raw: int | None) -> Any:
         ids.contiguous(), per_rank, per_expert, of_bytes, stream=raw
     )
     # Another thread may wait for all ranks inside of the communicator, and a layout waits for none.
-    return (per_rank, None, per_expert, is_in) if counted else None
+    return (per_rank, per_expert, is_in) if counted else None
 
 
-def _count(pool: Pool, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
+def _count(pool: Pool, ids: Any, experts: int) -> Counts:
     tokens, ranks = len(ids), pool.ranks
     # The place behind the last stands for no expert, as do ids that the dispatch will refuse.
     known = ids.clamp(-1, experts).remainder_(experts + 1)
     selected = torch.zeros((tokens, experts + 1), dtype=torch.bool, device=ids.device)
     selected = selected.scatter_(1, known, True)[:, :experts]
-    per_expert = selected.sum(0, dtype=torch.int32)
     is_in = selected.view(tokens, ranks, experts // ranks).any(dim=2)
-    return is_in.sum(0, dtype=torch.int32), _per_domain(pool, is_in), per_expert, is_in
-
-
-def _per_domain(pool: Pool, is_in: Any) -> Any:
-    if pool.domains == 1:
-        return None
-    in_domain = is_in.view(len(is_in), pool.domains, pool.ranks // pool.domains).any(dim=2)
-    return in_domain.sum(0, dtype=torch.int32)
-
-
-def _count_on_host(pool: Pool, ids: Any, experts: int) -> tuple[Any, Any, Any, Any]:
-    """The counts by the package, which looks at each id."""
-    counts = counts_of(ids.numpy(), experts, pool.ranks)
-    per_rank, per_expert, is_in = map(torch.from_numpy, counts)
-    return per_rank, _per_domain(pool, is_in), per_expert, is_in
+    return is_in.sum(0, dtype=torch.int32), selected.sum(0, dtype=torch.int32), is_in
 
 
 class _OfBuffer(Call):
     """A call of `Buffer` with rows."""
 
     @property
-    def sms(self) -> int:
-        return int(self.buffer._chosen_sms())
+    def sms(self) -> Any:
+        return self.buffer._chosen_sms()
 
     def record(self) -> Record:
         record = _handles.record_of(self.handle, Record)
@@ -227,7 +222,8 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         per_expert = counts if unit == 1 else [align(count, unit) for count in counts]
     # The allocator does not know the handle's tensors over `block`.
     x, event = rows.finish(call, given, stream, call.is_token_in_rank, block, handle)
-    return x, given.ids, given.weights, per_expert, handle, event
+    weights = given.weights if call.gives_ids else None
+    return x, given.ids, weights, per_expert, handle, event
 
 
 def replay(call: DispatchCall, stream: CallStream) -> Result:

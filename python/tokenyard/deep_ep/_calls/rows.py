@@ -9,25 +9,11 @@ from .._pool import Dispatch, Layout, Opened
 from .._torch import torch
 from ..utils.event import EventOverlap
 from ..utils.math import align
+from . import tensors
 from .arguments import read_bias, read_rows
 from .call import Call
 from .ordered import Ordered
 from .streams import CallStream
-from .tensors import (
-    add_lost,
-    clear_behind,
-    expect_device,
-    fit,
-    floats,
-    name_stream,
-    read,
-    reader,
-    stays_in_arena,
-    sync_in_capture,
-    take,
-    take_all,
-    typed,
-)
 
 
 @dataclass
@@ -107,10 +93,10 @@ def send(call: DispatchCall, stream: CallStream) -> tuple[Opened, Any, Any]:
     """A dispatch without a handle: the communicator, what arrived, and the native handle."""
     pool, before = call.pool, call.previous_event_before_epilogue
     if call.has_cpu_sync and stream.is_captured:
-        raise sync_in_capture(call.instead_of_sync)
+        raise tensors.sync_in_capture(call.instead_of_sync)
 
     def send_to(opened: Opened) -> Any:
-        name_stream(opened, stream)
+        tensors.name_stream(opened, stream)
         act = opened.communicator.dispatch_send if before else opened.communicator.dispatch
         sent = act(
             call.rows,
@@ -131,7 +117,7 @@ def send(call: DispatchCall, stream: CallStream) -> tuple[Opened, Any, Any]:
     sending = Dispatch(call, send_to)
     # Of a call in halves the second may be refused, too.
     opened, (received, native) = sending.recv() if before else sending.sent()
-    add_lost(pool, received)
+    tensors.add_lost(pool, received)
     return opened, received, native
 
 
@@ -150,12 +136,12 @@ def replay(call: DispatchCall, stream: CallStream) -> tuple[Record, Any]:
         weights = call.topk_weights
         if weights is not None:
             shape = (tokens, sizes.topk)
-            weights = read("topk_weights", weights, (torch.float32,), shape).contiguous()
-        expect_device(pool, x=x, scales=scales, topk_weights=weights)
+            weights = tensors.read("topk_weights", weights, (torch.float32,), shape).contiguous()
+        tensors.expect_device(pool, x=x, scales=scales, topk_weights=weights)
         call.take(x, scales, None, weights)
     except Exception as error:
         pool.refuse(opened, "replay", error, layout)
-    name_stream(opened, stream)
+    tensors.name_stream(opened, stream)
     no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
     act: Any = opened.communicator.replay_send if before else opened.communicator.replay
     sent = act(
@@ -168,7 +154,7 @@ def replay(call: DispatchCall, stream: CallStream) -> tuple[Record, Any]:
         sms=call.sms or record.sms,
     )
     received = DelayedReceive(sent, before, stream).recv() if before else sent
-    add_lost(pool, received)
+    tensors.add_lost(pool, received)
     return record, received
 
 
@@ -197,14 +183,14 @@ def give(
     """What a caller gets of an output. One call copies all that does not stay where it arrived, and what the handle
     wants `beside` it: arguments of `Communicator._give`, which says what else it gives."""
     opened, dtype = record.opened, call.rows.dtype
-    stays = stays_in_arena(opened, stream)
+    stays = tensors.stays_in_arena(opened, stream)
     beside = beside or _NOTHING_BESIDE
     given, wanted = _room(call, record, received, stays, beside["block"])
     names = tuple(name for name in _ARRAYS if getattr(given, name) is None) if stays else ()
     parts, counts = (), None
     if wanted or beside["parts"]:
         arrays, parts, counts = opened.communicator._give(
-            reader(),
+            tensors.reader(),
             received,
             names=names,
             keeps_fp8=dtype is torch.float8_e4m3fn,
@@ -213,19 +199,19 @@ def give(
             **wanted,
         )
     else:
-        arrays = take_all(received, names, dtype)
+        arrays = tensors.take_all(received, names, dtype)
     for name, array in zip(names, arrays, strict=True):
         setattr(given, name, array)
-    given.x = typed(given.x, dtype)
+    given.x = tensors.typed(given.x, dtype)
     if given.scales is not None:
-        given.scales = typed(given.scales, call.scales.dtype)
+        given.scales = tensors.typed(given.scales, call.scales.dtype)
     if received.rows != record.given:
         for name, tensor in vars(given).items():
             if tensor is not None:
-                setattr(given, name, fit(tensor, record.given))
+                setattr(given, name, tensors.fit(tensor, record.given))
     if not call.pool.on_device:
-        filled = received.rows if record.has_sync else int(take(received.totals)[1])
-        clear_behind((given.x, given.scales, given.weights), filled)
+        filled = received.rows if record.has_sync else int(tensors.take(received.totals)[1])
+        tensors.clear_behind((given.x, given.scales, given.weights), filled)
     return given, parts, counts
 
 
@@ -283,7 +269,7 @@ def _read_rows(call: CombineCall, record: Record) -> tuple[Any, Any]:
     """Rows and their weights, as many as arrived. Those behind them are left out."""
     count, sizes = record.native.rows, record.opened.sizes
     expected = None if call.takes_fewer_rows else record.given
-    rows = read("x", call.x, floats(), (expected, sizes.hidden))
+    rows = tensors.read("x", call.x, tensors.floats(), (expected, sizes.hidden))
     if len(rows) not in (record.given, count):
         raise Refusal(
             f"x: found {len(rows)} rows; expected {record.given}, the rows of the dispatch"
@@ -295,9 +281,9 @@ def _read_rows(call: CombineCall, record: Record) -> tuple[Any, Any]:
                 "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
             )
         shape = (len(rows),) if record.is_expanded else (len(rows), sizes.topk)
-        weights = read("topk_weights", weights, (torch.float32,), shape)
-        weights = fit(weights.contiguous(), count)
-    return fit(rows.contiguous(), count), weights
+        weights = tensors.read("topk_weights", weights, (torch.float32,), shape)
+        weights = tensors.fit(weights.contiguous(), count)
+    return tensors.fit(rows.contiguous(), count), weights
 
 
 def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverlap]:
@@ -313,7 +299,7 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverl
         rows, weights = _read_rows(call, record)
         shape = (native.tokens, opened.sizes.hidden)
         biases = read_bias(call.bias, rows.dtype, shape)
-        expect_device(pool, x=rows, topk_weights=weights)
+        tensors.expect_device(pool, x=rows, topk_weights=weights)
         out = rows.new_empty(shape)
         if record.is_expanded and not call.rounds_per_rank:
             ordered = Ordered(rows, call.handle._places.slots(), biases, out)
@@ -321,7 +307,7 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverl
             out_weights = weights.new_empty((native.tokens, opened.sizes.topk))
     except Exception as error:
         pool.refuse(opened, "combine", error)
-    name_stream(opened, stream)
+    tensors.name_stream(opened, stream)
     # Otherwise each weight is that of its expert's rank: the same where masked ones are 0, as dispatch gives them.
     sums_weights = call.sums_weights and weights is not None and opened.takes("sum_weights")
     missing = None if pool.on_device else pool.gaps.room(native.tokens)

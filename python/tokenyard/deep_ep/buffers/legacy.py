@@ -1,6 +1,7 @@
 """DeepEP's first interface: `Buffer`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tokenyard
@@ -78,7 +79,7 @@ class Buffer:
         refuse_missing("Buffer", others, ignored)
         given = locals()
         wrong = judge_integers(given, _INTEGERS, MOST_BYTES) or judge_flags(given, _FLAGS)
-        self._pool = Pool(group, comm, DEFAULT_WAITS.of_buffer(wrong))
+        self._pool = Pool(group, comm, replace(DEFAULT_WAITS, wrong=wrong))
         self.group = group
         self.rank, self.group_size = self._pool.rank, self._pool.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
