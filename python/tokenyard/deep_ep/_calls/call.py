@@ -101,7 +101,7 @@ class Call:
     previous_event: Any = None
     previous_event_before_epilogue: Any = None
     wrong: str | None = None
-    # What tensors of torch have replaced.
+    # The arguments before tensors of torch replaced arrays.
     as_given: Mapping[str, Any] = MappingProxyType({})
 
     if TYPE_CHECKING:

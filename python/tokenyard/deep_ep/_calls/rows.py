@@ -38,10 +38,10 @@ class Record:
 class DispatchCall(Call):
     """A dispatch: its arguments as they were given, and as they were read.
 
-    A kind of it says how its arguments are read (`read`, `looks`, `expect_equal`, `record`), M if the caller names it
-    (`named_tokens`), whether the host waits for sizes (`has_cpu_sync`), whether outputs have room for the most that can
-    arrive (`is_worst`), whether a caller gets ids (`gives_ids`), and the multiprocessors that it asks for on GPUs, 0 if
-    the kernel set chooses (`sms`).
+    A kind of it says how its arguments are read (`read`, `looks`, `expect_equal`, `record`). Its numbers are M if the
+    caller names it (`named_tokens`), and the multiprocessors that it asks for on GPUs (`sms`); 0 leaves the choice to
+    the kernel set. It also says whether the host waits for sizes (`has_cpu_sync`), whether outputs have room for the
+    most that can arrive (`is_worst`), and whether a caller gets ids (`gives_ids`).
     """
 
     rows: Any = None
@@ -52,7 +52,7 @@ class DispatchCall(Call):
     # Whether scales are given by columns, and whether weights behind the rows that arrived are 0.
     use_tma_aligned_col_major_sf = False
     zeroes_weights = False
-    # What a caller gives where the host need not know sizes.
+    # The argument by which the host need not know sizes.
     instead_of_sync = ""
 
     @property
@@ -180,8 +180,8 @@ def give(
     stream: CallStream,
     beside: dict[str, Any] | None = None,
 ) -> tuple[Given, tuple[Any, ...], list[int] | None]:
-    """What a caller gets of an output. One call copies all that does not stay where it arrived, and what the handle
-    wants `beside` it: arguments of `Communicator._give`, which says what else it gives."""
+    """The tensors of an output that a caller gets. One call copies all that does not stay where it arrived, and what the
+    handle wants `beside` it: arguments of `Communicator._give`, which says what else it gives."""
     opened, dtype = record.opened, call.rows.dtype
     stays = tensors.stays_in_arena(opened, stream)
     beside = beside or _NOTHING_BESIDE
