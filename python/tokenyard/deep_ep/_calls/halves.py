@@ -1,6 +1,5 @@
 """The low latency dispatch of V1 over kernels of the CPU, in its two halves, of which the hook makes the second."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from .._pool import Dispatch, Opened
 from .._torch import torch
 from ..utils.math import CHANNELS, ceil_div
-from .low_latency import DispatchCall, Record, Results, Waits, outputs_of
+from .low_latency import DispatchCall, Record, Results, outputs_of, waited
 from .streams import CallStream
 from .tensors import anchored, take, typed
 
@@ -19,10 +18,11 @@ class Sent:
     """An operation between its halves."""
 
     pending: Any
-    waits: Waits
+    opened: Opened
+    wait_stats: Any
 
     def recv(self) -> Any:
-        return self.waits.during(self.pending.recv)
+        return waited(self.opened, self.wait_stats, self.pending.recv)
 
 
 def _blocks(call: DispatchCall, ranks: int) -> tuple[Any, ...]:
@@ -69,13 +69,13 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Results:
     pool, stats = call.pool, call.cumulative_local_expert_recv_stats
 
     def send(opened: Opened) -> Sent:
-        waits, act = (
-            Waits(opened, call.dispatch_wait_recv_cost_stats),
-            opened.communicator.dispatch_send,
-        )
-        half = functools.partial(act, call.rows, call.ids, layout="packed")
-        half = functools.partial(half, cast=call.cast, max_tokens=call.tokens)
-        return Sent(waits.during(half), waits)
+        wait_stats, act = call.dispatch_wait_recv_cost_stats, opened.communicator.dispatch_send
+
+        def half() -> Any:
+            cast, most = call.cast, call.tokens
+            return act(call.rows, call.ids, layout="packed", cast=cast, max_tokens=most)
+
+        return Sent(waited(opened, wait_stats, half), opened, wait_stats)
 
     sending = Dispatch(call, send)
     if sending.is_refused:

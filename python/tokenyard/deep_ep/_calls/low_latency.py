@@ -371,28 +371,22 @@ def _weigh(record: Record, stream: CallStream, rows: Any, sent: Any, weights: An
     return torch.where(factors.isnan(), 0, rows * factors).to(rows.dtype)
 
 
-class Waits:
-    """Adds the nanoseconds that an operation on the CPU waits for each rank to `[R]` int64, if there is one."""
-
-    def __init__(self, opened: Opened, stats: Any) -> None:
-        self._communicator, self._stats = opened.communicator, stats
-
-    def during(self, half: Callable[[], T]) -> T:
-        """Makes a half of the operation."""
-        if self._stats is None:
-            return half()
-        before = torch.tensor(self._communicator.waited_ns())
-        result = half()
-        with torch.inference_mode():
-            self._stats.add_(torch.tensor(self._communicator.waited_ns()) - before)
-        return result
+def waited(opened: Opened, stats: Any, half: Callable[[], T]) -> T:
+    """Makes a half of an operation on the CPU. Adds the nanoseconds that it waits for each rank to `[R]` int64, if
+    there is one."""
+    if stats is None:
+        return half()
+    before = torch.tensor(opened.communicator.waited_ns())
+    result = half()
+    with torch.inference_mode():
+        stats.add_(torch.tensor(opened.communicator.waited_ns()) - before)
+    return result
 
 
-def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, Hook | None]:
-    """The output, filled in the order of the stream: at once, or when the hook was called."""
+def _read_or_refuse(call: CombineCall) -> tuple[Record, tuple[Any, ...], bool]:
+    """The record, the tensors as they were read, and whether the combine sends weights."""
     opened: Any = None
     pool = call.pool
-    wait_stats = call.combine_wait_recv_cost_stats
     try:
         record = arrived(call.handle)
         pool.expect_own(record.opened)
@@ -409,34 +403,45 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, H
         # Weights that are sent beside the rows come with them, others come before, by a replay.
         is_one = opened is not None and opened.takes("packed_sums")
         pool.refuse(opened, "combine" if is_one else "replay", error, "packed")
+    return record, (rows, ids, weights, out), sends_weights
+
+
+def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, Hook | None]:
+    """The output, filled in the order of the stream: at once, or when the hook was called."""
+    pool, wait_stats = call.pool, call.combine_wait_recv_cost_stats
+    record, (rows, ids, weights, out), sends_weights = _read_or_refuse(call)
+    opened = record.opened
     tensors.name_stream(opened, stream)
     if pool.on_device and wait_stats is not None:
         _expect_statistics(opened, "combine")
     communicator, gaps = opened.communicator, pool.gaps.room(len(ids))
     in_halves = call.return_recv_hook or not pool.on_device
     act: Any = communicator.combine_send if in_halves else communicator.combine
-    waits = Waits(opened, None if pool.on_device else wait_stats)
-    send = functools.partial(
-        act,
-        record.native,
-        rows if sends_weights else _weigh(record, stream, rows, out, weights),
-        weighted=sends_weights,
-        topk_weights=weights if sends_weights else None,
-        topk_idx=ids if sends_weights else None,
-        round_once=sends_weights and not call.use_logfmt,
-        compress="logfmt10" if call.use_logfmt else None,
-        out=out,
-        stream=stream.raw,
-        without_sync="without_sync" in opened.forms,
-        waited_ns=wait_stats if pool.on_device else None,
-        missing=gaps,
-    )
-    pending = waits.during(send)
+    on_host = None if pool.on_device else wait_stats
+    sent = rows if sends_weights else _weigh(record, stream, rows, out, weights)
+
+    def send() -> Any:
+        return act(
+            record.native,
+            sent,
+            weighted=sends_weights,
+            topk_weights=weights if sends_weights else None,
+            topk_idx=ids if sends_weights else None,
+            round_once=sends_weights and not call.use_logfmt,
+            compress="logfmt10" if call.use_logfmt else None,
+            out=out,
+            stream=stream.raw,
+            without_sync="without_sync" in opened.forms,
+            waited_ns=wait_stats if pool.on_device else None,
+            missing=gaps,
+        )
+
+    pending = waited(opened, on_host, send)
     if gaps is not None:
         stream.remember()
 
     def receive() -> None:
-        waits.during(pending.recv)
+        waited(opened, on_host, pending.recv)
         with stream.resumed():
             pool.gaps.add(gaps)
 

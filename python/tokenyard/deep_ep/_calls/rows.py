@@ -180,8 +180,8 @@ def give(
     stream: CallStream,
     beside: dict[str, Any] | None = None,
 ) -> tuple[Given, tuple[Any, ...], list[int] | None]:
-    """The tensors of an output that a caller gets. One call copies all that does not stay where it arrived, and what the
-    handle wants `beside` it: arguments of `Communicator._give`, which says what else it gives."""
+    """The tensors of an output that a caller gets. One call copies all that does not stay where it arrived, and what
+    the handle wants `beside` it: arguments of `Communicator._give`, which says what else it gives."""
     opened, dtype = record.opened, call.rows.dtype
     stays = tensors.stays_in_arena(opened, stream)
     beside = beside or _NOTHING_BESIDE
@@ -205,7 +205,7 @@ def give(
     given.x = tensors.typed(given.x, dtype)
     if given.scales is not None:
         given.scales = tensors.typed(given.scales, call.scales.dtype)
-    if received.rows != record.given:
+    if stays or received.rows > record.given:
         for name, tensor in vars(given).items():
             if tensor is not None:
                 setattr(given, name, tensors.fit(tensor, record.given))
