@@ -56,19 +56,19 @@ class DispatchCall(_OfBuffer, rows.DispatchCall):
     instead_of_sync = "do_cpu_sync=False"
 
     def __init__(self, given: dict[str, Any]) -> None:
-        wrong = None
-        if given["do_cpu_sync"] is not None:
-            wrong = judge_flags(given, ("do_cpu_sync",))
-            # A wrong one is the default: the others may make a call that waits for what this rank says of it.
-            given["do_cpu_sync"] = None if wrong else given["do_cpu_sync"]
-        if given["handle"] is None:
-            # Of one that is no number, the operation says so.
-            tokens = given["num_max_tokens_per_rank"]
-            if tokens is None or (type(tokens) is int and not tokens):
-                given["num_max_tokens_per_rank"] = given["self"].num_max_tokens_per_rank
-            if given["expert_alignment"] is None:
-                given["expert_alignment"] = 1
         super().__init__(given)
+        own, wrong = vars(self), None
+        if own["do_cpu_sync"] is not None:
+            wrong = judge_flags(own, ("do_cpu_sync",))
+            # A wrong one is the default: the others may make a call that waits for what this rank says of it.
+            own["do_cpu_sync"] = None if wrong else own["do_cpu_sync"]
+        if own["handle"] is None:
+            # Of one that is no number, the operation says so.
+            tokens = own["num_max_tokens_per_rank"]
+            if tokens is None or (type(tokens) is int and not tokens):
+                own["num_max_tokens_per_rank"] = self.buffer.num_max_tokens_per_rank
+            if own["expert_alignment"] is None:
+                own["expert_alignment"] = 1
         self.wrong = self.wrong or wrong
         self.is_expanded, self.gives_ids = self.do_expand, not self.do_expand
         self.has_cpu_sync = self.do_cpu_sync is not False
