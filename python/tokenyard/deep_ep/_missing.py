@@ -15,16 +15,13 @@ _REASONS = {
     "calls whose event gives their results": "defer_epilogue",
     "calls that drop rows above a limit": "non_blocking",
     "redundant experts": "lb_allocation_plan_or_num_bytes",
-}
-# The same of methods of V2's buffer.
-_REASONS_OF_V2 = {
+    # Methods of V2's buffer.
     "engram": "engram_write engram_fetch get_engram_storage_size_hint",
     "pipeline-parallel send and receive": "pp_set_config pp_send pp_recv get_pp_buffer_size_hint",
     "all-gather and reduce-scatter": "agrs_set_config agrs_get_inplace_tensor agrs_new_session create_agrs_session "
     "destroy_agrs_session get_agrs_buffer_size_hint get_agrs_num_max_session_bytes all_gather",
 }
-MISSING = {name: it for it, names in (_REASONS | _REASONS_OF_V2).items() for name in names.split()}
-METHODS_OF_V2 = " ".join(_REASONS_OF_V2.values()).split()
+MISSING = {name: it for it, names in _REASONS.items() for name in names.split()}
 
 
 class MissingError(errors.UnsupportedError, TypeError):

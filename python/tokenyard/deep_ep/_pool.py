@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn
 
 import tokenyard
 from tokenyard import errors
@@ -23,8 +23,6 @@ from ._hooks import Hook
 from ._sizes import Sizes, grown, sizes_of
 from ._torch import torch
 from .utils.math import align
-
-Layout: TypeAlias = Literal["flat", "expert_major", "packed"]
 
 HANDLES = 1024
 # An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
@@ -421,7 +419,7 @@ class Pool:
         opened: Opened | None,
         operation: Literal["replay", "combine"],
         error: Exception,
-        layout: Layout = "flat",
+        layout: Literal["flat", "expert_major", "packed"] = "flat",
     ) -> NoReturn:
         """Refuses a replay or a combine whose arguments cannot be read: raises here, and on the other ranks in their
         call.

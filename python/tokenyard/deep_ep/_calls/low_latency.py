@@ -15,7 +15,7 @@ from .. import _handles
 from .._arrays import Refusal, has_array, invalid
 from .._hooks import Hook
 from .._missing import OF_OVERLAP, missing
-from .._pool import Dispatch, Layout, Opened, Pool
+from .._pool import Dispatch, Opened, Pool
 from .._sizes import MOST_DECODE_TOKENS, Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
@@ -49,7 +49,7 @@ class DispatchCall(_LowLatencyCall):
 
     operation = "Buffer.low_latency_dispatch"
     flags = ("async_finish", "use_fp8", "round_scale", "use_ue8m0", "return_recv_hook")
-    layout: Layout = "packed"
+    layout = "packed"
     has_cpu_sync = False
     rows: Any = None
     ids: Any = None

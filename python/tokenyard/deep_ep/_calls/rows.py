@@ -2,10 +2,10 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .._arrays import Refusal
-from .._pool import Dispatch, Layout, Opened
+from .._pool import Dispatch, Opened
 from .._torch import torch
 from ..utils.event import EventOverlap
 from ..utils.math import align
@@ -56,7 +56,7 @@ class DispatchCall(Call):
     instead_of_sync = ""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Literal["flat", "expert_major"]:
         return "expert_major" if self.is_expanded else "flat"
 
     @property

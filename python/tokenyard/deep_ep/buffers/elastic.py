@@ -8,7 +8,7 @@ from .._calls import elastic, rows, streams
 from .._calls.call import MOST_BYTES, judge_flags, judge_integers
 from .._calls.tensors import on_stream
 from .._dynamo import make_opaque
-from .._missing import METHODS_OF_V2, absent, refuse_missing
+from .._missing import absent, refuse_missing
 from .._pool import Pool
 from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap
@@ -239,9 +239,21 @@ class ElasticBuffer:
         """
         return on_stream(rows.combine, elastic.CombineCall(locals()))
 
-
-for _name in METHODS_OF_V2:
-    setattr(ElasticBuffer, _name, absent(_name))
+    get_engram_storage_size_hint = absent("get_engram_storage_size_hint")
+    get_pp_buffer_size_hint = absent("get_pp_buffer_size_hint")
+    get_agrs_num_max_session_bytes = absent("get_agrs_num_max_session_bytes")
+    get_agrs_buffer_size_hint = absent("get_agrs_buffer_size_hint")
+    engram_write = absent("engram_write")
+    engram_fetch = absent("engram_fetch")
+    pp_set_config = absent("pp_set_config")
+    pp_send = absent("pp_send")
+    pp_recv = absent("pp_recv")
+    create_agrs_session = absent("create_agrs_session")
+    destroy_agrs_session = absent("destroy_agrs_session")
+    agrs_new_session = absent("agrs_new_session")
+    agrs_set_config = absent("agrs_set_config")
+    agrs_get_inplace_tensor = absent("agrs_get_inplace_tensor")
+    all_gather = absent("all_gather")
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

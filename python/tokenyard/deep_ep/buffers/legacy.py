@@ -93,8 +93,10 @@ class Buffer:
         assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
         self._pool.destroy()
 
-    is_sm90_compiled = staticmethod(_C.is_sm90_compiled)
-    get_low_latency_rdma_size_hint = staticmethod(_C.get_low_latency_rdma_size_hint)
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True."""
+        return _C.is_sm90_compiled()
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
@@ -107,6 +109,15 @@ class Buffer:
     def capture() -> EventOverlap:
         """An event behind everything that was called."""
         return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes that DeepEP would take."""
+        return _C.get_low_latency_rdma_size_hint(
+            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
+        )
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> _C.Config:
