@@ -6,8 +6,8 @@ A call keeps what is wrong with them until ranks meet in it: a rank that raised 
 import contextlib
 import numbers
 from collections.abc import Mapping
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def _judge_events(given: dict[str, Any], names: tuple[str, ...]) -> str | None:
     return None
 
 
-class Call(SimpleNamespace):
+class Call:
     """The arguments of a call, by their names, and what is wrong with them so far; None if nothing is."""
 
     # The method, and keywords of forks that mean nothing to it.
@@ -104,6 +104,11 @@ class Call(SimpleNamespace):
     # The arguments before tensors of torch replaced arrays.
     as_given: Mapping[str, Any] = MappingProxyType({})
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Arguments have the names that the method gives them."""
+
     def __init__(self, given: dict[str, Any]) -> None:
         """`given`: the `locals()` of the method, which become attributes: names that are written again cost more."""
         if others := given.get("others"):
@@ -118,10 +123,11 @@ class Call(SimpleNamespace):
         given["pool"] = pool = buffer._pool
         given["wrong"], given["is_async"] = wrong, given[self.flags[0]]
         # Whether the caller has given arrays of numpy, and wants such back.
-        reference = given.get("x", given.get("topk_idx"))
-        given["is_of_arrays"] = not pool.on_device and has_array(reference)
+        given["is_of_arrays"] = not pool.on_device and has_array(
+            given.get("x", given.get("topk_idx"))
+        )
         # A copy: a debugger writes into the locals of a frame.
-        vars(self).update(given)
+        self.__dict__ = given.copy()
 
     def expect_right(self) -> None:
         """Raises Refusal with what is wrong."""

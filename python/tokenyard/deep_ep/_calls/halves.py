@@ -96,7 +96,8 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Results:
 
     *others, ranges = arrays
     hook = pool.hook(receive, pool.current, 1)
-    outputs = outputs_of(call, (*others, anchored(ranges, record)), stream.finish((), ()), hook)
+    given = [*others, anchored(ranges, record)]
+    outputs = outputs_of(call, record, given, stream.finish((), ()), hook)
     if call.return_recv_hook:
         return outputs
     hook()

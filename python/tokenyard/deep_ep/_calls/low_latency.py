@@ -84,7 +84,7 @@ class DispatchCall(_LowLatencyCall):
             name = "cumulative_local_expert_recv_stats"
             tensors.read(name, stats, (torch.int32,), (experts // ranks,))
             # The package itself judges where the others lie.
-            tensors.expect_device(self.pool, x=x, **{name: stats})
+            tensors.expect_device(self.pool, x=x, cumulative_local_expert_recv_stats=stats)
         _expect_wait_stats(self.pool, "dispatch", self.dispatch_wait_recv_cost_stats)
         if x.requires_grad:
             x = x.detach()
@@ -266,16 +266,16 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Results:
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.rows, call.ids, stats, wait_stats)
         event = stream.finish(inputs, (*arrays, memory))
-    return outputs_of(call, tuple(arrays), event, hook)
+    return outputs_of(call, record, arrays, event, hook)
 
 
 def outputs_of(
-    call: DispatchCall, arrays: tuple[Any, ...], event: EventOverlap, hook: Hook | None
+    call: DispatchCall, record: Record, arrays: list[Any], event: EventOverlap, hook: Hook | None
 ) -> Results:
     """The arrays of an output as the caller gets them, with a handle."""
     x, counts, source, scales, ranges = arrays
     packed = x if scales is None else (x, scales)
-    handle = (source, ranges, call.tokens, x.shape[2], call.num_experts)
+    handle = (source, ranges, call.tokens, record.blocks[2], call.num_experts)
     return packed, counts, handle, event, hook
 
 
@@ -414,7 +414,8 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, H
     tensors.name_stream(opened, stream)
     if pool.on_device and wait_stats is not None:
         _expect_statistics(opened, "combine")
-    communicator, gaps = opened.communicator, pool.gaps.room(len(ids))
+    communicator = opened.communicator
+    gaps = pool.gaps.room(len(ids)) if pool.gaps.is_counted else None
     in_halves = call.return_recv_hook or not pool.on_device
     act: Any = communicator.combine_send if in_halves else communicator.combine
     on_host = None if pool.on_device else wait_stats
@@ -456,9 +457,9 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, H
     if stream.is_async:
         inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, wait_stats)
         event = stream.finish(inputs, (out,))
-    given = call.as_given.get("out")
-    if pool.on_device or not has_array(given):
-        given = out if call.out is None else call.out
+    given = out if call.out is None else call.out
+    if not pool.on_device and has_array(call.as_given.get("out")):
+        given = call.as_given["out"]
     return given, event, hook
 
 

@@ -40,9 +40,9 @@ def layout(call: LayoutCall) -> tuple[Any, Any, Any, Any, EventOverlap]:
         call.expect_right()
         ids = read("topk_idx", adopted(call.topk_idx), (torch.int64,), (None, None))
         check_experts(experts, pool.ranks)
-        expect_device(pool, topk_idx=ids)
         on_host = None
         if not pool.on_device:
+            expect_device(pool, topk_idx=ids)
             # The package looks at each id.
             on_host = [*map(torch.from_numpy, counts_of(ids.numpy(), experts, pool.ranks))]
     except Refusal as refusal:
@@ -69,7 +69,7 @@ def _counted(pool: Pool, ids: Any, experts: int, raw: int | None) -> Counts | No
     opened = pool.current
     if raw is None or opened is None or pool.domains > 1 or opened.communicator.closed:
         return None
-    tokens, ranks, device = len(ids), pool.ranks, ids.device
+    tokens, ranks, device = ids.shape[0], pool.ranks, ids.device
     per_rank = torch.empty(ranks, dtype=torch.int32, device=device)
     per_expert = torch.empty(experts, dtype=torch.int32, device=device)
     is_in = torch.empty((tokens, ranks), dtype=torch.bool, device=device)
@@ -82,7 +82,7 @@ def _counted(pool: Pool, ids: Any, experts: int, raw: int | None) -> Counts | No
 
 
 def _count(pool: Pool, ids: Any, experts: int) -> Counts:
-    tokens, ranks = len(ids), pool.ranks
+    tokens, ranks = ids.shape[0], pool.ranks
     # The place behind the last stands for no expert, as do ids that the dispatch will refuse.
     known = ids.clamp(-1, experts).remainder_(experts + 1)
     selected = torch.zeros((tokens, experts + 1), dtype=torch.bool, device=ids.device)
@@ -207,11 +207,15 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
     record = Record(opened, native, wanted, not call.is_worst(opened), call.sms)
     # Copies: a handle may live for long, and holds no rows.
     length, device = max(wanted, received.rows) + pool.ranks, call.rows.device
-    block = torch.empty(length, dtype=torch.int32, device=device)
+    block = dummy(device, pool.ranks, 1).new_empty(length)
     # The record is found by the memory of the ends.
-    beside = {"block": block, "parts": _PARTS, "record": record}
-    beside["columns"] = pool.ranks if pool.domains == 1 else None
-    beside["counts"] = call.gives_ids and call.has_cpu_sync
+    beside = {
+        "block": block,
+        "parts": _PARTS,
+        "record": record,
+        "columns": pool.ranks if pool.domains == 1 else None,
+        "counts": call.gives_ids and call.has_cpu_sync,
+    }
     given, (sources, ends), counts = rows.give(call, record, received, stream, beside)
     handle = _make_handle(call, record, fit(sources, wanted), ends)
     per_expert: list[int] = []

@@ -1,6 +1,5 @@
 """Dispatch and combine of flat or expanded rows: what the normal calls of V1 and those of V2 have in common."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -185,7 +184,8 @@ def give(
     opened, dtype = record.opened, call.rows.dtype
     stays = tensors.stays_in_arena(opened, stream)
     beside = beside or _NOTHING_BESIDE
-    given, wanted = _room(call, record, received, stays, beside["block"])
+    arrived = received.rows
+    given, wanted = _room(call, record, arrived, stays, beside["block"])
     names = tuple(name for name in _ARRAYS if getattr(given, name) is None) if stays else ()
     parts, counts = (), None
     if wanted or beside["parts"]:
@@ -200,30 +200,31 @@ def give(
         )
     else:
         arrays = tensors.take_all(received, names, dtype)
-    for name, array in zip(names, arrays, strict=True):
-        setattr(given, name, array)
-    given.x = tensors.typed(given.x, dtype)
-    if given.scales is not None:
-        given.scales = tensors.typed(given.scales, call.scales.dtype)
-    if stays or received.rows > record.given:
+    if stays:
+        for name, array in zip(names, arrays, strict=True):
+            setattr(given, name, array)
+        given.x = tensors.typed(given.x, dtype)
+        if given.scales is not None:
+            given.scales = tensors.typed(given.scales, call.scales.dtype)
+    if stays or arrived > record.given:
         for name, tensor in vars(given).items():
             if tensor is not None:
                 setattr(given, name, tensors.fit(tensor, record.given))
     if not call.pool.on_device:
-        filled = received.rows if record.has_sync else int(tensors.take(received.totals)[1])
+        filled = arrived if record.has_sync else int(tensors.take(received.totals)[1])
         tensors.clear_behind((given.x, given.scales, given.weights), filled)
     return given, parts, counts
 
 
 def _room(
-    call: DispatchCall, record: Record, received: Any, stays: bool, block: Any
+    call: DispatchCall, record: Record, arrived: int, stays: bool, block: Any
 ) -> tuple[Given, dict[str, Any]]:
     """Memory of torch for what a caller gets that does not stay in the arena, and its names as copies. A subclass of
     the caller's tensors stays out of it: `block` is the drop-in's own, which costs less to ask than torch."""
     sizes, scales, device = record.opened.sizes, call.scales, call.rows.device
-    empty: Any = functools.partial(torch.empty, device=device) if block is None else block.new_empty
+    empty = (tensors.dummy(device, 1) if block is None else block).new_empty
     # Room for all places that the output has.
-    rows = max(record.given, received.rows)
+    rows = max(record.given, arrived)
     given, wanted = Given(), {}
     if not stays:
         given.x = wanted["x"] = empty((rows, sizes.hidden), dtype=call.rows.dtype)
@@ -237,7 +238,7 @@ def _room(
     if call.gives_ids:
         given.ids = wanted["wide_ids"] = empty((rows, sizes.topk), dtype=torch.int64)
     # The number of rows that arrived may be known to the device alone.
-    is_zeroed = call.zeroes_weights and not (rows == received.rows and record.has_sync)
+    is_zeroed = call.zeroes_weights and not (rows == arrived and record.has_sync)
     if call.weights is not None and (is_zeroed or not stays):
         shape = (rows,) if call.is_expanded else (rows, sizes.topk)
         given.weights = wanted["weights"] = empty(shape, dtype=torch.float32)
@@ -249,6 +250,8 @@ def finish(
 ) -> tuple[Any, EventOverlap]:
     """The rows as a caller gets them, alone or with their scales, and the event."""
     x = given.x if given.scales is None else (given.x, given.scales)
+    if not stream.is_async:
+        return x, EventOverlap()
     as_read = (call.rows, call.scales, call.ids, call.weights)
     inputs = (call.x, call.topk_idx, call.topk_weights, also_read, *as_read)
     return x, stream.finish(inputs, (x, given.ids, given.weights, *outputs))
@@ -270,17 +273,16 @@ def _read_rows(call: CombineCall, record: Record) -> tuple[Any, Any]:
     count, sizes = record.native.rows, record.opened.sizes
     expected = None if call.takes_fewer_rows else record.given
     rows = tensors.read("x", call.x, tensors.floats(), (expected, sizes.hidden))
-    if len(rows) not in (record.given, count):
-        raise Refusal(
-            f"x: found {len(rows)} rows; expected {record.given}, the rows of the dispatch"
-        )
+    found = rows.shape[0]
+    if found not in (record.given, count):
+        raise Refusal(f"x: found {found} rows; expected {record.given}, the rows of the dispatch")
     weights = call.topk_weights
     if weights is not None:
         if record.is_expanded and not call.rounds_per_rank:
             raise Refusal(
                 "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
             )
-        shape = (len(rows),) if record.is_expanded else (len(rows), sizes.topk)
+        shape = (found,) if record.is_expanded else (found, sizes.topk)
         weights = tensors.read("topk_weights", weights, (torch.float32,), shape)
         weights = tensors.fit(weights.contiguous(), count)
     return tensors.fit(rows.contiguous(), count), weights

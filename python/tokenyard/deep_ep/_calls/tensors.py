@@ -64,6 +64,10 @@ def expect(
         raise Refusal(f"{name}: found shape {list(found)}; expected [{wanted}]")
 
 
+# Nothing is to take over of most arguments.
+_AS_THEY_ARE = frozenset((type(None), bool, int, torch.Tensor))
+
+
 def on_stream(act: Callable[[C, CallStream], R], call: C) -> R:
     """Makes a call on its stream, where its `x` lies. Takes over arrays as tensors of torch before, without a copy; on
     GPUs where `x` is none.
@@ -71,14 +75,20 @@ def on_stream(act: Callable[[C, CallStream], R], call: C) -> R:
     An array that cannot be taken over is left, and refused in the operation: then it counts as one in the host's
     memory.
     """
-    if not (call.pool.on_device and isinstance(_first(call.x), torch.Tensor)):
+    x = _first(call.x)
+    if not (call.pool.on_device and isinstance(x, torch.Tensor)):
         call.as_given = dict(vars(call))
         for name, value in call.as_given.items():
+            if type(value) in _AS_THEY_ARE:
+                continue
             # A copy of what is written would be written in its place.
             is_written = name == "out" or name.endswith("_stats")
             if not (is_written and isinstance(value, np.ndarray) and not can_share(value)):
                 setattr(call, name, adopted(value))
-    stream = CallStream(gpu_of(_first(call.x)), call.is_async, call.previous_event)
+        x = _first(call.x)
+    stream = CallStream(gpu_of(x), call.is_async, call.previous_event)
+    if not stream.is_async:
+        return call.given_back(act(call, stream))
     with stream.inside():
         return call.given_back(act(call, stream))
 
@@ -115,9 +125,13 @@ def clear_behind(rows: tuple[Any, ...], count: int) -> None:
 def expect_device(pool: Pool, **tensors: Any) -> None:
     """Refuses tensors that lie elsewhere than the first, or on the CPU elsewhere than in the host's memory: kernels
     fault on them."""
-    device = next(iter(tensors.values())).device if pool.on_device else torch.device("cpu")
+    device = None if pool.on_device else torch.device("cpu")
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != device:
+        if tensor is None:
+            continue
+        found = tensor.device
+        device = device or found
+        if found != device:
             place = f"{device}" if pool.on_device else "cpu, where the drop-in runs"
             raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {place}")
 
