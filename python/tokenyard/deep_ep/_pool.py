@@ -202,6 +202,8 @@ class Pool:
         # A config of the environment has a number of its own, or leaves the choice to the kernel set.
         self._can_choose_sms = self.on_device and not _world.has_own_config()
         self.domains: int = choices["domains"]
+        # Whether each M that calls name has a communicator: among domains, GPUs take no M of a call.
+        self.opens_each_m: bool = self.on_device and self.domains > 1
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
         self.gaps = Gaps(self.config, self.device)
@@ -232,24 +234,21 @@ class Pool:
         """The multiprocessors that a caller has chosen for a call, where such a choice counts; else 0."""
         return chosen if self._can_choose_sms else 0
 
-    @property
-    def opens_each_m(self) -> bool:
-        """Whether each M that calls name has a communicator: among domains, GPUs take no M of a call."""
-        return self.on_device and self.domains > 1
-
     def _key(self, sizes: Sizes) -> tuple[int, ...]:
         """Calls with this key have one communicator."""
         if not self.on_device:
             return sizes.key
-        is_apart = self.opens_each_m and sizes.max_tokens is not None
-        return (*sizes.named_key, sizes.tokens) if is_apart else sizes.named_key
+        if self.opens_each_m and sizes.max_tokens is not None:
+            return (*sizes.named_key, sizes.tokens)
+        return sizes.named_key
 
     def fits(self, opened: Opened, sizes: Sizes | None) -> bool:
         """Whether a communicator takes calls of these sizes, and no rank need be asked."""
         if sizes is None or not (self.on_device or sizes.max_tokens in self._agreed_tokens):
             return False
-        is_same = opened.sizes is sizes or self._key(opened.sizes) == self._key(sizes)
-        return is_same and sizes.tokens <= opened.sizes.tokens
+        own = opened.sizes
+        is_same = own is sizes or self._key(own) == self._key(sizes)
+        return is_same and sizes.tokens <= own.tokens
 
     def called(self, sizes: Sizes | None) -> Opened | None:
         """The communicator that all ranks call now, if there is one. On GPUs, that of calls which name M: all ranks

@@ -214,11 +214,11 @@ def _expect_statistics(opened: Opened, operation: str) -> None:
 def dispatch(call: DispatchCall, stream: CallStream) -> Results:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
     has_hook, stats = call.return_recv_hook, call.cumulative_local_expert_recv_stats
-    wait_stats = call.dispatch_wait_recv_cost_stats
+    wait_stats, tokens = call.dispatch_wait_recv_cost_stats, call.tokens
 
     def send(opened: Opened) -> Any:
         tensors.name_stream(opened, stream)
-        if opened.last_rows is not None and not _has_room(opened, call.rows, call.tokens):
+        if opened.last_rows is not None and not _has_room(opened, call.rows, tokens):
             opened.last_rows = None
         if wait_stats is not None:
             _expect_statistics(opened, "dispatch")
@@ -231,7 +231,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Results:
             layout="packed",
             cast=call.cast,
             worst_case=no_sync,
-            max_tokens=call.tokens if "max_tokens" in forms else None,
+            max_tokens=tokens if "max_tokens" in forms else None,
             stream=stream.raw,
             without_sync=no_sync,
             expert_totals=stats if "statistics" in forms else None,

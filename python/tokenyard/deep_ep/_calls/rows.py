@@ -43,10 +43,15 @@ class DispatchCall(Call):
     most that can arrive (`is_worst`), and whether a caller gets ids (`gives_ids`).
     """
 
-    rows: Any = None
-    scales: Any = None
-    ids: Any = None
-    weights: Any = None
+    # Beside the arguments: the dictionary of these would grow.
+    __slots__ = ("gives_ids", "has_cpu_sync", "ids", "named_tokens", "rows", "scales", "weights")
+    rows: Any
+    scales: Any
+    ids: Any
+    weights: Any
+    has_cpu_sync: bool
+    gives_ids: bool
+    named_tokens: Any
     is_expanded = False
     # Whether scales are given by columns, and whether weights behind the rows that arrived are 0.
     use_tma_aligned_col_major_sf = False
