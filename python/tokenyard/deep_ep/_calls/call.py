@@ -7,7 +7,7 @@ import contextlib
 import numbers
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -104,10 +104,9 @@ class Call:
     # The arguments before tensors of torch replaced arrays.
     as_given: Mapping[str, Any] = MappingProxyType({})
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Arguments have the names that the method gives them."""
+    def __getattr__(self, name: str) -> Any:
+        """Arguments have the names that the method gives them: of no other is anything known."""
+        raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def __init__(self, given: dict[str, Any]) -> None:
         """`given`: the `locals()` of the method, which become attributes: names that are written again cost more."""
