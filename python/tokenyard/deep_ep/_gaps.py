@@ -30,6 +30,8 @@ class Gaps:
         """Adds what a combine has written to its `room`, if there was some, or the lost sources of an output, in the
         order of the current stream."""
         if gaps is not None and self.is_counted:
-            # Operations of two streams may add at the same time, so the additions are atomic.
-            places = torch.zeros_like(gaps, dtype=torch.int64)
-            self.count.scatter_add_(0, places, gaps.to(torch.int32))
+            # Tensors that were made in this mode cannot be written outside of it, and others can.
+            with torch.inference_mode():
+                # Operations of two streams may add at the same time, so the additions are atomic.
+                places = torch.zeros_like(gaps, dtype=torch.int64)
+                self.count.scatter_add_(0, places, gaps.to(torch.int32))

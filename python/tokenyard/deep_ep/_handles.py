@@ -19,7 +19,11 @@ def record_of(handle: Iterable[Any], kind: type[T], place: int = 0) -> T:
     """The record of a handle: on its tensor at `place`, or else on another. Raises Refusal for what is none."""
     if not isinstance(handle, (tuple, list)):
         raise Refusal(f"handle: found {type(handle).__name__}; expected what a dispatch returned")
-    # In nearly every call it is at its place.
+    # In nearly every call it is at its place, and a tensor.
+    if len(handle) > place and type(handle[place]) is torch.Tensor:
+        record = _record_at(handle[place].data_ptr())
+        if isinstance(record, kind):
+            return record
     for tensor in map(adopted, (*handle[place : place + 1], *handle)):
         if isinstance(tensor, torch.Tensor):
             record = _record_at(tensor.data_ptr())

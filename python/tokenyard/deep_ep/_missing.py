@@ -38,27 +38,22 @@ def missing(operation: str, name: str) -> NoReturn:
     )
 
 
+# They describe the signals of `overlap`.
+OF_OVERLAP = ("packed_recv_count", "comp_signal", "block_m", "threshold")
+
+
 def refuse_missing(operation: str, keywords: dict[str, object], ignored: tuple[str, ...]) -> None:
-    """Judges keywords that only forks have: those that ask for nothing pass."""
+    """Judges keywords that only forks have: those that ask for nothing pass, and those that are `ignored`. Without
+    `overlap`, all that describe it may be."""
+    is_off = "overlap" in keywords and not keywords["overlap"]
     for name, value in keywords.items():
-        if name in ignored:
+        if name in ignored and (is_off or name not in OF_OVERLAP):
             continue
         if name not in MISSING:
             raise TypeError(f"{operation}() got an unexpected keyword argument {name!r}")
         asks_for_nothing = value is None or (isinstance(value, (int, float)) and not value)
         if not asks_for_nothing:
             missing(operation, name)
-
-
-# They describe the signals of `overlap`.
-_OF_OVERLAP = ("packed_recv_count", "comp_signal", "block_m", "threshold")
-
-
-def ignored_keywords(keywords: dict[str, object]) -> tuple[str, ...]:
-    """Keywords of a fork's low latency combine that mean nothing here, whatever their values: without `overlap`, all
-    that describe it."""
-    is_off = "overlap" in keywords and not keywords["overlap"]
-    return ("num_sms", *_OF_OVERLAP) if is_off else ("num_sms",)
 
 
 def absent(name: str) -> Callable[..., NoReturn]:

@@ -7,12 +7,11 @@ costs no message.
 """
 
 import contextlib
-import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn
 
 import tokenyard
 from tokenyard import errors
@@ -21,11 +20,9 @@ from . import _world
 from ._arrays import Refusal, invalid, reason
 from ._gaps import Gaps
 from ._hooks import Hook
-from ._sizes import Sizes, by_looks, grown, sizes_of
+from ._sizes import Sizes, grown, sizes_of
 from ._torch import torch
 from .utils.math import align
-
-T = TypeVar("T")
 
 HANDLES = 1024
 # An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
@@ -85,38 +82,39 @@ class Opened:
         return form in self.forms
 
 
-@dataclass(frozen=True)
-class Mode:
-    """How ranks make a dispatch: the layout of its rows, and whether a rank waits for what the others say of it.
+class Dispatch:
+    """A dispatch until all ranks make it: where one cannot, all raise, or open what fits and try again.
 
-    Where it does not, a rank that refuses raises at once: the others have gone on, and learn it in a later call.
+    Where the call has no `has_cpu_sync`, a rank does not wait for what the others say of it: one that refuses raises at
+    once, because the others have gone on, and learn it in a later call.
     """
 
-    layout: Literal["flat", "expert_major", "packed"]
-    waits: bool = True
+    def __init__(self, call: Any, send: Callable[[Opened], Any]) -> None:
+        """The first half: reads the call, and sends it. `send` takes what was opened, and may find that it cannot.
 
-
-# The same object for the same mode.
-mode_of = functools.lru_cache(maxsize=None)(Mode)
-
-# Reads the arguments, and sends them: both may find that they cannot.
-Read: TypeAlias = Callable[[], tuple[Sizes, T]]
-Send: TypeAlias = Callable[[Opened, T], Any]
-# The sizes of a call that `Read` refuses, by the looks of its tensors: the others call the communicator of these.
-Looks: TypeAlias = Callable[[], Sizes] | None
-
-
-class Dispatch:
-    """A dispatch until all ranks make it: where one cannot, all raise, or open what fits and try again."""
-
-    def __init__(
-        self, pool: "Pool", call: tuple[Sizes | None, str | None], send: Any, mode: Mode
-    ) -> None:
-        """`call`: sizes, by the looks of a call that is refused, and why. `send` takes what was opened."""
-        self._pool, self._send, self._mode = pool, send, mode
-        self._sizes, self._refused = call
+        `call` has a `pool`. It gives its sizes as it is read (`read`), or by the looks of its tensors (`looks`): where
+        it is wrong, the others call the communicator of these.
+        The tensors of the call must not be written until the second half, `recv`, which raises what is wrong.
+        """
+        self._pool: Pool = call.pool
+        self._call, self._send = call, send
+        self._pool.expect_usable()
+        self._sizes: Sizes | None = None
+        self._refused: str | None = None
         self._pending: Any = None
+        try:
+            self._sizes = call.read()
+        except Exception as error:
+            self._refused = reason(error)
+            # Anything may be given in the place of tensors: the call says which argument is wrong.
+            with contextlib.suppress(Exception):
+                self._sizes = call.looks()
         self._enter()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the arguments of this rank are wrong."""
+        return self._refused is not None
 
     def sent(self) -> tuple[Opened, Any]:
         """Returns what `send` gave, once all ranks make the call."""
@@ -153,7 +151,7 @@ class Dispatch:
             else:
                 why = self._refused or f"sizes to agree on: {self._sizes}"
                 opened.make_room()
-                opened.communicator.refuse("dispatch", why, layout=self._mode.layout)
+                opened.communicator.refuse("dispatch", why, layout=self._call.layout)
         except REFUSALS as error:
             # It has the number of an operation.
             opened.hooks.append(None)
@@ -169,7 +167,7 @@ class Dispatch:
     def _end(self) -> None:
         """Raises what this rank alone has found, where the others have gone on; else agrees with them."""
         pool, opened = self._pool, self._opened
-        is_left = not self._mode.waits and opened.takes("without_sync")
+        is_left = not self._call.has_cpu_sync and opened.takes("without_sync")
         # Of sizes that do not fit, no rank has sent.
         if self._why is not None and is_left and pool.fits(opened, self._sizes):
             pool.raise_refused(pool.rank, self._why, self._is_full)
@@ -204,6 +202,8 @@ class Pool:
         # A config of the environment has a number of its own, or leaves the choice to the kernel set.
         self._can_choose_sms = self.on_device and not _world.has_own_config()
         self.domains: int = choices["domains"]
+        # Whether each M that calls name has a communicator: among domains, GPUs take no M of a call.
+        self.opens_each_m: bool = self.on_device and self.domains > 1
         if self.gpu is None and self.on_device and torch.cuda.is_available():
             self.gpu = int(torch.cuda.current_device())
         self.gaps = Gaps(self.config, self.device)
@@ -234,36 +234,21 @@ class Pool:
         """The multiprocessors that a caller has chosen for a call, where such a choice counts; else 0."""
         return chosen if self._can_choose_sms else 0
 
-    def dispatch(self, read: Read[T], send: Send[T], mode: Mode, looks: Looks = None) -> Dispatch:
-        """The first half of a dispatch: sends what `read` gives. The second, `recv`, raises what is wrong.
-
-        The tensors of the call must not be written until then. `looks`: the sizes of a call that `read` refuses.
-        """
-        self._expect_usable()
-        try:
-            sizes, call = read()
-        except Exception as error:
-            return Dispatch(self, (by_looks(looks), reason(error)), None, mode)
-        return Dispatch(self, (sizes, None), lambda opened: send(opened, call), mode)
-
-    @property
-    def opens_each_m(self) -> bool:
-        """Whether each M that calls name has a communicator: among domains, GPUs take no M of a call."""
-        return self.on_device and self.domains > 1
-
     def _key(self, sizes: Sizes) -> tuple[int, ...]:
         """Calls with this key have one communicator."""
         if not self.on_device:
             return sizes.key
-        is_apart = self.opens_each_m and sizes.max_tokens is not None
-        return (*sizes.named_key, sizes.tokens) if is_apart else sizes.named_key
+        if self.opens_each_m and sizes.max_tokens is not None:
+            return (*sizes.named_key, sizes.tokens)
+        return sizes.named_key
 
     def fits(self, opened: Opened, sizes: Sizes | None) -> bool:
         """Whether a communicator takes calls of these sizes, and no rank need be asked."""
         if sizes is None or not (self.on_device or sizes.max_tokens in self._agreed_tokens):
             return False
-        is_same = opened.sizes is sizes or self._key(opened.sizes) == self._key(sizes)
-        return is_same and sizes.tokens <= opened.sizes.tokens
+        own = opened.sizes
+        is_same = own is sizes or self._key(own) == self._key(sizes)
+        return is_same and sizes.tokens <= own.tokens
 
     def called(self, sizes: Sizes | None) -> Opened | None:
         """The communicator that all ranks call now, if there is one. On GPUs, that of calls which name M: all ranks
@@ -274,7 +259,7 @@ class Pool:
                 return found
         return self._usable()
 
-    def _expect_usable(self) -> None:
+    def expect_usable(self) -> None:
         if self.is_destroyed:
             raise invalid("use buffer", "use buffer: it was destroyed; expected a new one")
 
@@ -409,7 +394,9 @@ class Pool:
         return opened
 
     def hook(self, half: Callable[[], Any], opened: Opened | None, operations: int) -> Hook:
-        """The hook of a call of low latency on the CPU. A dispatch is one operation, a combine two."""
+        """The hook of a call of low latency. On the CPU a dispatch is one operation, a combine two."""
+        if self.on_device:
+            return Hook(half)
         hook = Hook(half, self._last_hook)
         self._last_hook = hook
         if opened is not None:
@@ -438,7 +425,7 @@ class Pool:
 
         A combine that brings weights is a replay first. `layout` is that of the handle.
         """
-        self._expect_usable()
+        self.expect_usable()
         opened, why = opened or self._usable(), reason(error)
         if opened is None or self.is_capturing():
             raise invalid(operation, why)
@@ -452,7 +439,7 @@ class Pool:
         width = align(numbers, 8)
         opened = self._counts
         if opened is None or opened.communicator.closed or opened.sizes.hidden < width:
-            sizes = Sizes(self.ranks, 1, width, self.ranks)
+            sizes = Sizes(self.ranks, 1, width, self.ranks, None, False)
             if self.is_capturing():
                 self.raise_in_capture(sizes, None, False)
             opened = self._open_new(sizes, handles=4)
@@ -460,7 +447,7 @@ class Pool:
         return opened
 
     def barrier(self) -> None:
-        self._expect_usable()
+        self.expect_usable()
         self.world.barrier("buffer barrier")
 
     def destroy(self) -> None:

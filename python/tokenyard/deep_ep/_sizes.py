@@ -1,8 +1,6 @@
 """The shape that a communicator is opened for."""
 
-import contextlib
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 
@@ -17,9 +15,9 @@ class Sizes:
     topk: int
     hidden: int
     tokens: int
-    max_tokens: int | None = None
+    max_tokens: int | None
     # Whether it is for few tokens, of which each counts.
-    decodes: bool = False
+    decodes: bool
 
     @functools.cached_property
     def key(self) -> tuple[int, int, int]:
@@ -31,20 +29,8 @@ class Sizes:
         return (*self.key, int(self.max_tokens is not None), int(self.decodes))
 
 
-_same_sizes = functools.lru_cache(maxsize=256)(Sizes)
-
-
-def sizes_of(
-    experts: int,
-    topk: int,
-    hidden: int,
-    tokens: int,
-    max_tokens: int | None = None,
-    decodes: bool = False,
-) -> Sizes:
-    """The same object for the same sizes: a call then computes no key of them again."""
-    return _same_sizes(experts, topk, hidden, tokens, max_tokens, decodes)
-
+# The same object for the same sizes: a call then computes no key of them again.
+sizes_of = functools.lru_cache(maxsize=256)(Sizes)
 
 # The largest M of calls for low latency. Above it, rows of the packed layout are not staged.
 MOST_DECODE_TOKENS = 1024
@@ -62,11 +48,3 @@ def grown(sizes: Sizes) -> Sizes:
     if sizes.decodes:
         most = min(most, MOST_DECODE_TOKENS)
     return replace(sizes, tokens=max(most, tokens))
-
-
-def by_looks(looks: Callable[[], Sizes] | None) -> Sizes | None:
-    """The sizes that a refused call has by the looks of its tensors, if they have any."""
-    # Anything may be given in their place: the call says which argument is wrong.
-    with contextlib.suppress(Exception):
-        return looks and looks()
-    return None

@@ -5,7 +5,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tokenyard
@@ -27,9 +27,6 @@ class Waits:
     late: int
     # The fault of an argument of the buffer, if one has some: ranks say so where they meet.
     wrong: str | None = None
-
-    def of_buffer(self, wrong: str | None) -> "Waits":
-        return self if wrong is None else replace(self, wrong=wrong)
 
 
 # DeepEP waits 100 s for a peer's rows, and ranks may be late by half an hour (compilation, checkpoints).
@@ -153,32 +150,21 @@ def _built_in(name: str, waits: Waits, **options: Any) -> tokenyard.Config:
     )
 
 
-def output_mode() -> str:
-    """`TOKENYARD_OUTPUT`: whether outputs lie in the arena, or in memory of torch."""
-    mode = os.environ.get(OUTPUT_VARIABLE, "auto")
-    if mode not in OUTPUTS:
-        raise errors.ConfigError(
-            f"{OUTPUT_VARIABLE}: found {mode!r}; expected auto, arena or copy",
-            kind="config",
-            operation="read environment",
-        )
-    return mode
-
-
 def settings(waits: Waits) -> tuple[tokenyard.Config, str, errors.Error | None]:
-    """The config and the mode of outputs; where one is wrong, what is, and settings to meet the other ranks with."""
-    mode, wrong = OUTPUTS[0], None
+    """The config, and `TOKENYARD_OUTPUT`: whether outputs lie in the arena, or in memory of torch. Where one is wrong,
+    what is, and settings to meet the other ranks with."""
+    config, wrong = _built_in("cpu", DEFAULT_WAITS), None
     try:
-        mode = output_mode()
+        if waits.wrong is not None:
+            raise invalid("make buffer", waits.wrong)
+        config = load_config(waits)
     except errors.Error as error:
         wrong = error
-    if waits.wrong is not None:
-        return _built_in("cpu", DEFAULT_WAITS), mode, invalid("make buffer", waits.wrong)
-    try:
-        return load_config(waits), mode, wrong
-    except errors.Error as error:
-        wrong = wrong or error
-    return _built_in("cpu", DEFAULT_WAITS), mode, wrong
+    mode = os.environ.get(OUTPUT_VARIABLE, OUTPUTS[0])
+    if mode not in OUTPUTS:
+        text = f"{OUTPUT_VARIABLE}: found {mode!r}; expected auto, arena or copy"
+        wrong = wrong or errors.ConfigError(text, kind="config", operation="read environment")
+    return config, mode, wrong
 
 
 def expect_settings(world: tokenyard.World, wrong: errors.Error | None) -> None:

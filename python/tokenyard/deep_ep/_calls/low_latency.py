@@ -1,72 +1,58 @@
 """The low latency calls of V1: a block of R * M rows for each local expert.
 
-On GPUs the host waits for nothing where the kernel set allows it. On the CPU a call is its two halves: `halves.py`.
+On GPUs the host waits for nothing where the kernel set allows it. On the CPU a call is its two halves, of which the
+hook makes the second: the dispatch is in `halves.py`.
 """
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tokenyard import errors
 
 from .. import _handles
-from .._arrays import Refusal, Tensor, invalid
-from .._gaps import Gaps
+from .._arrays import Refusal, has_array, invalid
 from .._hooks import Hook
-from .._missing import missing
-from .._pool import Opened, Pool, mode_of
+from .._missing import OF_OVERLAP, missing
+from .._pool import Dispatch, Opened, Pool
 from .._sizes import MOST_DECODE_TOKENS, Sizes, sizes_of
 from .._torch import torch
 from ..utils.event import EventOverlap
-from .arguments import check_experts, check_tokens
-from .judged import Judged
+from . import tensors
+from .arguments import check_experts, check_ids, check_tokens
+from .call import Call
 from .streams import CallStream
-from .tensors import (
-    anchored,
-    expect,
-    expect_device,
-    expect_tensor,
-    floats,
-    gpu_of,
-    name_readers,
-    name_stream,
-    read,
-    stream_of,
-    take,
-    take_all,
-)
+
+T = TypeVar("T")
+Results = tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]
 
 # The place of the handle's tensor that has the record.
 _RANGES = 1
 
-_MODE = mode_of("packed", False)
+
+class _LowLatencyCall(Call):
+    events = ()
+
+    def expect_right(self) -> None:
+        """As of any call. Refuses one that has an event and a hook, too: DeepEP's has one of them."""
+        if self.wrong is not None:
+            raise Refusal(self.wrong)
+        if self.is_async and self.return_recv_hook:
+            raise Refusal(
+                "async_finish: found True with return_recv_hook; expected at most one of them"
+            )
 
 
-def _expect_one_end(call: "DispatchCall | CombineCall") -> None:
-    """Refuses a call that has an event and a hook: DeepEP's has one of them."""
-    if call.is_async and call.has_hook:
-        raise Refusal(
-            "async_finish: found True with return_recv_hook; expected at most one of them"
-        )
+class DispatchCall(_LowLatencyCall):
+    """A dispatch: its arguments as they were given, and as they were read."""
 
-
-@dataclass
-class DispatchCall(Judged):
-    """The arguments of a dispatch, as they were given."""
-
-    x: Tensor
-    topk_idx: Tensor
-    tokens: int
-    experts: int
-    stats: Tensor | None
-    wait_stats: Tensor | None
-    use_fp8: bool
-    round_scale: bool
-    use_ue8m0: bool
-    is_async: bool
-    has_hook: bool
-    wrong: str | None
+    operation = "Buffer.low_latency_dispatch"
+    flags = ("async_finish", "use_fp8", "round_scale", "use_ue8m0", "return_recv_hook")
+    layout = "packed"
+    has_cpu_sync = False
+    rows: Any = None
+    ids: Any = None
 
     @property
     def cast(self) -> Literal["fp8", "fp8_round", "fp8_ue8m0"] | None:
@@ -74,33 +60,54 @@ class DispatchCall(Judged):
             return None
         return "fp8_ue8m0" if self.use_ue8m0 else "fp8_round" if self.round_scale else "fp8"
 
-
-@dataclass
-class CombineCall(Judged):
-    """The arguments of a combine, as they were given."""
-
-    x: Tensor
-    topk_idx: Tensor
-    topk_weights: Tensor
-    handle: Any
-    zero_copy: bool
-    out: Tensor | None
-    is_async: bool
-    # Whether the caller may write `x` before the rows are summed.
-    has_hook: bool
-    wait_stats: Tensor | None
-    use_logfmt: bool
-    wrong: str | None
-
     @property
-    def compress(self) -> Literal["logfmt10"] | None:
-        return "logfmt10" if self.use_logfmt else None
+    def tokens(self) -> int:
+        """M."""
+        return self.num_max_dispatch_tokens_per_rank  # type: ignore[no-any-return]
 
-    def check_format(self) -> None:
-        """Refuses what DeepEP does not take together."""
-        _expect_one_end(self)
-        if self.use_logfmt and self.zero_copy:
-            raise Refusal("use_logfmt: found True with zero_copy; expected at most one of them")
+    def looks(self) -> Sizes:
+        """The sizes by the looks of the tensors."""
+        return _sizes(self.num_experts, self.topk_idx.shape[1], self.x.shape[1], self.tokens)
+
+    def read(self) -> Sizes:
+        """Reads the arguments. Raises Refusal."""
+        self.expect_right()
+        x, ids, ranks, experts = self.x, self.topk_idx, self.pool.ranks, self.num_experts
+        if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
+            tensors.expect_tensor("x", x)
+            tensors.expect_tensor("topk_idx", ids)
+        sizes = _judged(x.dtype, x.shape, ids.dtype, ids.shape, self.tokens, experts, ranks)
+        if self.use_ue8m0 and not self.round_scale:
+            raise Refusal("use_ue8m0: found True without round_scale; expected both")
+        stats = self.cumulative_local_expert_recv_stats
+        if stats is not None:
+            name = "cumulative_local_expert_recv_stats"
+            tensors.read(name, stats, (torch.int32,), (experts // ranks,))
+            # The package itself judges where the others lie.
+            tensors.expect_device(self.pool, x=x, cumulative_local_expert_recv_stats=stats)
+        _expect_wait_stats(self.pool, "dispatch", self.dispatch_wait_recv_cost_stats)
+        if x.requires_grad:
+            x = x.detach()
+        self.rows, self.ids = x.contiguous(), ids.contiguous()
+        if not self.pool.on_device:
+            self._look_and_copy()
+        return sizes
+
+    def _look_and_copy(self) -> None:
+        """On the CPU the host looks at values. The caller may write its tensors before the hook is called."""
+        tensors.expect_device(self.pool, x=self.rows, topk_idx=self.ids)
+        check_ids(self.ids.numpy(), self.num_experts)
+        if self.pool.current is not None:
+            self.pool.current.expect_room(1)
+        self.rows, self.ids = self.rows.clone(), self.ids.clone()
+
+
+class CombineCall(_LowLatencyCall):
+    """A combine."""
+
+    operation = "Buffer.low_latency_combine"
+    ignored = ("num_sms", *OF_OVERLAP)
+    flags = ("async_finish", "use_logfmt", "zero_copy", "return_recv_hook")
 
 
 @dataclass
@@ -130,11 +137,11 @@ def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple
     ranges has: the allocator does not know the latter.
     """
     dtype = torch.float8_e4m3fn if call.use_fp8 else call.x.dtype
-    arrays = take_all(output, _ARRAYS, dtype, record if stays else None)
+    arrays = tensors.take_all(output, _ARRAYS, dtype, record if stays else None)
     last = None
     if not stays:
         *others, last = (None if one is None else torch.empty_like(one) for one in arrays)
-        arrays = *others, anchored(last, record)
+        arrays = *others, tensors.anchored(last, record)
     x, counts, source, scales, ranges = arrays
     record.blocks = x.shape
     if scales is not None and not record.opened.takes("packed_forms"):
@@ -143,61 +150,34 @@ def _make(call: DispatchCall, output: Any, stays: bool, record: Record) -> tuple
     return x, counts, source, scales, ranges, last
 
 
-@dataclass
-class Filling:
-    """The work that is left for the arrays of an output once its rows are there."""
-
-    call: DispatchCall
-    opened: Opened
-    stays: bool
-    arrays: tuple[Any, ...]
-    gaps: Gaps
-
-    def run(self, received: Any, stream: CallStream) -> None:
-        """Copies what does not stay where it arrived, and makes what kernels do not make."""
-        x, counts, source, scales, ranges = self.arrays
-        has_forms = self.opened.takes("packed_forms")
-        if not self.stays:
-            columns = {}
-            if has_forms and scales is not None:
-                columns["scales"] = scales.mT
-            self.opened.communicator.copy_out(
-                received,
-                x=x,
-                expert_counts=counts,
-                ranges=ranges,
-                source=source,
-                stream=stream.raw,
-                **columns,
-            )
-        if not has_forms:
-            source.remainder_(self.call.tokens)
-            if scales is not None:
-                scales.copy_(take(received.scales))
-        if self.call.stats is not None and not self.opened.takes("statistics"):
-            self.call.stats.add_(counts)
-        if self.gaps.is_counted:
-            self.gaps.add(take(received.lost))
-
-
-def _filling(
-    call: DispatchCall, opened: Opened, stays: bool, arrays: tuple[Any, ...], gaps: Gaps
-) -> Filling | None:
-    """The work that is left, if there is some."""
-    forms = opened.forms
-    is_added = call.stats is None or "statistics" in forms
-    if stays and is_added and "packed_forms" in forms and not gaps.is_counted:
-        return None
-    return Filling(call, opened, stays, arrays, gaps)
+def _fill(
+    call: DispatchCall, opened: Opened, arrays: tuple[Any, ...], copied_on: Any, received: Any
+) -> None:
+    """Copies what does not stay where it arrived, and makes what kernels do not make. `copied_on`: the stream of the
+    copies, if there are some."""
+    x, counts, source, scales, ranges = arrays
+    has_forms, stats = opened.takes("packed_forms"), call.cumulative_local_expert_recv_stats
+    if copied_on is not None:
+        columns = {"scales": scales.mT} if has_forms and scales is not None else {}
+        copies = {"x": x, "expert_counts": counts, "ranges": ranges, "source": source, **columns}
+        opened.communicator.copy_out(received, stream=copied_on.raw, **copies)
+    if not has_forms:
+        source.remainder_(call.tokens)
+        if scales is not None:
+            scales.copy_(tensors.take(received.scales))
+    if stats is not None and not opened.takes("statistics"):
+        stats.add_(counts)
+    if call.pool.gaps.is_counted:
+        call.pool.gaps.add(tensors.take(received.lost))
 
 
 def _judge(
     x_type: Any, x_shape: Any, ids_type: Any, ids_shape: Any, tokens: int, experts: int, ranks: int
 ) -> Sizes:
     """The sizes of a dispatch by the looks of its tensors. Raises Refusal."""
-    expect("x", x_type, x_shape, floats(), (None, None))
+    tensors.expect("x", x_type, x_shape, tensors.floats(), (None, None))
     found, hidden = x_shape
-    expect("topk_idx", ids_type, ids_shape, (torch.int64,), (found, None))
+    tensors.expect("topk_idx", ids_type, ids_shape, (torch.int64,), (found, None))
     check_tokens(found, "num_max_dispatch_tokens_per_rank", tokens)
     check_experts(experts, ranks)
     return _sizes(experts, ids_shape[1], hidden, tokens)
@@ -211,27 +191,6 @@ def _sizes(experts: int, topk: int, hidden: int, tokens: int) -> Sizes:
 _judged = functools.lru_cache(maxsize=256, typed=True)(_judge)
 
 
-def read_dispatch(pool: Pool, call: DispatchCall) -> tuple[Sizes, tuple[Any, Any]]:
-    call.expect_right()
-    _expect_one_end(call)
-    x, ids, ranks = call.x, call.topk_idx, pool.ranks
-    if not (isinstance(x, torch.Tensor) and isinstance(ids, torch.Tensor)):
-        expect_tensor("x", x)
-        expect_tensor("topk_idx", ids)
-    sizes = _judged(x.dtype, x.shape, ids.dtype, ids.shape, call.tokens, call.experts, ranks)
-    if call.use_ue8m0 and not call.round_scale:
-        raise Refusal("use_ue8m0: found True without round_scale; expected both")
-    if call.stats is not None:
-        local = call.experts // ranks
-        read("cumulative_local_expert_recv_stats", call.stats, (torch.int32,), (local,))
-        # The package itself judges where the others lie.
-        expect_device(pool, x=x, cumulative_local_expert_recv_stats=call.stats)
-    expect_wait_stats(pool, "dispatch", call.wait_stats)
-    if x.requires_grad:
-        x = x.detach()
-    return sizes, (x.contiguous(), ids.contiguous())
-
-
 def _has_room(opened: Opened, x: Any, tokens: int) -> bool:
     """Whether the arena has room for one more output of a call with this M, beside those that live."""
     sizes = opened.sizes
@@ -240,10 +199,10 @@ def _has_room(opened: Opened, x: Any, tokens: int) -> bool:
     return bool(opened.arena_bytes - opened.communicator.held_bytes >= most)
 
 
-def expect_wait_stats(pool: Pool, operation: str, stats: Any) -> None:
+def _expect_wait_stats(pool: Pool, operation: str, stats: Any) -> None:
     """Refuses numbers of nanoseconds that are not one for each rank."""
     if stats is not None:
-        read(f"{operation}_wait_recv_cost_stats", stats, (torch.int64,), (pool.ranks,))
+        tensors.read(f"{operation}_wait_recv_cost_stats", stats, (torch.int64,), (pool.ranks,))
 
 
 def _expect_statistics(opened: Opened, operation: str) -> None:
@@ -252,50 +211,36 @@ def _expect_statistics(opened: Opened, operation: str) -> None:
         missing(f"Buffer.low_latency_{operation}", f"{operation}_wait_recv_cost_stats")
 
 
-def dispatch(
-    pool: Pool, call: DispatchCall
-) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
+def dispatch(call: DispatchCall, stream: CallStream) -> Results:
     """The outputs, which are filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, (None, call.is_async))
-    with stream.inside():
-        return _dispatch(pool, call, stream)
+    has_hook, stats = call.return_recv_hook, call.cumulative_local_expert_recv_stats
+    wait_stats, tokens = call.dispatch_wait_recv_cost_stats, call.tokens
 
-
-def _dispatch(
-    pool: Pool, call: DispatchCall, stream: CallStream
-) -> tuple[Any, Any, tuple[Any, ...], EventOverlap, Hook | None]:
-    has_hook = call.has_hook
-
-    def send(opened: Opened, arrays: tuple[Any, Any]) -> Any:
-        name_stream(opened, stream)
-        if opened.last_rows is not None and not _has_room(opened, arrays[0], call.tokens):
+    def send(opened: Opened) -> Any:
+        tensors.name_stream(opened, stream)
+        if opened.last_rows is not None and not _has_room(opened, call.rows, tokens):
             opened.last_rows = None
-        if call.wait_stats is not None:
+        if wait_stats is not None:
             _expect_statistics(opened, "dispatch")
         forms = opened.forms
         no_sync, has_forms = "without_sync" in forms, "packed_forms" in forms
         act = opened.communicator.dispatch_send if has_hook else opened.communicator.dispatch
-        sent: Any = act(
-            *arrays,
+        return act(
+            call.rows,
+            call.ids,
             layout="packed",
             cast=call.cast,
             worst_case=no_sync,
-            max_tokens=call.tokens if "max_tokens" in forms else None,
+            max_tokens=tokens if "max_tokens" in forms else None,
             stream=stream.raw,
             without_sync=no_sync,
-            expert_totals=call.stats if "statistics" in forms else None,
-            waited_ns=call.wait_stats,
+            expert_totals=stats if "statistics" in forms else None,
+            waited_ns=wait_stats,
             scale_layout="column_major" if has_forms else "row_major",
             source_index="token" if has_forms else "rank_and_token",
         )
-        return arrays, sent
 
-    opened, ((x, ids), sent) = pool.dispatch(
-        lambda: read_dispatch(pool, call),
-        send,
-        _MODE,
-        lambda: _sizes(call.experts, call.topk_idx.shape[1], call.x.shape[1], call.tokens),
-    ).sent()
+    opened, sent = Dispatch(call, send).sent()
     received, native = (None, None) if has_hook else sent
     output = sent.output() if has_hook else received
     # The handle keeps the place in the arena in any case.
@@ -304,41 +249,48 @@ def _dispatch(
     if output is None:
         # Its place is fixed with the receive alone, so it is received now.
         received, native = sent.recv()
-    record = Record(opened, ids, native)
+    record = Record(opened, call.ids, native)
     *arrays, memory = _make(call, received or output, stays, record)
     if stays and not stream.is_captured:
         # As in DeepEP, which has two buffers, rows live until the dispatch behind the next, whoever drops them.
         opened.last_rows = arrays[0]
-    filling = _filling(call, opened, stays, tuple(arrays), pool.gaps)
-    hook = None
+    fill, hook, forms = None, None, opened.forms
+    is_added = stats is None or "statistics" in forms
+    if not (stays and is_added and "packed_forms" in forms) or call.pool.gaps.is_counted:
+        fill = functools.partial(_fill, call, opened, tuple(arrays), None if stays else stream)
     if has_hook:
-        hook = _hook(sent, received, filling, record, stream)
-    elif filling is not None:
-        filling.run(received, stream)
+        hook = _hook(sent, received, record, stream, fill)
+    elif fill is not None:
+        fill(received)
     event = EventOverlap()
     if stream.is_async:
-        inputs = (call.x, call.topk_idx, x, ids, call.stats, call.wait_stats)
+        inputs = (call.x, call.topk_idx, call.rows, call.ids, stats, wait_stats)
         event = stream.finish(inputs, (*arrays, memory))
-    rows, counts, source, scales, ranges = arrays
-    packed = rows if scales is None else (rows, scales)
-    handle = (source, ranges, call.tokens, record.blocks[2], call.experts)
+    return outputs_of(call, record, arrays, event, hook)
+
+
+def outputs_of(
+    call: DispatchCall, record: Record, arrays: list[Any], event: EventOverlap, hook: Hook | None
+) -> Results:
+    """The arrays of an output as the caller gets them, with a handle."""
+    x, counts, source, scales, ranges = arrays
+    packed = x if scales is None else (x, scales)
+    handle = (source, ranges, call.tokens, record.blocks[2], call.num_experts)
     return packed, counts, handle, event, hook
 
 
-def _hook(
-    sent: Any, received: Any, filling: Filling | None, record: Record, stream: CallStream
-) -> Hook:
+def _hook(sent: Any, received: Any, record: Record, stream: CallStream, fill: Any) -> Hook:
     """Receives, unless that is done, and fills the outputs: on the stream of the send, wherever it is called."""
-    if filling is not None:
+    if fill is not None:
         stream.remember()
 
     def receive() -> None:
         arrived = received
         if arrived is None:
             arrived, record.native = sent.recv()
-        if filling is not None:
+        if fill is not None:
             with stream.resumed():
-                filling.run(arrived, stream)
+                fill(arrived)
 
     return Hook(receive)
 
@@ -351,12 +303,14 @@ def arrived(handle: Any) -> Record:
     return record
 
 
-def read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
+def _read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]:
     call.expect_right()
-    call.check_format()
+    if call.use_logfmt and call.zero_copy:
+        # DeepEP does not take them together.
+        raise Refusal("use_logfmt: found True with zero_copy; expected at most one of them")
     shape = record.ids.shape
-    ids = read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
-    weights = read("topk_weights", call.topk_weights, (torch.float32,), shape).contiguous()
+    ids = tensors.read("topk_idx", call.topk_idx, (torch.int64,), shape).contiguous()
+    weights = tensors.read("topk_weights", call.topk_weights, (torch.float32,), shape).contiguous()
     if call.zero_copy:
         if record.buffer is None:
             raise Refusal(
@@ -364,13 +318,39 @@ def read_combine(call: CombineCall, record: Record) -> tuple[Any, Any, Any, Any]
             )
         rows = record.buffer
     else:
-        rows = read("x", call.x, floats(), record.blocks).contiguous()
+        rows = tensors.read("x", call.x, tensors.floats(), record.blocks).contiguous()
     out_shape = (shape[0], record.blocks[2])
     given = call.out
     out = (
-        rows.new_empty(out_shape) if given is None else read("out", given, (rows.dtype,), out_shape)
+        rows.new_empty(out_shape)
+        if given is None
+        else tensors.read("out", given, (rows.dtype,), out_shape)
     )
+    if not call.pool.on_device:
+        tensors.expect_device(call.pool, x=rows, topk_idx=ids, topk_weights=weights, out=out)
+        _expect_same_ids(ids, record.ids)
+        if call.return_recv_hook and not call.zero_copy:
+            rows = _copy_of_rows(record, rows)
+    _expect_wait_stats(call.pool, "combine", call.combine_wait_recv_cost_stats)
     return rows, ids, weights, out
+
+
+def _expect_same_ids(ids: Any, dispatched: Any) -> None:
+    differs = ((ids >= 0) & (ids != dispatched)).nonzero()
+    if len(differs):
+        token, k = differs[0].tolist()
+        raise Refusal(
+            f"topk_idx: found expert {int(ids[token, k])} at [{token}, {k}]; expected "
+            f"{int(dispatched[token, k])}, as dispatched, or -1 to leave it out"
+        )
+
+
+def _copy_of_rows(record: Record, rows: Any) -> Any:
+    """The rows of a combine on the CPU: the caller may write its own before the hook is called."""
+    own = torch.empty_like(rows)
+    for expert, count in enumerate(record.counts):
+        own[expert, :count] = rows[expert, :count]
+    return own
 
 
 def _weigh(record: Record, stream: CallStream, rows: Any, sent: Any, weights: Any) -> Any:
@@ -386,72 +366,101 @@ def _weigh(record: Record, stream: CallStream, rows: Any, sent: Any, weights: An
         stream=stream.raw,
         without_sync=record.opened.takes("without_sync"),
     )
-    factors = take(arrived.weights)[:, :, None]
+    factors = tensors.take(arrived.weights)[:, :, None]
     # Rows that are left out may hold anything.
     return torch.where(factors.isnan(), 0, rows * factors).to(rows.dtype)
 
 
-def combine(pool: Pool, call: CombineCall) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
-    """The output, filled in the order of the stream: at once, or when the hook was called."""
-    stream = stream_of(pool, call, (None, call.is_async))
-    with stream.inside():
-        return _combine(pool, call, stream)
+def waited(opened: Opened, stats: Any, half: Callable[[], T]) -> T:
+    """Makes a half of an operation on the CPU. Adds the nanoseconds that it waits for each rank to `[R]` int64, if
+    there is one."""
+    if stats is None:
+        return half()
+    before = torch.tensor(opened.communicator.waited_ns())
+    result = half()
+    with torch.inference_mode():
+        stats.add_(torch.tensor(opened.communicator.waited_ns()) - before)
+    return result
 
 
-def _combine(
-    pool: Pool, call: CombineCall, stream: CallStream
-) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
-    opened = None
+def _read_or_refuse(call: CombineCall) -> tuple[Record, tuple[Any, ...], bool]:
+    """The record, the tensors as they were read, and whether the combine sends weights."""
+    opened: Any = None
+    pool = call.pool
     try:
         record = arrived(call.handle)
         pool.expect_own(record.opened)
         opened = record.opened
-        rows, ids, weights, out = read_combine(call, record)
-        expect_wait_stats(pool, "combine", call.wait_stats)
+        if not pool.on_device:
+            opened.expect_room(2)
+        rows, ids, weights, out = _read_combine(call, record)
         sends_weights = "packed_sums" in opened.forms or "round_once" in opened.forms
         if not sends_weights:
             # torch works on them, which raises on this rank alone where they lie apart.
-            expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights)
+            tensors.expect_device(pool, x=rows, topk_idx=ids, topk_weights=weights)
             weights = torch.where(ids >= 0, weights, torch.nan)
     except Exception as error:
         # Weights that are sent beside the rows come with them, others come before, by a replay.
         is_one = opened is not None and opened.takes("packed_sums")
         pool.refuse(opened, "combine" if is_one else "replay", error, "packed")
-    name_stream(opened, stream)
-    if call.wait_stats is not None:
+    return record, (rows, ids, weights, out), sends_weights
+
+
+def combine(call: CombineCall, stream: CallStream) -> tuple[Any, EventOverlap, Hook | None]:
+    """The output, filled in the order of the stream: at once, or when the hook was called."""
+    pool, wait_stats = call.pool, call.combine_wait_recv_cost_stats
+    record, (rows, ids, weights, out), sends_weights = _read_or_refuse(call)
+    opened = record.opened
+    tensors.name_stream(opened, stream)
+    if pool.on_device and wait_stats is not None:
         _expect_statistics(opened, "combine")
-    communicator, gaps = opened.communicator, pool.gaps.room(len(ids))
-    act: Any = communicator.combine_send if call.has_hook else communicator.combine
-    pending = act(
-        record.native,
-        rows if sends_weights else _weigh(record, stream, rows, out, weights),
-        weighted=sends_weights,
-        topk_weights=weights if sends_weights else None,
-        topk_idx=ids if sends_weights else None,
-        round_once=sends_weights and not call.use_logfmt,
-        compress=call.compress,
-        out=out,
-        stream=stream.raw,
-        without_sync="without_sync" in opened.forms,
-        waited_ns=call.wait_stats,
-        missing=gaps,
-    )
+    communicator = opened.communicator
+    gaps = pool.gaps.room(len(ids)) if pool.gaps.is_counted else None
+    in_halves = call.return_recv_hook or not pool.on_device
+    act: Any = communicator.combine_send if in_halves else communicator.combine
+    on_host = None if pool.on_device else wait_stats
+    sent = rows if sends_weights else _weigh(record, stream, rows, out, weights)
+
+    def send() -> Any:
+        return act(
+            record.native,
+            sent,
+            weighted=sends_weights,
+            topk_weights=weights if sends_weights else None,
+            topk_idx=ids if sends_weights else None,
+            round_once=sends_weights and not call.use_logfmt,
+            compress="logfmt10" if call.use_logfmt else None,
+            out=out,
+            stream=stream.raw,
+            without_sync="without_sync" in opened.forms,
+            waited_ns=wait_stats if pool.on_device else None,
+            missing=gaps,
+        )
+
+    pending = waited(opened, on_host, send)
     if gaps is not None:
         stream.remember()
 
     def receive() -> None:
-        pending.recv()
+        waited(opened, on_host, pending.recv)
         with stream.resumed():
             pool.gaps.add(gaps)
 
-    if not call.has_hook:
+    hook = None
+    if in_halves:
+        hook = pool.hook(receive, opened, 2)
+        if not call.return_recv_hook:
+            hook = hook()
+    else:
         pool.gaps.add(gaps)
     event = EventOverlap()
     if stream.is_async:
-        inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, call.wait_stats)
+        inputs = (call.x, call.topk_idx, call.topk_weights, rows, ids, weights, wait_stats)
         event = stream.finish(inputs, (out,))
-    hook = Hook(receive) if call.has_hook else None
-    return (out if call.out is None else call.out), event, hook
+    given = out if call.out is None else call.out
+    if not pool.on_device and has_array(call.as_given.get("out")):
+        given = call.as_given["out"]
+    return given, event, hook
 
 
 def combine_buffer(handle: Any) -> Any:
@@ -461,11 +470,11 @@ def combine_buffer(handle: Any) -> Any:
     except Refusal as refusal:
         raise invalid("get_next_low_latency_combine_buffer", str(refusal)) from None
     if record.buffer is None:
-        name_readers(record.opened, CallStream(gpu_of(record.ids), (None, False)))
+        tensors.name_readers(record.opened, CallStream(tensors.gpu_of(record.ids)))
         try:
             memory = record.opened.communicator.combine_input(record.native, "bfloat16")
             record.opened.lends = True
-            record.buffer = take(memory).view(record.blocks)
+            record.buffer = tensors.take(memory).view(record.blocks)
         except errors.FullError:
             # The others do not know, so it is no error. The combine copies it.
             record.buffer = torch.empty(

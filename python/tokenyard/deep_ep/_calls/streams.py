@@ -6,7 +6,6 @@ from typing import Any
 
 from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
-from .judged import Timing as Timing
 
 _communication: dict[Any, Any] = {}
 
@@ -37,13 +36,13 @@ class CallStream:
     _stream: Any = None
     _is_captured: bool | None = None
 
-    def __init__(self, device: Any, timing: Timing) -> None:
-        """`device` is a GPU, or None for the host's memory."""
-        given, self.is_async = timing
+    def __init__(self, device: Any, is_async: bool = False, before: Any = None) -> None:
+        """`device` is a GPU, or None for the host's memory. `before`: an event that the call waits for."""
+        self.is_async = is_async
         if device is None:
             return
         self._device = device
-        event = None if given is None else getattr(given, "event", given)
+        event = None if before is None else getattr(before, "event", before)
         if self.is_async:
             self._current = torch.cuda.current_stream(device)
             self._stream = communication_stream(device)

@@ -1,6 +1,6 @@
 """Tensors of torch: checked on the way in, and out of the arena, with a copy or without."""
 
-from dataclasses import fields
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -9,11 +9,13 @@ import tokenyard
 from tokenyard import errors
 from tokenyard._native import _fits, _Reader
 
-from .._arrays import Refusal, adopted, arrays_of, can_share, has_array, invalid
+from .._arrays import Refusal, adopted, can_share, invalid
 from .._pool import Opened, Pool
 from .._torch import torch
-from .streams import CallStream, Timing
+from .call import Call
+from .streams import CallStream
 
+C = TypeVar("C", bound=Call)
 R = TypeVar("R")
 
 
@@ -62,30 +64,33 @@ def expect(
         raise Refusal(f"{name}: found shape {list(found)}; expected [{wanted}]")
 
 
-def stream_of(pool: Pool, call: Any, timing: Timing) -> CallStream:
-    """The stream of a call, a dataclass, where its `x` lies, behind `adopt`."""
-    adopt(pool, call)
-    return CallStream(gpu_of(_first(call.x)), timing)
+# Nothing is to take over of most arguments.
+_AS_THEY_ARE = frozenset((type(None), bool, int, torch.Tensor))
 
 
-# Fields of calls that are written.
-_WRITTEN = ("out", "stats", "wait_stats")
-
-
-def adopt(pool: Pool, call: Any) -> None:
-    """Takes over arrays as tensors of torch, without a copy; on GPUs where `x` is none.
+def on_stream(act: Callable[[C, CallStream], R], call: C) -> R:
+    """Makes a call on its stream, where its `x` lies. Takes over arrays as tensors of torch before, without a copy; on
+    GPUs where `x` is none.
 
     An array that cannot be taken over is left, and refused in the operation: then it counts as one in the host's
     memory.
     """
-    if pool.on_device and isinstance(_first(call.x), torch.Tensor):
-        return
-    for field in fields(call):
-        value = getattr(call, field.name)
-        # A copy would be written in its place.
-        if field.name in _WRITTEN and isinstance(value, np.ndarray) and not can_share(value):
-            continue
-        setattr(call, field.name, adopted(value))
+    x = _first(call.x)
+    if not (call.pool.on_device and isinstance(x, torch.Tensor)):
+        call.as_given = dict(vars(call))
+        for name, value in call.as_given.items():
+            if type(value) in _AS_THEY_ARE:
+                continue
+            # A copy of what is written would be written in its place.
+            is_written = name == "out" or name.endswith("_stats")
+            if not (is_written and isinstance(value, np.ndarray) and not can_share(value)):
+                setattr(call, name, adopted(value))
+        x = _first(call.x)
+    stream = CallStream(gpu_of(x), call.is_async, call.previous_event)
+    if not stream.is_async:
+        return call.given_back(act(call, stream))
+    with stream.inside():
+        return call.given_back(act(call, stream))
 
 
 def gpu_of(tensor: Any) -> Any:
@@ -96,17 +101,6 @@ def gpu_of(tensor: Any) -> Any:
 def _first(x: Any) -> Any:
     """The rows, where they come with their scales."""
     return x[0] if isinstance(x, tuple) and x else x
-
-
-def given_back(pool: Pool, x: Any, results: R) -> R:
-    """The results of a call: on the CPU, for rows in an array of numpy, as such arrays over the same memory."""
-    arrays: R = arrays_of(results) if is_array(pool, x) else results
-    return arrays
-
-
-def is_array(pool: Pool, x: Any) -> bool:
-    """Whether the rows of a call are an array of numpy, and the caller wants such back."""
-    return not pool.on_device and has_array(x)
 
 
 def sync_in_capture(expected: str) -> errors.InvalidInputError:
@@ -121,20 +115,23 @@ def add_lost(pool: Pool, received: Any) -> None:
         pool.gaps.add(take(received.lost))
 
 
-def clear_behind(pool: Pool, rows: tuple[Any, ...], count: int) -> None:
+def clear_behind(rows: tuple[Any, ...], count: int) -> None:
     """Zeros behind the first `count` rows: on the CPU nothing is undefined."""
-    if not pool.on_device:
-        for one in rows:
-            if one is not None:
-                one[count:] = 0
+    for one in rows:
+        if one is not None and len(one) > count:
+            one[count:] = 0
 
 
 def expect_device(pool: Pool, **tensors: Any) -> None:
     """Refuses tensors that lie elsewhere than the first, or on the CPU elsewhere than in the host's memory: kernels
     fault on them."""
-    device = next(iter(tensors.values())).device if pool.on_device else torch.device("cpu")
+    device = None if pool.on_device else torch.device("cpu")
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != device:
+        if tensor is None:
+            continue
+        found = tensor.device
+        device = device or found
+        if found != device:
             place = f"{device}" if pool.on_device else "cpu, where the drop-in runs"
             raise Refusal(f"{name}: found a tensor on {tensor.device}; expected one on {place}")
 

@@ -4,30 +4,36 @@ from typing import Any
 
 from .. import _C
 from .._arrays import Tensor
-from .._calls import elastic, streams
-from .._calls.by_handle import CombineCall
-from .._calls.judged import MOST_BYTES, timing_of, truths, wrong_integer
-from .._calls.tensors import given_back, is_array
+from .._calls import elastic, rows, streams
+from .._calls.call import MOST_BYTES, judge_flags, judge_integers
+from .._calls.tensors import on_stream
 from .._dynamo import make_opaque
 from .._missing import absent, refuse_missing
 from .._pool import Pool
-from .._torch import torch
 from .._world import Waits
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align
 from .handle import EPHandle as EPHandle
 
-_SMS = 20
-
-
-def _sms_of(num_sms: Any, num_qps: Any) -> tuple[int, str | None]:
-    """Multiprocessors that a call asks for, 0 for none, and what is wrong with the numbers, if something is."""
-    if int is type(num_sms) is type(num_qps) and num_sms == 0 == num_qps:
-        return 0, None
-    wrong = wrong_integer(
-        num_sms=0 if num_sms is None else num_sms, num_qps=0 if num_qps is None else num_qps
-    )
-    return (0 if wrong or num_sms is None else int(num_sms)), wrong
+# Arguments of the constructor that are flags, and those that are numbers of 32 and of 64 bits.
+_FLAGS = (
+    "use_fp8_dispatch",
+    "deterministic",
+    "allow_hybrid_mode",
+    "allow_multiple_reduction",
+    "prefer_overlap_with_compute",
+    "explicitly_destroy",
+)
+_INTEGERS = (
+    "num_max_tokens_per_rank",
+    "hidden",
+    "num_topk",
+    "sl_idx",
+    "num_allocated_qps",
+    "num_cpu_timeout_secs",
+    "num_gpu_timeout_secs",
+)
+_BYTES = ("num_bytes", "num_cpu_bytes")
 
 
 class ElasticBuffer:
@@ -59,48 +65,20 @@ class ElasticBuffer:
         **others: Any,
     ) -> None:
         refuse_missing("ElasticBuffer", others, ())
-        wrong = wrong_integer(
-            num_max_tokens_per_rank=num_max_tokens_per_rank,
-            hidden=hidden,
-            num_topk=num_topk,
-            sl_idx=sl_idx,
-            num_allocated_qps=num_allocated_qps,
-            num_cpu_timeout_secs=num_cpu_timeout_secs,
-            num_gpu_timeout_secs=num_gpu_timeout_secs,
-        ) or wrong_integer(
-            most=MOST_BYTES,
-            num_bytes=0 if num_bytes is None else num_bytes,
-            num_cpu_bytes=num_cpu_bytes,
-        )
-        (
-            wrong_flag,
-            (
-                use_fp8_dispatch,
-                deterministic,
-                allow_hybrid_mode,
-                allow_multiple_reduction,
-                prefer_overlap_with_compute,
-                explicitly_destroy,
-            ),
-        ) = truths(
-            use_fp8_dispatch=use_fp8_dispatch,
-            deterministic=deterministic,
-            allow_hybrid_mode=allow_hybrid_mode,
-            allow_multiple_reduction=allow_multiple_reduction,
-            prefer_overlap_with_compute=prefer_overlap_with_compute,
-            explicitly_destroy=explicitly_destroy,
-        )
+        given = locals()
+        wrong = judge_integers(given, _INTEGERS) or judge_integers(given, _BYTES, MOST_BYTES)
+        wrong = wrong or judge_flags(given, _FLAGS)
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
-        waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs, wrong or wrong_flag)
+        waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs, wrong)
         self._pool = pool = Pool(group, waits=waits)
         self.group = group
         self.rank_idx, self.num_ranks = pool.rank, pool.ranks
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
-        self.deterministic = deterministic
-        self.allow_hybrid_mode = allow_hybrid_mode
-        self.allow_multiple_reduction = allow_multiple_reduction
-        self.prefer_overlap_with_compute = prefer_overlap_with_compute
-        self.explicitly_destroy = explicitly_destroy
+        self.deterministic = given["deterministic"]
+        self.allow_hybrid_mode = given["allow_hybrid_mode"]
+        self.allow_multiple_reduction = given["allow_multiple_reduction"]
+        self.prefer_overlap_with_compute = given["prefer_overlap_with_compute"]
+        self.explicitly_destroy = given["explicitly_destroy"]
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(
@@ -113,8 +91,8 @@ class ElasticBuffer:
                 num_max_tokens_per_rank,
                 hidden,
                 num_topk,
-                use_fp8_dispatch,
-                allow_multiple_reduction=allow_multiple_reduction,
+                given["use_fp8_dispatch"],
+                allow_multiple_reduction=self.allow_multiple_reduction,
             )
         self.num_bytes = num_bytes
         self.nccl_comm_handle = None
@@ -175,13 +153,9 @@ class ElasticBuffer:
         """Domains, and ranks in each; one domain of all ranks without `allow_hybrid_mode`."""
         return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
-    def _chosen_sms(self, num_sms: int) -> int:
-        """The number that a call names, where the kernel set lets a caller choose; else 0."""
-        return self._pool.sms_of(0 if num_sms == _SMS else num_sms)
-
     def get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> int:
         """Multiprocessors that fill the link between GPUs, whatever the arguments. No call takes any on the CPU."""
-        return _SMS
+        return elastic.SMS
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs that DeepEP would use. No call takes any on the CPU."""
@@ -198,21 +172,7 @@ class ElasticBuffer:
         behind it.
         `sequential`, an order of DeepEP's kernels between levels, makes no difference.
         """
-        wrong, (use_comm_stream, with_cpu_sync, _) = truths(
-            use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential
-        )
-        if not self._pool.on_device:
-            elastic.host_barrier(self._pool, wrong)
-            return
-        device = self._pool.device
-        waits = with_cpu_sync and device.type == "cuda"
-        if waits:
-            torch.cuda.synchronize(device)
-        stream = elastic.barrier(self._pool, device, (None, use_comm_stream), wrong)
-        if stream.stream is not None:
-            torch.cuda.current_stream(device).wait_stream(stream.stream)
-        if waits:
-            torch.cuda.synchronize(device)
+        elastic.barrier(elastic.BarrierCall(locals()))
 
     def dispatch(
         self,
@@ -251,59 +211,7 @@ class ElasticBuffer:
         Returns `(recv_x, recv_topk_idx, recv_topk_weights, handle, event)`: ids None where expanded, and weights `[X]`.
         Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing was moved.
         """
-        if others:
-            refuse_missing("ElasticBuffer.dispatch", others, ())
-        timing, before_epilogue, wrong = timing_of(
-            "async_with_compute_stream",
-            async_with_compute_stream,
-            allocate_on_comm_stream,
-            previous_event,
-            previous_event_before_epilogue,
-        )
-        if not (
-            bool is type(do_handle_copy) is type(do_expand) is type(do_zero_padding)
-            and bool is type(use_tma_aligned_col_major_sf)
-            and (do_cpu_sync is None or type(do_cpu_sync) is bool)
-        ):
-            wrong_flag, (do_handle_copy, do_expand, _, use_tma_aligned_col_major_sf) = truths(
-                do_handle_copy=do_handle_copy,
-                do_expand=do_expand,
-                do_zero_padding=do_zero_padding,
-                use_tma_aligned_col_major_sf=use_tma_aligned_col_major_sf,
-            )
-            wrong_sync, (syncs,) = truths(do_cpu_sync=do_cpu_sync)
-            # A wrong one is the default: the others may make a call that waits for what this rank says of it.
-            do_cpu_sync = None if do_cpu_sync is None or wrong_sync else syncs
-            wrong = wrong or wrong_flag or wrong_sync
-        num_sms, wrong_sms = _sms_of(num_sms, num_qps)
-        wrong = wrong or wrong_sms
-        if handle is None:
-            # Of one that is no number, the operation says so.
-            if type(num_max_tokens_per_rank) in (int, type(None)) and not num_max_tokens_per_rank:
-                num_max_tokens_per_rank = self.num_max_tokens_per_rank
-            expert_alignment = 1 if expert_alignment is None else expert_alignment
-        call = elastic.DispatchCall(
-            x=x,
-            topk_idx=topk_idx,
-            topk_weights=topk_weights,
-            stats=cumulative_local_expert_recv_stats,
-            experts=num_experts,
-            tokens=num_max_tokens_per_rank,
-            most_tokens=self.num_max_tokens_per_rank,
-            alignment=expert_alignment,
-            handle=handle,
-            num_sms=num_sms or _SMS,
-            sms=self._chosen_sms(num_sms),
-            copies_handle=do_handle_copy,
-            asked_cpu_sync=do_cpu_sync,
-            is_expanded=do_expand,
-            is_column_major=use_tma_aligned_col_major_sf,
-            wrong=wrong,
-        )
-        results = elastic.dispatch(self._pool, call, timing, before_epilogue)
-        if handle is None and is_array(self._pool, x):
-            results[3].give_arrays(None if do_handle_copy else topk_idx)
-        return given_back(self._pool, x, results)
+        return on_stream(elastic.dispatch, elastic.DispatchCall(locals()))
 
     def combine(
         self,
@@ -329,27 +237,7 @@ class ElasticBuffer:
         `allow_multiple_reduction` expanded rows have one sum in k order, which takes a combine for each k.
         Collective; errors are those of `dispatch`.
         """
-        if others:
-            refuse_missing("ElasticBuffer.combine", others, ())
-        timing, before_epilogue, wrong = timing_of(
-            "async_with_compute_stream",
-            async_with_compute_stream,
-            allocate_on_comm_stream,
-            previous_event,
-            previous_event_before_epilogue,
-        )
-        num_sms, wrong_sms = _sms_of(num_sms, num_qps)
-        call = CombineCall(
-            x,
-            handle,
-            topk_weights,
-            bias,
-            self.allow_multiple_reduction,
-            wrong=wrong or wrong_sms,
-            sms=self._chosen_sms(num_sms),
-        )
-        results = elastic.combine(self._pool, call, timing, before_epilogue)
-        return given_back(self._pool, x, results)
+        return on_stream(rows.combine, elastic.CombineCall(locals()))
 
     get_engram_storage_size_hint = absent("get_engram_storage_size_hint")
     get_pp_buffer_size_hint = absent("get_pp_buffer_size_hint")

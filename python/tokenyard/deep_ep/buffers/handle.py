@@ -33,22 +33,19 @@ class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass
     dst_buffer_slot_idx: Tensor
     num_unaligned_recv_tokens_per_expert: Tensor
 
-    def __init__(self, record: Any, **fields: Any) -> None:
-        self._record = record
-        # Computes fields where they are read first, from memory of its own.
-        self._places: Any = fields["places"]
-        self._gives_arrays = False
-        self.do_expand: bool = fields["do_expand"]
-        self.num_experts: int = fields["num_experts"]
-        self.expert_alignment: int = fields["expert_alignment"]
-        self.num_max_tokens_per_rank: int = fields["num_max_tokens_per_rank"]
-        self.num_sms: int = fields["num_sms"]
+    def __init__(self, record: Any, places: Any, received: Any, topk_idx: Tensor) -> None:
+        # Places compute fields where they are read first, from memory of their own.
+        self._record, self._places, self._gives_arrays = record, places, False
+        self.do_expand: bool = record.is_expanded
+        self.num_experts: int = record.experts
+        self.expert_alignment: int = record.alignment
+        self.num_max_tokens_per_rank: int = record.tokens
         # [T, K]: a copy, or the caller's own.
-        self.topk_idx: Tensor = fields["topk_idx"]
-        self.num_recv_tokens: int = fields["num_recv_tokens"]
-        self.num_expanded_tokens: int = fields["num_expanded_tokens"]
-        # Aligned counts; empty without CPU sync.
-        self.num_recv_tokens_per_expert_list: list[int] = fields["per_expert"]
+        self.topk_idx = topk_idx
+        self.num_recv_tokens: int = received.tokens
+        # Aligned counts; none without CPU sync.
+        self.num_recv_tokens_per_expert_list: list[int] = []
+        self.num_expanded_tokens, self.num_sms = 0, 0
         self.token_metadata_at_forward: Tensor | None = None
         self.channel_linked_list: Tensor | None = None
         self.cached_recv_src_metadata_before_sort: Tensor | None = None

@@ -1,26 +1,35 @@
 """DeepEP's first interface: `Buffer`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tokenyard
 from tokenyard import errors
 
 from .. import _C
-from .._arrays import Tensor, invalid, to_write
-from .._calls import halves, low_latency, normal, streams
-from .._calls.arguments import DispatchCall
-from .._calls.by_handle import CombineCall
-from .._calls.judged import MOST, MOST_BYTES, timing_of, truths, wrong_integer
-from .._calls.tensors import given_back, is_array
+from .._arrays import Tensor, arrays_of, has_array, invalid, to_write
+from .._calls import halves, low_latency, normal, rows, streams
+from .._calls.call import MOST_BYTES, judge_flags, judge_integers
+from .._calls.tensors import on_stream
 from .._dynamo import make_opaque
 from .._hooks import Hook
-from .._missing import ignored_keywords, refuse_missing
+from .._missing import refuse_missing
 from .._pool import Pool
 from .._tables import chunk_config
 from .._torch import torch
 from .._world import DEFAULT_WAITS
 from ..utils.event import EventHandle, EventOverlap
+
+# Arguments of the constructor that are flags, and those that are numbers of 64 bits.
+_FLAGS = (
+    "low_latency_mode",
+    "allow_nvlink_for_low_latency_mode",
+    "allow_mnnvl",
+    "explicitly_destroy",
+    "enable_shrink",
+)
+_INTEGERS = ("num_nvl_bytes", "num_rdma_bytes", "num_qps_per_rank")
 
 
 class Runtime:
@@ -68,26 +77,15 @@ class Buffer:
         # Forks have them. The ranks that share a host are found here.
         ignored = ("use_fabric", "allow_nvlink_for_normal_mode", "is_intranode")
         refuse_missing("Buffer", others, ignored)
-        wrong = wrong_integer(
-            most=MOST_BYTES,
-            num_nvl_bytes=num_nvl_bytes,
-            num_rdma_bytes=num_rdma_bytes,
-            num_qps_per_rank=num_qps_per_rank,
-        )
-        wrong_flag, (low_latency_mode, _, _, explicitly_destroy, enable_shrink) = truths(
-            low_latency_mode=low_latency_mode,
-            allow_nvlink_for_low_latency_mode=allow_nvlink_for_low_latency_mode,
-            allow_mnnvl=allow_mnnvl,
-            explicitly_destroy=explicitly_destroy,
-            enable_shrink=enable_shrink,
-        )
-        self._pool = Pool(group, comm, DEFAULT_WAITS.of_buffer(wrong or wrong_flag))
+        given = locals()
+        wrong = judge_integers(given, _INTEGERS, MOST_BYTES) or judge_flags(given, _FLAGS)
+        self._pool = Pool(group, comm, replace(DEFAULT_WAITS, wrong=wrong))
         self.group = group
         self.rank, self.group_size = self._pool.rank, self._pool.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode = low_latency_mode
-        self.explicitly_destroy = explicitly_destroy
-        self.enable_shrink = enable_shrink
+        self.low_latency_mode = given["low_latency_mode"]
+        self.explicitly_destroy = given["explicitly_destroy"]
+        self.enable_shrink = given["enable_shrink"]
         self.runtime = Runtime(self._pool)
 
     def destroy(self) -> None:
@@ -151,14 +149,7 @@ class Buffer:
 
         Local. Raises InvalidInputError.
         """
-        timing, _, wrong = timing_of(
-            "async_finish", async_finish, allocate_on_comm_stream, previous_event
-        )
-        if wrong is not None:
-            raise invalid("get_dispatch_layout", wrong, self.rank)
-        return given_back(
-            self._pool, topk_idx, normal.layout(self._pool, topk_idx, num_experts, timing)
-        )
+        return normal.layout(normal.LayoutCall(locals()))
 
     def dispatch(
         self,
@@ -188,32 +179,8 @@ class Buffer:
         source rank, then source token; ids local, or -1, where the weight is 0. With `handle` all but the rows and the
         event are None. Collective. Raises InvalidInputError here and RefusedError elsewhere, FullError: nothing moved.
         """
-        if others:
-            refuse_missing("Buffer.dispatch", others, ())
-        timing, _, wrong = timing_of(
-            "async_finish", async_finish, allocate_on_comm_stream, previous_event
-        )
-        # It decides which communicator the call is for: one that cannot be is as none.
-        if type(num_worst_tokens) is not int or not 0 <= num_worst_tokens <= MOST:
-            wrong = wrong or wrong_integer(num_worst_tokens=num_worst_tokens)
-            num_worst_tokens = 0 if wrong else int(num_worst_tokens)
-        call = DispatchCall(
-            x,
-            topk_idx,
-            topk_weights,
-            num_tokens_per_rank,
-            is_token_in_rank,
-            num_tokens_per_expert,
-            expert_alignment,
-            num_worst_tokens,
-            self._chosen_sms(),
-            handle,
-            wrong=wrong,
-        )
-        if handle is None:
-            return given_back(self._pool, x, normal.dispatch(self._pool, call, timing))
-        recv_x, event = normal.replay(self._pool, call, timing)
-        return given_back(self._pool, x, (recv_x, None, None, None, None, event))
+        call = normal.DispatchCall(locals())
+        return on_stream(normal.dispatch if handle is None else normal.replay, call)
 
     def combine(
         self,
@@ -234,15 +201,7 @@ class Buffer:
 
         Collective. Errors are those of `dispatch`.
         """
-        if others:
-            refuse_missing("Buffer.combine", others, ())
-        timing, _, wrong = timing_of(
-            "async_finish", async_finish, allocate_on_comm_stream, previous_event
-        )
-        call = CombineCall(
-            x, handle, topk_weights, bias, sums_weights=True, wrong=wrong, sms=self._chosen_sms()
-        )
-        return given_back(self._pool, x, normal.combine(self._pool, call, timing))
+        return on_stream(rows.combine, normal.CombineCall(locals()))
 
     internode_dispatch = dispatch
     internode_combine = combine
@@ -282,37 +241,9 @@ class Buffer:
         Collective, as is the hook. Raises InvalidInputError here and RefusedError elsewhere; with a hook, the others
         raise where they call theirs.
         """
-        if others:
-            refuse_missing("Buffer.low_latency_dispatch", others, ())
-        wrong = None
-        if not (
-            bool is type(use_fp8) is type(round_scale) is type(use_ue8m0)
-            and bool is type(async_finish) is type(return_recv_hook)
-        ):
-            wrong, (use_fp8, round_scale, use_ue8m0, async_finish, return_recv_hook) = truths(
-                use_fp8=use_fp8,
-                round_scale=round_scale,
-                use_ue8m0=use_ue8m0,
-                async_finish=async_finish,
-                return_recv_hook=return_recv_hook,
-            )
-        # Fields by their order, here and below: to make an object with keywords takes three times as long.
-        call = low_latency.DispatchCall(
-            x,
-            topk_idx,
-            num_max_dispatch_tokens_per_rank,
-            num_experts,
-            cumulative_local_expert_recv_stats,
-            dispatch_wait_recv_cost_stats,
-            use_fp8,
-            round_scale,
-            use_ue8m0,
-            async_finish,
-            return_recv_hook,
-            wrong,
-        )
+        call = low_latency.DispatchCall(locals())
         dispatch = low_latency.dispatch if self._pool.on_device else halves.dispatch
-        return given_back(self._pool, x, dispatch(self._pool, call))
+        return on_stream(dispatch, call)
 
     def low_latency_combine(
         self,
@@ -339,39 +270,13 @@ class Buffer:
 
         Sums are made in float32 and rounded once. Collective; errors are those of `low_latency_dispatch`.
         """
-        if others:
-            refuse_missing("Buffer.low_latency_combine", others, ignored_keywords(others))
-        wrong = None
-        if not (
-            bool is type(use_logfmt) is type(zero_copy)
-            and bool is type(async_finish) is type(return_recv_hook)
-        ):
-            wrong, (use_logfmt, zero_copy, async_finish, return_recv_hook) = truths(
-                use_logfmt=use_logfmt,
-                zero_copy=zero_copy,
-                async_finish=async_finish,
-                return_recv_hook=return_recv_hook,
-            )
-        call = low_latency.CombineCall(
-            x,
-            topk_idx,
-            topk_weights,
-            handle,
-            zero_copy,
-            out,
-            async_finish,
-            return_recv_hook,
-            combine_wait_recv_cost_stats,
-            use_logfmt,
-            wrong,
-        )
-        combine = low_latency.combine if self._pool.on_device else halves.combine
-        combined, event, hook = given_back(self._pool, x, combine(self._pool, call))
-        return (out if is_array(self._pool, out) else combined), event, hook
+        return on_stream(low_latency.combine, low_latency.CombineCall(locals()))
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """`[E / R, R * M, H]` bfloat16: rows written there are what a combine with `zero_copy` reads."""
-        return given_back(self._pool, handle, low_latency.combine_buffer(handle))
+        buffer = low_latency.combine_buffer(handle)
+        is_of_arrays = not self._pool.on_device and has_array(handle)
+        return arrays_of(buffer) if is_of_arrays else buffer
 
     def get_local_buffer_tensor(
         self,
@@ -406,7 +311,8 @@ class Buffer:
         Needs a config with `on_failure = "mask"` and low-latency kernels of a GPU, and a call before.
         """
         assert self.enable_shrink, "enable_shrink must be set"
-        wrong, (mask,) = truths(mask=mask)
+        given: dict[str, Any] = {"mask": mask}
+        wrong, mask = judge_flags(given, ("mask",)), given["mask"]
         if wrong is not None:
             raise invalid("low_latency_update_mask_buffer", wrong, self.rank)
         for communicator in self._masking("low_latency_update_mask_buffer"):

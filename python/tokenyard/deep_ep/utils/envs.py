@@ -1,6 +1,5 @@
 """The start of DeepEP's scripts: processes of torch in one group."""
 
-import importlib
 import os
 import random
 import re
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from .._torch import torch
+from ..buffers.elastic import get_logical_domain_size as get_logical_domain_size
+from ..buffers.elastic import get_physical_domain_size as get_physical_domain_size
 
 # The kernel describes its devices there.
 _SYSTEM = Path("/sys/class")
@@ -112,17 +113,6 @@ def get_nvlink_gbs(factor: float = 0.9) -> float:
     except (OSError, subprocess.CalledProcessError):
         return 0.0
     return factor * sum(map(float, re.findall(r"Link \d+: *([\d.]+) GB/s", listed)))
-
-
-def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """Domains of a group, and ranks in each. Collective."""
-    return importlib.import_module("tokenyard.deep_ep").get_physical_domain_size(group)  # type: ignore[no-any-return]
-
-
-def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Domains of a group, and ranks in each; one domain of all ranks without `allow_hybrid_mode`. Collective."""
-    package = importlib.import_module("tokenyard.deep_ep")
-    return package.get_logical_domain_size(group, allow_hybrid_mode)  # type: ignore[no-any-return]
 
 
 def check_nvlink_connections(group: Any) -> None:

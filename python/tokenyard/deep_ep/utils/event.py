@@ -67,8 +67,3 @@ class EventOverlap:
     ) -> None:
         if self.event is not None:
             self.current_stream_wait()
-
-
-def finished(is_async: bool) -> EventOverlap:
-    """The event of a call that has ended."""
-    return EventOverlap(EventHandle() if is_async else None)
