@@ -87,7 +87,7 @@ pub(crate) fn open<E: OperationEnd>(
     E::ask(&mut session, options);
     let mut users = match session.open(world, config) {
         Ok(users) => users,
-        Err(error) if is_lack(&error) => return Ok(Err(error.detail())),
+        Err(error) if is_lack(&error) => return Ok(Err(error.message().to_owned())),
         Err(error) => return Err(error.into()),
     };
     let end = E::take(&mut users, WorldPlace::of(world, config), lengths);
