@@ -60,18 +60,13 @@ struct Tensors {
 
 impl Tensors {
     fn read(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
-        let items: Vec<_> = match (object.cast::<PyList>(), object.cast::<PyTuple>()) {
-            (Ok(list), _) => list.iter().collect(),
-            (_, Ok(tuple)) => tuple.iter().collect(),
-            _ => {
-                let all = vec![Tensor::read(name, object)?];
-                return Ok(Self { name, all, is_list: false });
-            }
+        let (items, is_list) = items(object);
+        let read = |(index, item)| match Tensor::read(name, item) {
+            Err(why) if is_list => Err(of_item(index, name, &why)),
+            read => read,
         };
-        let read =
-            |(index, item)| Tensor::read(name, item).map_err(|why| of_item(index, name, &why));
         let all = items.iter().enumerate().map(read).collect::<Result<_>>()?;
-        Ok(Self { name, all, is_list: true })
+        Ok(Self { name, all, is_list })
     }
 
     /// The result of `give` for each tensor, for core.
@@ -81,6 +76,15 @@ impl Tensors {
             given => given,
         };
         self.all.iter().enumerate().map(given).collect()
+    }
+}
+
+/// The objects of a list or a tuple, or the one; and whether it is a list.
+pub(crate) fn items<'py>(object: &Bound<'py, PyAny>) -> (Vec<Bound<'py, PyAny>>, bool) {
+    match (object.cast::<PyList>(), object.cast::<PyTuple>()) {
+        (Ok(list), _) => (list.iter().collect(), true),
+        (_, Ok(tuple)) => (tuple.iter().collect(), true),
+        _ => (vec![object.clone()], false),
     }
 }
 

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use tokenyard_core::Result;
 use tokenyard_core::communicator::{BringUpReport, TensorMut, TensorRef};
 use tokenyard_core::ops::table::{
     Entries, PendingFetch as CorePendingFetch, Table as CoreTable, TableOptions,
 };
-use tokenyard_core::{Error, Result};
 
+use crate::all_gather::items;
 use crate::argument::Argument;
 use crate::config::Config;
 use crate::errors::{invalid, raise};
@@ -55,9 +55,9 @@ struct Layers {
 impl Layers {
     fn read(values: &Bound<'_, PyAny>, scales: Option<&Bound<'_, PyAny>>) -> Result<Self> {
         let (mut kept, mut given) = (Vec::new(), Vec::new());
-        let values = items(values);
+        let values = items(values).0;
         let scales: Vec<_> = match scales {
-            Some(scales) => items(scales).into_iter().map(Some).collect(),
+            Some(scales) => items(scales).0.into_iter().map(Some).collect(),
             None => vec![None; values.len()],
         };
         if scales.len() != values.len() {
@@ -80,15 +80,6 @@ impl Layers {
             given.push(Entries { values, scales });
         }
         Ok(Self { _kept: kept, given })
-    }
-}
-
-/// The objects of a list or a tuple, or the one.
-fn items<'py>(object: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
-    match (object.cast::<PyList>(), object.cast::<PyTuple>()) {
-        (Ok(list), _) => list.iter().collect(),
-        (_, Ok(tuple)) => tuple.iter().collect(),
-        _ => vec![object.clone()],
     }
 }
 
@@ -167,10 +158,14 @@ impl Table {
         values: &Bound<'_, PyAny>,
         scales: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let read = Layers::read(values, scales);
-        self.core.call(py, |table| match &read {
-            Ok(layers) => table.write(&layers.given),
-            Err(why) => Err(table.refuse_write(again(why))),
+        // The tensors are dropped with the GIL.
+        let (_kept, given) = match Layers::read(values, scales) {
+            Ok(Layers { given, _kept }) => (Some(_kept), Ok(given)),
+            Err(why) => (None, Err(why)),
+        };
+        self.core.call(py, |table| match given {
+            Ok(layers) => table.write(&layers),
+            Err(why) => Err(table.refuse_write(why)),
         })
     }
 
@@ -273,15 +268,6 @@ fn read_indices(object: &Bound<'_, PyAny>) -> Result<(Tensor, TensorRef<'static>
     // SAFETY: the tensor is held during the call. That no thread writes its memory until then is asked of the caller.
     let given = unsafe { tensor.get_message()? };
     Ok((tensor, given))
-}
-
-/// The same reason once more.
-fn again(why: &Error) -> Error {
-    let same = Error::new(why.kind(), why.operation(), why.message());
-    match why.fix() {
-        Some(fix) => same.with_fix(fix),
-        None => same,
-    }
 }
 
 /// A fetch that was sent. `recv` finishes it; until then it counts as open.

@@ -142,7 +142,7 @@ impl Gather {
         }
         let checked = self.check_outs(&lengths, outs);
         let parts: Vec<_> = match &checked {
-            Ok(()) => outs.iter().map(|out| part(out.as_ref())).collect(),
+            Ok(()) => outs.iter().map(|out| super::part(out.as_ref())).collect(),
             Err(_) => Vec::new(),
         };
         let received = self.recv(operation, &parts);
@@ -173,7 +173,7 @@ impl Gather {
         let checked = checked.and_then(|()| self.check_shards(shards));
         let refusal = checked.as_ref().map_or_else(super::reason, |_| String::new());
         let parts: Vec<_> = match &checked {
-            Ok(_) => shards.iter().map(|shard| part(*shard)).collect(),
+            Ok(_) => shards.iter().map(|shard| super::part(*shard)).collect(),
             Err(_) => Vec::new(),
         };
         let gather = abi::TyGather {
@@ -284,12 +284,6 @@ impl Gather {
             Ok(_) => Error::new(ErrorKind::Internal, "refuse gather", "the call was sent"),
         }
     }
-}
-
-fn part(tensor: TensorRef<'_>) -> abi::TyPart {
-    let bytes = super::contiguous_bytes("tensor", tensor).unwrap_or_default();
-    let data = if bytes == 0 { std::ptr::null_mut() } else { tensor.raw().data.cast() };
-    abi::TyPart { data, bytes }
 }
 
 fn refuse(text: String) -> Error {

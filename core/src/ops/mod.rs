@@ -79,7 +79,7 @@ use crate::communicator::{Communicator, CommunicatorOptions, TensorRef};
 use crate::config::Config;
 use crate::kernels::KernelShape;
 use crate::session::opening::open;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, abi};
 use gather::{Gather, GatherOptions};
 use pipe::{Pipe, PipeOptions};
 use table::{Table, TableOptions};
@@ -208,4 +208,11 @@ fn contiguous_bytes(name: &str, tensor: TensorRef<'_>) -> Result<u64> {
         Error::new(ErrorKind::InvalidInput, "check arguments", text)
             .with_fix("pass a contiguous copy")
     })
+}
+
+/// The bytes of a tensor without gaps.
+fn part(tensor: TensorRef<'_>) -> abi::TyPart {
+    let bytes = contiguous_bytes("tensor", tensor).unwrap_or_default();
+    let data = if bytes == 0 { std::ptr::null_mut() } else { tensor.raw().data.cast() };
+    abi::TyPart { data, bytes }
 }

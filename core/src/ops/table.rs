@@ -402,9 +402,8 @@ impl Table {
         if self.open_slots == 0 {
             return Ok(());
         }
-        let text = format!("found {} fetches that were sent and not received", {
-            self.open_slots.count_ones()
-        });
+        let open = self.open_slots.count_ones();
+        let text = format!("found {open} fetches that were sent and not received");
         Err(Error::new(ErrorKind::InvalidInput, operation, text)
             .with_fix("receive every fetch before"))
     }
@@ -487,12 +486,7 @@ const NO_PART: abi::TyPart = abi::TyPart { data: std::ptr::null_mut(), bytes: 0 
 
 /// Of tensors without gaps.
 fn parts(entries: &Entries<'_>) -> [abi::TyPart; 2] {
-    let part = |tensor: TensorRef<'_>| {
-        let bytes = super::contiguous_bytes("tensor", tensor).unwrap_or_default();
-        let data = if bytes == 0 { std::ptr::null_mut() } else { tensor.raw().data.cast() };
-        abi::TyPart { data, bytes }
-    };
-    [part(entries.values), entries.scales.map_or(NO_PART, part)]
+    [super::part(entries.values), entries.scales.map_or(NO_PART, super::part)]
 }
 
 fn wrong(text: String) -> Error {
