@@ -19,16 +19,17 @@ class Pacer {
   __device__ void take() {
     u32 depth = kWave / (lines == 0 ? 1 : lines), line = lane_id() / depth, k = lane_id() % depth;
     bool is_used = line < lines;
-    const Line* mine = a.lines + (is_used ? queue_of(line) : 0);
-    u64 taken = is_used ? load_relaxed(mine->taken) : 0, start = now();
+    // In registers: the acquire of each look empties the nearest cache.
+    const Line mine = a.lines[is_used ? queue_of(line) : 0];
+    u64 taken = is_used ? load_relaxed(mine.taken) : 0, start = now();
     u32 made = 0, turn = 0;
     for (u32 looks = 1;; looks++) {
-      u32 count = is_leaving(looks, start) ? 0 : take_some(mine, taken, {depth, line, k}, is_used, made, turn);
+      u32 count = is_leaving(looks, start) ? 0 : take_some(mine.requests, taken, {depth, line, k}, is_used, made, turn);
       made += count;
       turn += count != 0 ? 1 : 0;
       if (left_ && all_free()) break;
     }
-    if (is_used && k == 0) store_relaxed(const_cast<u64*>(mine->taken), taken);
+    if (is_used && k == 0) store_relaxed(mine.taken, taken);
     sync_wave();
     if (lane_id() != 0) return;
     s.quit = 1;
@@ -76,11 +77,13 @@ class Pacer {
   // The warp that raises signals, and counts what is done.
   __device__ void raise() {
     u64 shown = lane_id() < lines ? s.done[lane_id()] : 0;
+    bool counts = false;
     while (true) {
       u32 quit = shfl((u32)s.quit, 0);
-      end_jobs();
+      bool ends = end_jobs();
       sync_wave();
-      count_done();
+      // A request counts behind those before it, so one that counts may let others count.
+      if (ends || counts) counts = count_done();
       u64 done = lane_id() < lines ? s.done[lane_id()] : 0;
       if (done != shown) store_release(a.lines[queue_of(lane_id())].done, shown = done);
       if (quit != 0) return;
@@ -96,15 +99,32 @@ class Pacer {
   __device__ static u32 first_chunk(u32 warp, u32 first) {
     return (warp + kCopyWarps - first % kCopyWarps) % kCopyWarps;
   }
-  // The ends of a request's bytes, where it has some.
+  // The ends of a request's bytes, and the word of its signal, where it has some.
   struct Ends {
     u8* dst;
     const u8* src;
+    u64* signal;
   };
   // The number of a request in its queue, and its time on the wire.
   struct Turn {
     u64 number, begin, lasts;
     u32 line;
+    bool is_copied;  // by the warp that takes requests
+  };
+  // The bytes of a short put. To hand it to a warp that copies would take longer than the latency of a link.
+  struct Payload {
+    u64 word[kShort / 8];
+    u32 words = 0;
+
+    __device__ void load(const u8* src, u32 bytes) {
+      words = bytes / 8;
+      for (u32 i = 0; i < kShort / 8; i++)
+        if (i < words) word[i] = load_relaxed(reinterpret_cast<const u64*>(src) + i);
+    }
+    __device__ void store(u8* dst) const {
+      for (u32 i = 0; i < kShort / 8; i++)
+        if (i < words) store_relaxed(reinterpret_cast<u64*>(dst) + i, word[i]);
+    }
   };
 
   __device__ u32 queue_of(u32 line) const { return blockIdx.x + line * gridDim.x; }
@@ -150,8 +170,8 @@ class Pacer {
   }
 
   // Makes jobs of the requests that are there, one of each queue in turn; the number of jobs.
-  __device__ u32 take_some(const Line* mine, u64& taken, Place place, bool is_used, u32 made, u32 turn) {
-    const Request* request = mine->requests + ((taken + place.k) & a.mask);
+  __device__ u32 take_some(const Request* requests, u64& taken, Place place, bool is_used, u32 made, u32 turn) {
+    const Request* request = requests + ((taken + place.k) & a.mask);
     bool is_there = is_used && load_acquire(&request->sequence) == taken + place.k + 1;
     Lanes there = ballot(is_there);
     if (there == 0) return 0;
@@ -174,12 +194,15 @@ class Pacer {
       // The first launch may begin behind the post.
       posted = request->posted > begun ? request->posted - begun : request->posted == 0 ? now() : 0;
     }
-    // Looked up while the wire is booked.
+    // Looked up and loaded while the wire is booked.
+    Payload payload;
     if (is_there) ends = ends_of(*request);
+    if (is_there && is_short(*request, ends)) payload.load(ends.src, (u32)request->bytes);
     count = book(is_there, rank, count, cost, posted, begin);
     is_there = is_there && rank < count;
     Job& job = s.jobs[(made + rank) % kJobs];
-    if (is_there) make(job, *request, ends, {taken + place.k, begin, cost >> 10, place.line});
+    if (is_there) payload.store(ends.dst);
+    if (is_there) make(job, *request, ends, {taken + place.k, begin, cost >> 10, place.line, payload.words != 0});
     number_chunks(made, count);
     Lanes mine_taken = ballot(is_there) >> (place.line * place.depth % kWave);
     taken += is_used ? popc(mine_taken & mask_of(place.depth)) : 0;
@@ -230,6 +253,10 @@ class Pacer {
     return request.op == kPut || request.op == kPutSignal || request.op == kGet;
   }
 
+  __device__ static bool raises(const Request& request) {
+    return request.op == kPutSignal || request.op == kSignal;
+  }
+
   __device__ Ends ends_of(const Request& request) const {
     u32 me = up.p.me, from = request.op == kGet ? request.peer : me, to = request.op == kGet ? me : request.peer;
     constexpr u64 kOffset = (u64(1) << kWindowShift) - 1;
@@ -237,7 +264,19 @@ class Pacer {
     if (request.op != kSignal)
       ends.dst = up.peer_ptr((u32)(request.dst >> kWindowShift), to, request.dst & kOffset);
     if (moves(request)) ends.src = up.peer_ptr((u32)(request.src >> kWindowShift), from, request.src & kOffset);
+    if (raises(request)) ends.signal = word_of(request.peer, request.signal);
     return ends;
+  }
+
+  __device__ u64* word_of(u32 peer, u32 signal) const {
+    if (a.fault == kWrongQueue) signal = (signal + a.signals) % (a.signals * a.queues);
+    return reinterpret_cast<u64*>(up.p.signals[peer] + (u64)signal * up.p.spacing);
+  }
+
+  // Whether the warp that takes a request copies its bytes, too.
+  __device__ bool is_short(const Request& request, const Ends& ends) const {
+    bool is_aligned = (((u64)ends.dst | (u64)ends.src | request.bytes) & 7) == 0;
+    return a.fault == kNone && moves(request) && request.bytes <= kShort && is_aligned;
   }
 
   __device__ void make(Job& job, const Request& request, const Ends& ends, const Turn& turn) const {
@@ -248,24 +287,23 @@ class Pacer {
     u64 draw = drawn(a.seed, turn.number * a.queues + queue_of(turn.line));
     job.due = turn.begin + turn.lasts + a.latency + (a.spread == 0 ? 0 : draw % a.spread);
     job.number = turn.number;
-    job.peer = request.peer;
-    job.signal = request.signal;
-    job.add = request.op == kPutSignal || request.op == kSignal ? request.add : 0;
+    job.signal = ends.signal;
+    job.add = raises(request) ? request.add : 0;
     job.line = turn.line;
     job.op = request.op;
-    job.chunks = moves(request) ? (u32)((request.bytes + kChunk - 1) / kChunk) : 0;
+    job.chunks = moves(request) && !turn.is_copied ? (u32)((request.bytes + kChunk - 1) / kChunk) : 0;
     if (request.op == kPutSignal) spoil(job, draw);
     job.left = job.chunks;
     job.is_counted = 0;
     fence_block();
-    job.state = kMoving;
+    // A signal alone has no payload to order.
+    job.state = request.op == kSignal ? kThere : kMoving;
   }
 
   // Breaks the one promise that the config names.
   __device__ void spoil(Job& job, u64 draw) const {
     if (a.fault == kLost && draw % kLostOf == 0) job.chunks = job.add = 0;
     if (a.fault == kSignalFirst || a.fault == kDoneEarly) job.begin += kWrongHalf;
-    if (a.fault == kWrongQueue) job.signal = (job.signal + a.signals) % (a.signals * a.queues);
   }
 
   // Chunks are numbered on over all jobs.
@@ -350,30 +388,37 @@ class Pacer {
   }
 #endif
 
-  // Ends jobs whose payload is there and whose time has come: raises their signals, behind one fence for all
-  // (INV-1).
-  __device__ void end_jobs() {
-    u32 ends = 0;
+  // Ends jobs whose payload is there and whose time has come: raises their signals. One fence for all payloads that
+  // have come orders them first (INV-1), mostly before their time. Whether some request may count as done now.
+  __device__ bool end_jobs() {
+    u32 come = 0;
+    bool ends = a.fault == kDoneEarly;
     for (u32 k = 0; k < kJobs / kWave; k++) {
       const Job& job = s.jobs[lane_id() + k * kWave];
       if (job.state != kMoving) continue;
       fence_block();
-      if (now() < job.due) continue;
-      bool is_early = a.fault == kSignalFirst && job.add != 0;
-      if (job.left == 0 || is_early) ends |= 1u << k;
+      if (job.left == 0) come |= 1u << k;
     }
-    if (ballot(ends != 0) == 0) return;
-    fence_system();
-    for (u32 k = 0; k < kJobs / kWave; k++)
-      if ((ends >> k & 1) != 0) end(s.jobs[lane_id() + k * kWave]);
+    if (ballot(come != 0) != 0) fence_system();
+    for (u32 k = 0; k < kJobs / kWave; k++) {
+      Job& job = s.jobs[lane_id() + k * kWave];
+      if ((come >> k & 1) != 0) job.state = kThere;
+      bool is_early = a.fault == kSignalFirst && job.state == kMoving;
+      if (job.state != kThere && !is_early) continue;
+      fence_block();
+      if (now() < job.due) continue;
+      end(job);
+      ends = true;
+    }
+    return ballot(ends) != 0;
   }
 
   __device__ void end(Job& job) {
-    bool is_there = job.left == 0;
+    bool is_there = job.state == kThere;
     if (is_there && job.op == kPutValue) store_relaxed(reinterpret_cast<u64*>(job.dst), job.bytes);
     if (job.add != 0) {
       u64 late = now() - job.due;
-      add_relaxed(reinterpret_cast<u64*>(up.p.signals[job.peer] + (u64)job.signal * up.p.spacing), job.add);
+      add_relaxed(job.signal, job.add);
       job.add = 0;
       add_relaxed(&a.wire->raised, 1);
       add_relaxed(&a.wire->late, late);
@@ -398,8 +443,10 @@ class Pacer {
     }
   }
 
-  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs.
-  __device__ void count_done() {
+  // Counts requests that are done, in the order of their queue, and frees the slots of their jobs. Whether some
+  // counted.
+  __device__ bool count_done() {
+    bool counts_some = false;
     for (u32 line = 0; line < lines; line++) {
       // Requests behind the first one that is not counted: bit k stands for the one with k before it.
       u64 base = s.done[line], there = 0;
@@ -422,6 +469,7 @@ class Pacer {
         if (counts) job.is_counted = 1;
       }
       if (lane_id() == 0) s.done[line] = base + count;
+      counts_some |= count != 0;
     }
     fence_block();
     for (u32 i = lane_id(); i < kJobs; i += kWave) {
@@ -429,6 +477,7 @@ class Pacer {
       if (job.is_counted != 0 && job.state == kArrived) job.state = kFree;
     }
     sync_wave();
+    return counts_some;
   }
 
   const PacerArgs& a;

@@ -1,5 +1,5 @@
 // The state of the engine of `paced` (engine.cu), between its warps and between launches. Behind request.cuh.
-// Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
+// Defines: TY_ROWS_TMA, TY_OWN_ARGS_BYTES, TY_UP_PARAM_BYTES.
 
 namespace up {
 #include "up_device_api.cuh"
@@ -17,8 +17,8 @@ constexpr u32 kCopyWarps = 14, kJobs = 128, kChunk = 14336, kOwnBytes = 12288;
 constexpr u64 kAhead = 6000, kLead = 4000;
 // Looks for requests between two at whether the launch ends, and between two at the host's memory.
 constexpr u32 kLook = 16, kLongLook = 64;
-// Small puts that a warp copies at once.
-constexpr u32 kSmall = 2;
+// Small puts that a warp copies at once, and the bytes of a put that the warp copies which takes requests.
+constexpr u32 kSmall = 2, kShort = 64;
 // The wrong half of a request, where a fault splits it in two, comes this much later.
 constexpr u64 kWrongHalf = 100000000;
 constexpr u32 kLostOf = 64;
@@ -45,7 +45,7 @@ struct Wire {
 };
 static_assert(sizeof(Wire) == 64, "engine.rs has another size of Wire");
 
-// Mirrored in engine.rs; TY_PROBE_BYTES checks the size.
+// Mirrored in engine.rs; TY_OWN_ARGS_BYTES checks the size.
 struct PacerArgs {
   const u64* stop;
   const Line* lines;
@@ -57,20 +57,21 @@ struct PacerArgs {
   u64 seed;
   u32 queues, mask, signals, fault;
 };
-#ifdef TY_PROBE_BYTES
-static_assert(sizeof(PacerArgs) == TY_PROBE_BYTES, "engine.rs and jobs.cuh differ");
+#ifdef TY_OWN_ARGS_BYTES
+static_assert(sizeof(PacerArgs) == TY_OWN_ARGS_BYTES, "engine.rs and jobs.cuh differ");
 #endif
 
-enum State : u32 { kFree, kMoving, kArrived };
+// A job moves until its payload is there, for all to see; it has arrived once its signal is raised.
+enum State : u32 { kFree, kMoving, kThere, kArrived };
 
 struct Job {
   u8* dst;
   const u8* src;
   u64 bytes;
-  u64 begin, due;  // ns since `begun`: first byte on the wire; the signal
+  u64 begin, due;  // ns since `begun`: first byte on the wire; when the signal is raised
   u64 number;      // of the request in its queue
-  u32 peer, signal, add, line;
-  u32 op, first, chunks;
+  u64* signal;
+  u32 add, line, op, first, chunks;
   volatile u32 left, state, is_counted;
 };
 
