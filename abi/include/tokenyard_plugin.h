@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 14
+#define TY_KERNELS_MINOR 15
 
 /**
  * In [`TyShape`]: dispatches and combines. Each set takes it.
@@ -203,6 +203,12 @@ struct TyTransportTable;
  * needs, or refuses to open. E, K, H and the number of handles are 0.
  */
 #define TY_RUNS_TABLE 3
+
+/**
+ * In [`TyShape`]: gathers, as with `TY_RUNS_GATHER`, and reduce-scatters. The set then has `TY_KERNELS_CAP_GATHER` and
+ * `TY_KERNELS_CAP_REDUCE` among its needs, or refuses to open. `in_flight` is even: each call has two slots.
+ */
+#define TY_RUNS_REDUCE 4
 
 /**
  * Most windows a kernel set may ask for.
@@ -304,6 +310,12 @@ struct TyTransportTable;
  * `TY_SUBMIT_FETCH` and `TY_FINISH_FETCH`.
  */
 #define TY_KERNELS_CAP_TABLE 32768
+
+/**
+ * In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_REDUCE`: it takes `TY_SUBMIT_REDUCE` and
+ * `TY_FINISH_REDUCE`.
+ */
+#define TY_KERNELS_CAP_REDUCE 65536
 
 /**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
@@ -431,6 +443,12 @@ struct TyTransportTable;
 #define TY_SUBMIT_FETCH 12
 
 /**
+ * In `submit`, with `TyReduce`, of an instance with `TY_KERNELS_CAP_REDUCE`: sends each rank its part of the tensors.
+ * Their memory may be changed once the call returns.
+ */
+#define TY_SUBMIT_REDUCE 13
+
+/**
  * In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
  */
 #define TY_FINISH_DISPATCH 1
@@ -452,6 +470,12 @@ struct TyTransportTable;
  * instance goes on.
  */
 #define TY_FINISH_FETCH 4
+
+/**
+ * In `finish`, with `TyReduce`, of an instance with `TY_KERNELS_CAP_REDUCE`: waits for the parts of all ranks, and
+ * writes their sums.
+ */
+#define TY_FINISH_REDUCE 5
 
 /**
  * In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
@@ -501,6 +525,19 @@ struct TyTransportTable;
 #define TY_QUERY_TRACE 7
 
 /**
+ * In [`TyGather`], of an instance with `TY_KERNELS_CAP_STREAMS`: shards are read, and outputs written, in the order of
+ * `stream`. They stay valid until it has passed the work that `submit` and `finish` queue there. Both halves of a
+ * gather name the same stream.
+ */
+#define TY_GATHER_ON_STREAM 1
+
+/**
+ * In [`TyReduce`], in `submit`: a gather of the sums follows, as operation + 1. So ranks that make an all-reduce
+ * differ from those that make a reduce-scatter alone, and learn it before any of them waits for that gather.
+ */
+#define TY_REDUCE_GATHERED 1
+
+/**
  * Rows in one block, by source rank, then source token.
  */
 #define TY_LAYOUT_FLAT 1
@@ -540,6 +577,18 @@ struct TyTransportTable;
  * As `TY_CAST_FP8_ROUND`, with the scales' exponent bytes packed by four (UE8M0).
  */
 #define TY_CAST_FP8_UE8M0 3
+
+/**
+ * In [`TyReduce`](crate::TyReduce): parts travel as they are.
+ */
+#define TY_PRECISION_FP32 0
+
+/**
+ * In [`TyReduce`](crate::TyReduce): the parts of f32 tensors travel as bf16. An element of four that follow each other
+ * becomes the upper half of its bits plus 16 bits of a hash of the four and of their place; `docs/pipes.md` has the
+ * hash. The part that stays on its rank is not rounded.
+ */
+#define TY_PRECISION_BF16 1
 
 /**
  * Reuse the routing of the handle: no counting.
@@ -681,7 +730,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 1492269228139454289
+#define TY_KERNELS_LAYOUT 2625442353838726413
 
 /**
  * Major version of the topology ABI.
@@ -1988,6 +2037,14 @@ typedef struct TyGather {
    * In `submit`: why this rank refuses; no bytes where it does not.
    */
   struct TyStr refusal;
+  /**
+   * Bits `TY_GATHER_*`.
+   */
+  uint64_t flags;
+  /**
+   * The stream, with `TY_GATHER_ON_STREAM`.
+   */
+  void *stream;
 } TyGather;
 
 /**
@@ -2640,8 +2697,8 @@ typedef struct TyShape {
    */
   uint32_t runs;
   /**
-   * Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; the bytes of an entry,
-   * its scales included, with `TY_RUNS_TABLE`; else 0.
+   * Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER` and `TY_RUNS_REDUCE`; the
+   * bytes of an entry, its scales included, with `TY_RUNS_TABLE`; else 0.
    */
   uint64_t message_bytes;
   /**
@@ -2809,6 +2866,8 @@ typedef struct TyPlan {
  *   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been
  *   received.
  * - `TY_RUNS_GATHER`: `TY_SUBMIT_GATHER` and `TY_FINISH_GATHER`, by the same rules.
+ * - `TY_RUNS_REDUCE`: these, and `TY_SUBMIT_REDUCE` and `TY_FINISH_REDUCE`. The host leaves numbers of operations out,
+ *   the same on all ranks.
  * - `TY_RUNS_TABLE`: `TY_SUBMIT_ENTRIES` on all ranks; `TY_SUBMIT_FETCH` and `TY_FINISH_FETCH` by each for itself.
  * - `TY_RUNS_PIPE`: `TY_SUBMIT_SEND` and `TY_SUBMIT_RECV`, in any order: ranks make different calls. `flush` waits
  *   until all messages of this rank are taken, too, and reports as `TY_SUBMIT_SEND` does.
@@ -3108,6 +3167,52 @@ typedef struct TyPlace {
    */
   uint8_t missing_nic[TY_MISSING_NIC_BYTES];
 } TyPlace;
+
+/**
+ * A half of a reduce-scatter. Tensor i has R parts of as many elements, and rank r gets the sum of all ranks' parts r:
+ * added in f32 in the order of ranks, multiplied by `scale`, rounded once to the type of the tensor. All ranks make
+ * it, with as many tensors of the same types and lengths, and the same `precision`, `scale` and `flags`: else it ends
+ * with `TY_MISMATCH` on all of them, also where some of them gather. With a refusal of any rank it ends with
+ * `TY_REFUSED` on all. The instance goes on after both.
+ *
+ * A reduce-scatter takes two numbers, and two slots: its own, which is even, and the next one for a gather of the
+ * sums. So `in_flight` of the shape is even, too. A set refuses odd ones.
+ */
+typedef struct TyReduce {
+  /**
+   * `sizeof(TyReduce)`.
+   */
+  size_t size;
+  /**
+   * Operation number, even. It shares the numbers, and the slots, with gathers.
+   */
+  uint64_t operation;
+  /**
+   * Contiguous tensors of bf16 or f32, of the set's memory: in `submit` the inputs, whose elements R divides; in
+   * `finish` the sums.
+   */
+  const struct TyTensor *tensors;
+  /**
+   * How many. None in `finish`: the sums are not written.
+   */
+  size_t count;
+  /**
+   * In `submit`: one of `TY_PRECISION_*`.
+   */
+  uint32_t precision;
+  /**
+   * In `submit`: the factor of the sums.
+   */
+  float scale;
+  /**
+   * In `submit`: why this rank refuses; no bytes where it does not.
+   */
+  struct TyStr refusal;
+  /**
+   * In `submit`: bits `TY_REDUCE_*`.
+   */
+  uint64_t flags;
+} TyReduce;
 
 /**
  * A stream of the set's device.

@@ -44,6 +44,9 @@ pub const TY_SUBMIT_ENTRIES: u32 = 11;
 /// In `submit`, with `TyFetch`, of an instance with `TY_KERNELS_CAP_TABLE`: starts to read entries of any ranks, which
 /// take no part. The indices may be changed once the call returns.
 pub const TY_SUBMIT_FETCH: u32 = 12;
+/// In `submit`, with `TyReduce`, of an instance with `TY_KERNELS_CAP_REDUCE`: sends each rank its part of the tensors.
+/// Their memory may be changed once the call returns.
+pub const TY_SUBMIT_REDUCE: u32 = 13;
 
 /// In `finish`, with `TyDispatchOutput`: ends a dispatch. Each set takes it.
 pub const TY_FINISH_DISPATCH: u32 = 1;
@@ -56,6 +59,9 @@ pub const TY_FINISH_GATHER: u32 = 3;
 /// Fetches are finished in any order. `TY_REFUSED` for an index without an entry: no output is written then, and the
 /// instance goes on.
 pub const TY_FINISH_FETCH: u32 = 4;
+/// In `finish`, with `TyReduce`, of an instance with `TY_KERNELS_CAP_REDUCE`: waits for the parts of all ranks, and
+/// writes their sums.
+pub const TY_FINISH_REDUCE: u32 = 5;
 
 /// In `query`, with `TyDispatchOutput`; optional. Called between the halves of a dispatch. Gives the place of its
 /// output, as `TY_FINISH_DISPATCH` will describe it, if the place is fixed already; else `x` stays absent. Until
@@ -146,6 +152,11 @@ pub struct TyPart {
     pub bytes: u64,
 }
 
+/// In [`TyGather`], of an instance with `TY_KERNELS_CAP_STREAMS`: shards are read, and outputs written, in the order of
+/// `stream`. They stay valid until it has passed the work that `submit` and `finish` queue there. Both halves of a
+/// gather name the same stream.
+pub const TY_GATHER_ON_STREAM: u64 = 1;
+
 /// A half of a gather. All ranks make it, with as many parts of the same lengths: else it ends with `TY_MISMATCH` on
 /// all of them. With a refusal of any rank it ends with `TY_REFUSED` on all. The instance goes on after both.
 #[repr(C)]
@@ -161,6 +172,44 @@ pub struct TyGather {
     pub count: usize,
     /// In `submit`: why this rank refuses; no bytes where it does not.
     pub refusal: TyStr,
+    /// Bits `TY_GATHER_*`.
+    pub flags: u64,
+    /// The stream, with `TY_GATHER_ON_STREAM`.
+    pub stream: *mut c_void,
+}
+
+/// In [`TyReduce`], in `submit`: a gather of the sums follows, as operation + 1. So ranks that make an all-reduce
+/// differ from those that make a reduce-scatter alone, and learn it before any of them waits for that gather.
+pub const TY_REDUCE_GATHERED: u64 = 1;
+
+/// A half of a reduce-scatter. Tensor i has R parts of as many elements, and rank r gets the sum of all ranks' parts r:
+/// added in f32 in the order of ranks, multiplied by `scale`, rounded once to the type of the tensor. All ranks make
+/// it, with as many tensors of the same types and lengths, and the same `precision`, `scale` and `flags`: else it ends
+/// with `TY_MISMATCH` on all of them, also where some of them gather. With a refusal of any rank it ends with
+/// `TY_REFUSED` on all. The instance goes on after both.
+///
+/// A reduce-scatter takes two numbers, and two slots: its own, which is even, and the next one for a gather of the
+/// sums. So `in_flight` of the shape is even, too. A set refuses odd ones.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TyReduce {
+    /// `sizeof(TyReduce)`.
+    pub size: usize,
+    /// Operation number, even. It shares the numbers, and the slots, with gathers.
+    pub operation: u64,
+    /// Contiguous tensors of bf16 or f32, of the set's memory: in `submit` the inputs, whose elements R divides; in
+    /// `finish` the sums.
+    pub tensors: *const TyTensor,
+    /// How many. None in `finish`: the sums are not written.
+    pub count: usize,
+    /// In `submit`: one of `TY_PRECISION_*`.
+    pub precision: u32,
+    /// In `submit`: the factor of the sums.
+    pub scale: f32,
+    /// In `submit`: why this rank refuses; no bytes where it does not.
+    pub refusal: TyStr,
+    /// In `submit`: bits `TY_REDUCE_*`.
+    pub flags: u64,
 }
 
 /// The entries of this rank in a layer.

@@ -11,7 +11,7 @@ use crate::transport::TyConfig;
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 14;
+pub const TY_KERNELS_MINOR: u32 = 15;
 
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///
@@ -22,6 +22,8 @@ pub const TY_KERNELS_MINOR: u32 = 14;
 ///   or `TY_SUBMIT_COMBINE`), and finished. Operation n may be sent only when operation n - in_flight has been
 ///   received.
 /// - `TY_RUNS_GATHER`: `TY_SUBMIT_GATHER` and `TY_FINISH_GATHER`, by the same rules.
+/// - `TY_RUNS_REDUCE`: these, and `TY_SUBMIT_REDUCE` and `TY_FINISH_REDUCE`. The host leaves numbers of operations out,
+///   the same on all ranks.
 /// - `TY_RUNS_TABLE`: `TY_SUBMIT_ENTRIES` on all ranks; `TY_SUBMIT_FETCH` and `TY_FINISH_FETCH` by each for itself.
 /// - `TY_RUNS_PIPE`: `TY_SUBMIT_SEND` and `TY_SUBMIT_RECV`, in any order: ranks make different calls. `flush` waits
 ///   until all messages of this rank are taken, too, and reports as `TY_SUBMIT_SEND` does.

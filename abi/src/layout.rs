@@ -159,7 +159,8 @@ const fn kernels_layout() -> u64 {
         TyMasks { size, masks, count, reserved }
         TyMessage { size, data, bytes, peer, reserved, refusal }
         TyPart { data, bytes }
-        TyGather { size, operation, parts, count, refusal }
+        TyGather { size, operation, parts, count, refusal, flags, stream }
+        TyReduce { size, operation, tensors, count, precision, scale, refusal, flags }
         TyEntries { size, layer, reserved, counts, parts }
         TyFetch { size, operation, layer, index_bytes, indices, count, parts }
         TyReleaseAfter { size, stream }
@@ -182,7 +183,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x1c03_1776_4461_33ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x14b5_9af4_e47f_9f51;
+pub const TY_KERNELS_LAYOUT: u64 = 0x246f_71e9_1ed2_9d0d;
 
 /// Layout hashes of the transport ABI of minor versions 8 to 11, which this version only appends to. For hosts: the C
 /// header has constants alone.

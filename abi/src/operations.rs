@@ -1,4 +1,4 @@
-//! Dispatch and combine: their arguments and their results.
+//! Dispatch and combine: their arguments and their results. Precisions of sums.
 
 use core::ffi::c_void;
 
@@ -39,6 +39,13 @@ pub const TY_CAST_FP8: u32 = 1;
 pub const TY_CAST_FP8_ROUND: u32 = 2;
 /// As `TY_CAST_FP8_ROUND`, with the scales' exponent bytes packed by four (UE8M0).
 pub const TY_CAST_FP8_UE8M0: u32 = 3;
+
+/// In [`TyReduce`](crate::TyReduce): parts travel as they are.
+pub const TY_PRECISION_FP32: u32 = 0;
+/// In [`TyReduce`](crate::TyReduce): the parts of f32 tensors travel as bf16. An element of four that follow each other
+/// becomes the upper half of its bits plus 16 bits of a hash of the four and of their place; `docs/pipes.md` has the
+/// hash. The part that stays on its rank is not rounded.
+pub const TY_PRECISION_BF16: u32 = 1;
 
 /// Reuse the routing of the handle: no counting.
 pub const TY_DISPATCH_REPLAY: u32 = 1;

@@ -17,6 +17,9 @@ pub const TY_RUNS_GATHER: u32 = 2;
 /// In [`TyShape`]: entries of a table that all ranks hold together. The set then has `TY_KERNELS_CAP_TABLE` among its
 /// needs, or refuses to open. E, K, H and the number of handles are 0.
 pub const TY_RUNS_TABLE: u32 = 3;
+/// In [`TyShape`]: gathers, as with `TY_RUNS_GATHER`, and reduce-scatters. The set then has `TY_KERNELS_CAP_GATHER` and
+/// `TY_KERNELS_CAP_REDUCE` among its needs, or refuses to open. `in_flight` is even: each call has two slots.
+pub const TY_RUNS_REDUCE: u32 = 4;
 
 /// The shape that a kernel set is opened for. The host has validated it.
 #[repr(C)]
@@ -48,8 +51,8 @@ pub struct TyShape {
     pub handles: u32,
     /// The operations of the instance: one of `TY_RUNS_*`.
     pub runs: u32,
-    /// Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER`; the bytes of an entry,
-    /// its scales included, with `TY_RUNS_TABLE`; else 0.
+    /// Most bytes of a message with `TY_RUNS_PIPE`, of a rank's shards with `TY_RUNS_GATHER` and `TY_RUNS_REDUCE`; the
+    /// bytes of an entry, its scales included, with `TY_RUNS_TABLE`; else 0.
     pub message_bytes: u64,
     /// With `TY_RUNS_TABLE`: most entries of a rank in a layer; else 0.
     pub entries: u64,
@@ -136,6 +139,9 @@ pub const TY_KERNELS_CAP_GATHER: u32 = 16384;
 /// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_TABLE`: it takes `TY_SUBMIT_ENTRIES`,
 /// `TY_SUBMIT_FETCH` and `TY_FINISH_FETCH`.
 pub const TY_KERNELS_CAP_TABLE: u32 = 32768;
+/// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_REDUCE`: it takes `TY_SUBMIT_REDUCE` and
+/// `TY_FINISH_REDUCE`.
+pub const TY_KERNELS_CAP_REDUCE: u32 = 65536;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

@@ -70,7 +70,7 @@ fn several_calls_are_in_flight_at_once_and_end_in_any_order() {
     for spread in WORLDS {
         let (ranks, config) = (spread.ranks, spread.config());
         in_threads(ranks, &config, |world: &Arc<World>| {
-            let options = GatherOptions { max_bytes: 256, in_flight: 3 };
+            let options = GatherOptions { in_flight: 3, ..GatherOptions::new(256) };
             let mut gather = Gather::open(world, &config, options).unwrap();
             for round in 0..4 {
                 let send = |call: usize, gather: &mut Gather| {

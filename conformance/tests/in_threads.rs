@@ -86,7 +86,7 @@ fn trial(prefix: &str, settings: &Settings, test: Test) -> Trial {
 }
 
 fn is_beside_moe(name: &str) -> bool {
-    ["/pipe/", "/gather/", "/table/"].iter().any(|word| name.contains(word))
+    ["/pipe/", "/gather/", "/reduce/", "/table/"].iter().any(|word| name.contains(word))
 }
 
 /// The cases that meet the bad day `number` of `count`: each one in a default run of one day, and each operation every
@@ -112,10 +112,12 @@ fn worlds(name: &str) -> bool {
         "l1/routing/",
         "l1/pipe/",
         "l1/gather/",
+        "l1/reduce/",
         "l2/replay/",
         "l2/combine_beside_dispatch/",
         "l2/pipe/",
         "l2/gather/",
+        "l2/reduce/",
     ]
     .iter()
     .any(|group| name.starts_with(group))

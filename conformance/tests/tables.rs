@@ -16,11 +16,7 @@ use tokenyard_core::ops::table::{Entries, PendingFetch, Table, TableOptions};
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 use tokenyard_core::{Error, ErrorKind, Result};
 use tokenyard_libfabric::Libfabric;
-use users::{DRIVEN, PUTS, REORDERED, STORES, Spread, TWO_LEVELS, config, masked};
-
-/// A transport that a thread drives, with gets.
-const GETS: &str = "[transport.scale_up]\nuse = \"libfabric\"\n\
-                    [transport.scale_up.libfabric]\nprovider = \"tcp\"\nget = true\n";
+use users::{DRIVEN, GETS, PUTS, REORDERED, STORES, Spread, TWO_LEVELS, config, masked};
 
 tokenyard_testkit::built_in_transport!(Libfabric);
 

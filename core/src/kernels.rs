@@ -281,6 +281,30 @@ pub trait KernelSet: Sized + Send + 'static {
         Err(no_operation(Self::NAME, "gather"))
     }
 
+    /// Sends each rank its part of the tensors, of an instance that was opened with [`abi::TY_RUNS_REDUCE`].
+    ///
+    /// # Errors
+    /// Any error closes the gather.
+    ///
+    /// # Safety
+    /// The tensors are valid for the call.
+    unsafe fn reduce_send(&mut self, reduce: &abi::TyReduce) -> Result<()> {
+        let _ = reduce;
+        Err(no_operation(Self::NAME, "reduce-scatter"))
+    }
+
+    /// Waits for the parts of all ranks, and writes their sums to the tensors.
+    ///
+    /// # Errors
+    /// As [`gather_recv`](Self::gather_recv).
+    ///
+    /// # Safety
+    /// The tensors are valid for the call, and no other code uses them.
+    unsafe fn reduce_recv(&mut self, reduce: &abi::TyReduce) -> Result<()> {
+        let _ = reduce;
+        Err(no_operation(Self::NAME, "reduce-scatter"))
+    }
+
     /// Writes the entries of this rank in a layer, of an instance that was opened with [`abi::TY_RUNS_TABLE`].
     ///
     /// # Errors

@@ -246,6 +246,16 @@ impl KernelSet for CpuKernels {
         unsafe { self.beside()?.gather()?.recv(gather) }
     }
 
+    unsafe fn reduce_send(&mut self, reduce: &abi::TyReduce) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.gather()?.reduce_send(reduce) }
+    }
+
+    unsafe fn reduce_recv(&mut self, reduce: &abi::TyReduce) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.gather()?.reduce_recv(reduce) }
+    }
+
     unsafe fn write_entries(&mut self, entries: &abi::TyEntries) -> Result<()> {
         // SAFETY: by this function's contract.
         unsafe { self.beside()?.table()?.write(entries) }

@@ -9,7 +9,9 @@ use tokenyard_core::transport::Transport as _;
 use tokenyard_cuda::{Nvlink, Nvrtc, PLATFORM};
 use tokenyard_device_put::DevicePut;
 use tokenyard_gpu::compile::{Architecture, Compiled, Role, Rows, Target};
-use tokenyard_gpu::warm::{Over, compile, compile_nic_probe, compile_probe, compile_ring_probe};
+use tokenyard_gpu::warm::{
+    Over, compile, compile_nic_probe, compile_probe, compile_ring_probe, compile_table,
+};
 use tokenyard_plugin_paced::{Paced, compile_engine};
 
 const WANTED: [(u32, Rows); 4] =
@@ -56,6 +58,8 @@ const PROBE: usize = 7;
 /// Kernels of `ring.cu`.
 const RING_PROBE: usize = 2;
 
+/// Kernels of `table.cu`.
+const TABLE: usize = 7;
 /// Kernels of `nic.cu`.
 const NIC_PROBE: usize = 3;
 
@@ -176,6 +180,7 @@ fn main() -> Result<()> {
         let kernels = if rows == Rows::Tma { PROBE } else { PROBE - 1 };
         too_much += show(capability, rows, "probe", &compile_probe(about)?, kernels);
         too_much += show(capability, rows, "ring probe", &compile_ring_probe(about)?, RING_PROBE);
+        too_much += show(capability, rows, "table", &compile_table(about)?, TABLE);
         too_much += show(capability, rows, "paced", &compile_engine(about)?, 1);
         let given = Paced::device_source()?;
         // SAFETY: the parameters that it points to are static.

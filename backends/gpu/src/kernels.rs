@@ -44,6 +44,7 @@ use crate::moe::foresight;
 use crate::moe::limits::{BlockLimits, check};
 use crate::moe::sizes::{ARENA, CONTROL, Sizes};
 use crate::moe::state::PlannedExchange;
+use crate::ops::{self, OtherOperation};
 use crate::platform::Components;
 
 pub(crate) use crate::engine::device_api::DeviceApi;
@@ -60,6 +61,8 @@ pub struct GpuKernels<C: Components> {
     exchanges: Vec<(Exchange, Sizes)>,
     /// Set by `plan`. Dropped before the memory it points to.
     planned: Option<Exchanges>,
+    /// Set by `plan` of an instance for an operation beside MoE. Dropped before the memory, too.
+    beside: Option<OtherOperation>,
     /// Set by `plan`, too: kernels write there.
     counters: Option<Counters>,
     /// Memory of the windows that no transport owns, by window id.
@@ -79,6 +82,7 @@ impl<C: Components> GpuKernels<C> {
     /// queued.
     fn settle(&self) -> Result<()> {
         self.planned.as_ref().map_or(Ok(()), Exchanges::synchronize)?;
+        self.beside.as_ref().map_or(Ok(()), OtherOperation::synchronize)?;
         self.streams.iter().try_for_each(Stream::synchronize)
     }
 
@@ -93,6 +97,13 @@ impl<C: Components> GpuKernels<C> {
     fn planned(&mut self) -> Result<&mut Exchanges> {
         self.planned.as_mut().ok_or_else(|| {
             Error::new(ErrorKind::Internal, "run kernels", "an operation came before `plan`")
+        })
+    }
+
+    fn beside(&mut self) -> Result<&mut OtherOperation> {
+        self.beside.as_mut().ok_or_else(|| {
+            let text = "the instance was planned for another operation";
+            Error::new(ErrorKind::Internal, "run operation", text)
         })
     }
 
@@ -177,12 +188,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn open(config: GpuConfig, shape: &KernelShape) -> Result<Self> {
-        if shape.runs != abi::TY_RUNS_MOE {
-            return unsupported(format!(
-                "kernel set `{}` has no operations beside MoE",
-                C::KERNELS
-            ));
-        }
+        ops::check(C::KERNELS, shape)?;
         config.check(&C::PLATFORM.names)?;
         C::PLATFORM.driver.load(config.libraries.as_deref())?;
         let context = Context::retain(Device::choose(C::PLATFORM, config.ordinal())?)?;
@@ -192,6 +198,7 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             context,
             exchanges: Vec::new(),
             planned: None,
+            beside: None,
             counters: None,
             memory: BTreeMap::new(),
             tensors: HashMap::new(),
@@ -202,6 +209,10 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     fn needs(&mut self, limits: &Limits) -> Result<KernelNeeds> {
+        if self.shape.runs != abi::TY_RUNS_MOE {
+            let needs = ops::needs(C::KERNELS, &self.shape, limits, C::PLATFORM.memory)?;
+            return Ok(KernelNeeds { device: self.context.device.ordinal, ..needs });
+        }
         let exchanges = self.exchanges(limits)?;
         let paths: Vec<_> = exchanges.iter().map(|exchange| exchange.path).collect();
         let mut needs = KernelNeeds {
@@ -249,11 +260,12 @@ impl<C: Components> KernelSet for GpuKernels<C> {
                 needs.kinds
             ));
         }
+        let wants = |handle| needs.handles & handle != 0;
+        // A host thread posts over NICs, which may need no handle, and over stand-ins, which map the windows of peers.
+        let for_nic = self.is_for_nic(id) && !wants(abi::TY_HANDLE_POSIX);
         let exported = match lies_in {
             WindowMemory::Host => abi::TY_HANDLE_MEMFD,
-            WindowMemory::Device
-                if self.is_for_nic(id) || needs.handles & abi::TY_HANDLE_DMABUF != 0 =>
-            {
+            WindowMemory::Device if for_nic || wants(abi::TY_HANDLE_DMABUF) => {
                 abi::TY_HANDLE_DMABUF
             }
             WindowMemory::Device => abi::TY_HANDLE_POSIX,
@@ -279,11 +291,20 @@ impl<C: Components> KernelSet for GpuKernels<C> {
     }
 
     unsafe fn plan(&mut self, plan: &abi::TyPlan) -> Result<()> {
+        // SAFETY: the host's list of windows, valid for the call; they are as many as `needs` returned.
+        let windows = unsafe { std::slice::from_raw_parts(plan.windows, plan.window_count) };
+        if let (true, [window]) = (self.shape.runs != abi::TY_RUNS_MOE, windows) {
+            let window = self.address_of(window)?;
+            // SAFETY: by this function's contract.
+            let beside = unsafe {
+                OtherOperation::new(&self.context, &self.config, &self.shape, window, plan)?
+            };
+            self.beside = Some(beside);
+            return Ok(());
+        }
         // Dropped behind the exchangers, whatever fails.
         let counters = Counters::new(&self.context, self.shape.ranks)?;
         let mut exchangers = Vec::new();
-        // SAFETY: the host's list of windows, valid for the call; they are as many as `needs` returned.
-        let windows = unsafe { std::slice::from_raw_parts(plan.windows, plan.window_count) };
         for (index, (exchange, sizes)) in self.exchanges.iter().enumerate() {
             let address = |id: usize| self.address_of(&windows[WINDOWS * index + id]);
             let planned = PlannedExchange {
@@ -357,8 +378,46 @@ impl<C: Components> KernelSet for GpuKernels<C> {
         self.planned()?.agree(call)
     }
 
+    unsafe fn send(&mut self, message: &abi::TyMessage) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.pipe()?.send(message) }
+    }
+
+    unsafe fn recv(&mut self, message: &abi::TyMessage) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.pipe()?.recv(message) }
+    }
+
+    unsafe fn gather_send(&mut self, gather: &abi::TyGather) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.gather()?.send(gather) }
+    }
+
+    unsafe fn gather_recv(&mut self, gather: &abi::TyGather) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.gather()?.recv(gather) }
+    }
+
+    unsafe fn write_entries(&mut self, entries: &abi::TyEntries) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.table()?.write(entries) }
+    }
+
+    unsafe fn fetch_send(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.table()?.send(fetch) }
+    }
+
+    unsafe fn fetch_recv(&mut self, fetch: &abi::TyFetch) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.beside()?.table()?.recv(fetch) }
+    }
+
     fn flush(&mut self) -> Result<()> {
-        self.planned()?.flush()
+        match &mut self.beside {
+            Some(beside) => beside.flush(),
+            None => self.planned()?.flush(),
+        }
     }
 
     fn gpu_ring(&mut self, level: u64) -> Result<Option<abi::TyGpuRing>> {

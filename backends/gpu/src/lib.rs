@@ -19,6 +19,7 @@ mod engine;
 mod flat_sms;
 pub mod kernels;
 mod moe;
+mod ops;
 mod platform;
 pub mod probe;
 pub mod resident;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use crate::compile::{self, ProbeSource, Rows};
+use crate::compile::{self, KernelSource, Rows};
 use crate::config::GpuConfig;
 use crate::driver::{Context, DeviceFacts, Event, Function, Launch, Module, Pinned, Stream};
 use crate::engine::device_api::DeviceApi;
@@ -25,7 +25,7 @@ const NAP: Duration = Duration::from_micros(50);
 pub struct Body {
     /// The name of the file.
     pub file: &'static str,
-    /// Its text, compiled as those of `device/` are: `TY_PROBE_BYTES` is the size of the arguments.
+    /// Its text, compiled as those of `device/` are: `TY_OWN_ARGS_BYTES` is the size of the arguments.
     pub text: &'static str,
     /// The name of the kernel.
     pub kernel: &'static str,
@@ -96,8 +96,8 @@ pub struct ResidentWords {
 
 impl Body {
     /// The source, where the kernel takes so many bytes of arguments.
-    pub(crate) fn source(&self, args_bytes: usize) -> ProbeSource {
-        ProbeSource { name: self.file, text: self.text, args_bytes }
+    pub(crate) fn source(&self, args_bytes: usize) -> KernelSource {
+        KernelSource { name: self.file, text: self.text, args_bytes }
     }
 }
 

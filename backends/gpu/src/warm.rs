@@ -8,6 +8,7 @@ use crate::compile::{self, Architecture, Compiled, DeviceApiSource, Program, Rol
 use crate::config::GpuConfig;
 use crate::driver::Device;
 use crate::kernels::{DeviceApi, gpu_ring_api};
+use crate::ops::TABLE;
 use crate::platform::{Dialect, Platform};
 use crate::probe::{NIC_PROBE, PROBE, RING_PROBE};
 use crate::resident::Body;
@@ -166,6 +167,8 @@ pub fn warm(
             folder: folder.clone(),
         })
     };
+    // A table of such a world needs them, too.
+    compile::beside(platform, config, architecture, &TABLE)?;
     programs.iter().map(warm).collect()
 }
 
@@ -200,6 +203,14 @@ pub fn compile_ring_probe(target: Target<'_>) -> Result<Compiled> {
 /// No compiler, or its error.
 pub fn compile_nic_probe(target: Target<'_>, over: &Over) -> Result<Compiled> {
     Program::probe(target, over.source(), &NIC_PROBE).compile(target.compiler)
+}
+
+/// Compiles the kernels of a table, to show their use of resources.
+///
+/// # Errors
+/// No compiler, or its error.
+pub fn compile_table(target: Target<'_>) -> Result<Compiled> {
+    Program::beside(target, &TABLE).compile(target.compiler)
 }
 
 /// Compiles a kernel that stays, over loads and stores, to show its use of resources.

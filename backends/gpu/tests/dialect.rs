@@ -17,7 +17,8 @@ fn sources() -> Vec<PathBuf> {
         "../ibgda/src",
     ];
     let device = ["device", "device/common", "device/codec", "device/moe", "device/decode"];
-    for folder in device.into_iter().chain(["src/probe", "src/transport"]).chain(others) {
+    let beside = ["device/ops", "src/probe", "src/transport"];
+    for folder in device.into_iter().chain(beside).chain(others) {
         for entry in std::fs::read_dir(root.join(folder)).expect("a folder of the crate") {
             let path = entry.expect("an entry").path();
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");

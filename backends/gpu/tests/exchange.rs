@@ -77,7 +77,7 @@ fn write_all(to: &Path, device_api: DeviceApi, rows: Rows, level: &str) {
     std::fs::create_dir_all(to).expect("made");
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let device = ["device", "device/common", "device/codec", "device/moe", "device/decode"];
-    for from in device.into_iter().chain(["src/probe"]) {
+    for from in device.into_iter().chain(["device/ops", "src/probe"]) {
         for entry in std::fs::read_dir(crate_folder.join(from)).expect("a folder of the crate") {
             let path = entry.expect("an entry").path();
             let is_source = path.extension().is_some_and(|e| e == "cuh" || e == "cu");
@@ -466,4 +466,15 @@ fn copies_barriers_and_counts_of_the_probe_reach_every_rank() {
     write_all(folder.path(), NVLINK, Rows::Vector, "the probe");
     Model::compile(folder, "probe.cpp", &defines(NVLINK, Rows::Vector)).is_well();
     Model::of_wave_64(NVLINK, "probe.cpp").is_well();
+}
+
+#[test]
+fn entries_of_a_table_are_written_checked_and_fetched() {
+    let model = |wave: u32| {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_all(folder.path(), NVLINK, Rows::Vector, "the table");
+        Model::compile(folder, "table.cpp", &[format!("-DMODEL_WAVE={wave}")])
+    };
+    model(32).is_well();
+    model(64).is_well();
 }

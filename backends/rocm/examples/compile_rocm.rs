@@ -18,7 +18,7 @@ use tokenyard_core::Result;
 use tokenyard_gpu::compile::{
     Architecture, Compiled, Compiler as _, Role, Rows, Source, SourceFile, Target,
 };
-use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe};
+use tokenyard_gpu::warm::{Over, compile, compile_probe, compile_ring_probe, compile_table};
 use tokenyard_plugin_paced::compile_engine;
 use tokenyard_rocm::Clang;
 
@@ -45,6 +45,8 @@ fn is_wanted(chip: &str, program: &str) -> bool {
 const PROBE: usize = 6;
 /// Kernels of `ring.cu`.
 const RING_PROBE: usize = 2;
+/// Kernels of `table.cu`.
+const TABLE: usize = 7;
 
 /// Bytes of shared memory that a kernel may declare: `DECLARED` of `backends/gpu/src/moe/sizes.rs`.
 const DECLARED: u32 = 2048;
@@ -234,6 +236,7 @@ fn main() -> Result<()> {
         }
         all.push(("probe".to_owned(), compile_probe(about)?, PROBE));
         all.push(("ring probe".to_owned(), compile_ring_probe(about)?, RING_PROBE));
+        all.push(("table".to_owned(), compile_table(about)?, TABLE));
         all.push(("paced".to_owned(), compile_engine(about)?, 1));
         Ok(all)
     };

@@ -41,6 +41,8 @@ pub enum Lie {
     Length,
     /// A shard of another length than those of the others.
     Shards,
+    /// Another scale of a sum than that of the others.
+    Sums,
     /// More entries than a table has room for.
     Entries,
 }
@@ -68,6 +70,7 @@ impl Lie {
             Self::Secret | Self::Deadline | Self::PluginPath => Phase::Bootstrap,
             Self::Length => Phase::Message,
             Self::Shards => Phase::GatherSend,
+            Self::Sums => Phase::ReduceSend,
             Self::Entries => Phase::Write,
             Self::RowType | Self::Layout | Self::Operation => Phase::DispatchSend,
             _ => Phase::Connect,
@@ -109,6 +112,7 @@ impl Lie {
                 &format!("{LENGTH} were expected"),
             ],
             Self::Shards => &["rank 1", &format!("{OTHER_LENGTH}"), &format!("{LENGTH} bytes")],
+            Self::Sums => &["rank 1", "the same types, precision and scale"],
             Self::Entries => &["values: found", &format!("at most 4 entries of {LENGTH} bytes")],
         };
         words.iter().map(|word| (*word).to_owned()).collect()

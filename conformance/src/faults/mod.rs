@@ -26,6 +26,7 @@ pub use script::Word;
 use crate::ops::faults as of_operation;
 use crate::ops::gather::GatherEnd;
 use crate::ops::pipe::PipeEnd;
+use crate::ops::reduce::ReduceEnd;
 use crate::ops::table::TableEnd;
 use crate::pace::Pace;
 
@@ -59,6 +60,10 @@ pub enum Phase {
     GatherSend,
     /// After it sent its shards of a gather, before it receives those of the others.
     GatherReceive,
+    /// Before it sends its parts of a sum.
+    ReduceSend,
+    /// After it sent its parts of a sum, before it receives those of the others.
+    ReduceReceive,
     /// Before it writes entries of a table: others wait until it has.
     Write,
     /// After it sent a fetch, before it receives it: others wait for its next write.
@@ -91,6 +96,8 @@ impl Phase {
             Self::Credit => "credit",
             Self::GatherSend => "gather_send",
             Self::GatherReceive => "gather_receive",
+            Self::ReduceSend => "reduce_send",
+            Self::ReduceReceive => "reduce_receive",
             Self::Write => "write",
             Self::Fetch => "fetch",
         }
@@ -285,9 +292,10 @@ fn among_domains(domains: u32) -> Vec<Fault> {
 fn beside_moe(domains: u32) -> impl Iterator<Item = Fault> {
     let of_pipes = of_operation::list::<PipeEnd>(domains).into_iter();
     let of_gathers = of_operation::list::<GatherEnd>(domains);
+    let of_sums = of_operation::list::<ReduceEnd>(domains);
     // A table needs one link that reaches every rank.
     let of_tables = if domains == 1 { of_operation::list::<TableEnd>(1) } else { Vec::new() };
-    of_pipes.chain(of_gathers).chain(of_tables)
+    of_pipes.chain(of_gathers).chain(of_sums).chain(of_tables)
 }
 
 /// All ranks have all of their memory and connections in use when they end.

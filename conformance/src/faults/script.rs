@@ -18,6 +18,7 @@ use crate::moe::round::{Live, Round};
 use crate::ops::faults::{self as of_operation, FaultyEnd};
 use crate::ops::gather::GatherEnd;
 use crate::ops::pipe::PipeEnd;
+use crate::ops::reduce::ReduceEnd;
 use crate::ops::table::TableEnd;
 
 /// The time in which ranks may start, where no rank is missing: a busy machine starts slowly.
@@ -101,6 +102,9 @@ impl Player<'_> {
             Phase::Message | Phase::Credit => return self.operation::<PipeEnd>(world, &config),
             Phase::GatherSend | Phase::GatherReceive => {
                 return self.operation::<GatherEnd>(world, &config);
+            }
+            Phase::ReduceSend | Phase::ReduceReceive => {
+                return self.operation::<ReduceEnd>(world, &config);
             }
             Phase::Write | Phase::Fetch => return self.operation::<TableEnd>(world, &config),
             _ => {}

@@ -9,6 +9,8 @@ use tokenyard_core::config::Config;
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 use tokenyard_core::{Error, ErrorKind};
 
+use super::memory::TensorMemory;
+
 /// An operation that numbers what it passes, and checks it.
 pub(crate) trait OperationEnd: Sized + 'static {
     /// The folder of the operation, which is its word in the names of cases.
@@ -58,6 +60,8 @@ pub(crate) struct WorldPlace {
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) domains: u32,
+    /// Where its tensors lie.
+    pub(super) memory: TensorMemory,
 }
 
 impl WorldPlace {
@@ -65,7 +69,7 @@ impl WorldPlace {
         let (rank, ranks, world) = (world.rank(), world.ranks(), Arc::clone(world));
         // Without scale-up one transport reaches all ranks, so it is as one domain.
         let domains = config.domains.filter(|_| config.scale_up.is_some()).unwrap_or(1);
-        Self { world, rank, ranks, domains }
+        Self { world, rank, ranks, domains, memory: TensorMemory::Host }
     }
 }
 
@@ -90,8 +94,18 @@ pub(crate) fn open<E: OperationEnd>(
         Err(error) if is_lack(&error) => return Ok(Err(error.message().to_owned())),
         Err(error) => return Err(error.into()),
     };
-    let end = E::take(&mut users, WorldPlace::of(world, config), lengths);
+    let memory = TensorMemory::open(config, world, device_of(&users))?;
+    let place = WorldPlace { memory, ..WorldPlace::of(world, config) };
+    let end = E::take(&mut users, place, lengths);
     Ok(Ok((end.context("find the user in the session")?, users.communicators)))
+}
+
+/// The device that an operation works on.
+fn device_of(users: &SessionUsers) -> Option<i32> {
+    let gathers = users.gathers.iter().map(|gather| gather.device());
+    let pipes = users.pipes.iter().map(|pipe| pipe.device());
+    let tables = users.tables.iter().map(|table| table.device());
+    gathers.chain(pipes).chain(tables).next().flatten()
 }
 
 /// Whether an error says that the kernel set lacks the operation, or that it or a transport's device API has no session
@@ -120,7 +134,7 @@ mod tests {
         let error = |kind, text: &str| Error::new(kind, "open session", text);
         for text in [
             "kernel set `x` has no gather",
-            "kernel set `x` has no operations beside MoE",
+            "kernel set `x` has no pipe over several domains",
             "on_failure = \"mask\": a pipe of kernel set `x` cannot go on without a lost rank",
             "found several users of one session; expected one: kernels of `x` post by themselves",
             "device_api_of: the device API of x serves one user of a session",

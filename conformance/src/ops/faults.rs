@@ -6,13 +6,16 @@ use std::sync::Arc;
 use anyhow::Result;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
+use tokenyard_core::moe::DType;
 use tokenyard_core::ops::gather::GatherOptions;
+use tokenyard_core::ops::gather::reduce::{Precision, Spread};
 use tokenyard_core::ops::pipe::PipeOptions;
 use tokenyard_core::ops::table::TableOptions;
 
 use super::end::{self, OperationEnd};
 use super::gather::GatherEnd;
 use super::pipe::PipeEnd;
+use super::reduce::{Form, ReduceEnd};
 use super::table::TableEnd;
 use crate::faults::{Fault, Kind, Lie, Phase};
 use crate::pace::Pace;
@@ -20,6 +23,14 @@ use crate::pace::Pace;
 /// The length of what ranks send, and the one that a misled rank sends.
 pub(crate) const LENGTH: usize = 64;
 pub(crate) const OTHER_LENGTH: usize = 65;
+
+/// The sum of all ranks: both halves of the call need each of them.
+const SUMMED: Form = Form {
+    spread: Spread::All,
+    precision: Precision::Fp32,
+    scale: 1.0,
+    tensors: &[(DType::F32, LENGTH / 4)],
+};
 
 /// An operation in the script of L3.
 pub(crate) trait FaultyEnd: OperationEnd {
@@ -54,11 +65,25 @@ impl FaultyEnd for GatherEnd {
     const LIE: (&'static str, Lie, bool) = ("shards", Lie::Shards, true);
 
     fn small() -> (GatherOptions, &'static [&'static [usize]]) {
-        (GatherOptions { max_bytes: 2 * LENGTH as u64, in_flight: 1 }, &[&[LENGTH]])
+        (GatherOptions { in_flight: 1, ..GatherOptions::new(2 * LENGTH as u64) }, &[&[LENGTH]])
     }
 
     fn send_lie(&mut self) -> Result<()> {
         self.send_lengths(&[OTHER_LENGTH])
+    }
+}
+
+impl FaultyEnd for ReduceEnd {
+    const PHASES: [Phase; 2] = [Phase::ReduceSend, Phase::ReduceReceive];
+    const LIE: (&'static str, Lie, bool) = ("sums", Lie::Sums, true);
+
+    fn small() -> (GatherOptions, &'static [Form]) {
+        let options = GatherOptions::new(2 * LENGTH as u64);
+        (GatherOptions { in_flight: 1, reduces: true, ..options }, &[SUMMED])
+    }
+
+    fn send_lie(&mut self) -> Result<()> {
+        self.send_form(Form { scale: 0.5, ..SUMMED })
     }
 }
 

@@ -8,7 +8,9 @@ mod drawn;
 pub(crate) mod end;
 pub(crate) mod faults;
 pub mod gather;
+mod memory;
 pub mod pipe;
+pub(crate) mod reduce;
 pub(crate) mod table;
 
 use std::sync::Arc;
@@ -35,12 +37,14 @@ pub type OperationBody = Box<dyn Fn(&Arc<World>, &Config) -> Result<Option<Strin
 
 /// The cases of L1.
 pub fn values() -> impl Iterator<Item = OperationCase> {
-    pipe::values().chain(gather::values()).chain(table::values())
+    let sums = gather::values().chain(reduce::values());
+    pipe::values().chain(sums).chain(table::values())
 }
 
 /// The cases of L2.
 pub fn order() -> impl Iterator<Item = OperationCase> {
-    pipe::order().chain(gather::order()).chain(table::order())
+    let sums = gather::order().chain(reduce::order());
+    pipe::order().chain(sums).chain(table::order())
 }
 
 /// Checks that a call failed in this way, about this rank.

@@ -41,6 +41,10 @@ pub(crate) trait Alteration: Default + Send + 'static {
 
     fn gathered(&mut self, _: &KernelShape, _: &abi::TyGather) {}
 
+    fn reduce(&mut self, _: &mut abi::TyReduce) {}
+
+    fn reduced(&mut self, _: &abi::TyReduce) {}
+
     fn entries(&mut self, _: &mut abi::TyEntries) {}
 
     /// How a fetch ended.
@@ -115,6 +119,20 @@ impl<A: Alteration> KernelSet for Altered<A> {
         // SAFETY: by this function's contract.
         unsafe { self.cpu.gather_recv(gather)? };
         self.alteration.gathered(&self.shape, gather);
+        Ok(())
+    }
+
+    unsafe fn reduce_send(&mut self, reduce: &abi::TyReduce) -> Result<()> {
+        let mut reduce = *reduce;
+        self.alteration.reduce(&mut reduce);
+        // SAFETY: by this function's contract; alterations change no memory.
+        unsafe { self.cpu.reduce_send(&reduce) }
+    }
+
+    unsafe fn reduce_recv(&mut self, reduce: &abi::TyReduce) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.cpu.reduce_recv(reduce)? };
+        self.alteration.reduced(reduce);
         Ok(())
     }
 
@@ -208,6 +226,11 @@ const TABLES: &[*const abi::TyKernelsTable] = &[
     table::<CopyAfterCredit>(),
     table::<SilentRefusal>(),
     table::<RotatedShards>(),
+    table::<NoScale>(),
+    table::<NeverRounded>(),
+    table::<NeverGathered>(),
+    table::<OddNumbers>(),
+    table::<RotatedSums>(),
     table::<RotatedEntries>(),
     table::<FirstLayerAlone>(),
     table::<NoIndexIsWrong>(),

@@ -134,20 +134,15 @@ fn a_forgiven_error_is_caught() {
     caught::<ForgivenError>("l0/errors_are_reported/r2", "health is good");
 }
 
-/// Reports commands as done when they are picked up; they are executed later.
+/// Commands that are reported as done when they are picked up, and executed later.
 #[derive(Default)]
-pub(crate) struct DoneAtPickUp {
+struct PickedUp {
     early: Mutex<VecDeque<Event>>,
     waiting: Mutex<VecDeque<Command>>,
 }
-impl Fault for DoneAtPickUp {
-    const NAME: &'static str = "done_at_pick_up";
 
-    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
-        if !is_put(command) || command.flags & abi::TY_FLAG_NOTIFY == 0 {
-            // SAFETY: by this function's contract.
-            return unsafe { below.post(queue, *command) };
-        }
+impl PickedUp {
+    fn pick_up(&self, queue: u32, command: &Command) -> Hot {
         let Command { peer, tag, .. } = *command;
         let done = Event { kind: abi::TY_EVENT_DONE, queue, peer, status: abi::TY_OK, tag };
         self.early.lock().unwrap().push_back(done);
@@ -163,11 +158,64 @@ impl Fault for DoneAtPickUp {
             return Ok(1);
         }
         if let Some(command) = self.waiting.lock().unwrap().pop_front() {
-            // SAFETY: a posted command; its source may have changed, which is the fault, but it is still
-            // memory of the window.
+            // SAFETY: a posted command; its bytes may have changed, or may be in use, which is the fault, but they are
+            // still memory of the window.
             unsafe { below.post(queue, command)? };
         }
         below.shm.poll(queue, events)
+    }
+}
+
+/// Reports puts as done too early.
+#[derive(Default)]
+pub(crate) struct DoneAtPickUp(PickedUp);
+impl Fault for DoneAtPickUp {
+    const NAME: &'static str = "done_at_pick_up";
+
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
+        if is_put(command) && command.flags & abi::TY_FLAG_NOTIFY != 0 {
+            return self.0.pick_up(queue, command);
+        }
+        // SAFETY: by this function's contract.
+        unsafe { below.post(queue, *command) }
+    }
+
+    fn poll(&self, below: &Below, queue: u32, events: &mut [Event]) -> Hot {
+        self.0.poll(below, queue, events)
+    }
+}
+
+/// Reports gets as done before their bytes have come.
+#[derive(Default)]
+pub(crate) struct EarlyGet(PickedUp);
+impl Fault for EarlyGet {
+    const NAME: &'static str = "early_get";
+
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
+        if command.op == abi::TY_OP_GET && command.flags & abi::TY_FLAG_NOTIFY != 0 {
+            return self.0.pick_up(queue, command);
+        }
+        // SAFETY: by this function's contract.
+        unsafe { below.post(queue, *command) }
+    }
+
+    fn poll(&self, below: &Below, queue: u32, events: &mut [Event]) -> Hot {
+        self.0.poll(below, queue, events)
+    }
+}
+
+/// Gets never end.
+#[derive(Default)]
+pub(crate) struct StalledGet;
+impl Fault for StalledGet {
+    const NAME: &'static str = "stalled_get";
+
+    unsafe fn post(&self, below: &Below, queue: u32, command: &Command) -> Hot {
+        if command.op == abi::TY_OP_GET {
+            return Ok(1);
+        }
+        // SAFETY: by this function's contract.
+        unsafe { below.post(queue, *command) }
     }
 }
 

@@ -199,6 +199,8 @@ const TABLES: &[*const abi::TyTransportTable] = &[
     table::<ErrorIsNotYet>(),
     table::<ForgivenError>(),
     table::<DoneAtPickUp>(),
+    table::<EarlyGet>(),
+    table::<StalledGet>(),
     table::<DoneTwice>(),
     table::<NarrowTag>(),
     table::<Overrun>(),

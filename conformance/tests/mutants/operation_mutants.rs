@@ -1,4 +1,4 @@
-//! Broken kernel sets below a pipe, a gather or a table, and a broken transport below a gather, with the case that
+//! Broken kernel sets below a pipe, a gather, sums or a table, and broken transports below them, with the case that
 //! catches each.
 
 use std::time::Duration;
@@ -7,7 +7,8 @@ use tokenyard_core::kernels::KernelShape;
 use tokenyard_core::{ErrorKind, Result, abi};
 
 use crate::altered_kernels::Alteration;
-use crate::faulty_shm::Fault as _;
+use crate::completion_mutants::{EarlyGet, StalledGet};
+use crate::faulty_shm::Fault;
 use crate::kernel_mutants::Unaltered;
 use crate::l0::Intact;
 use crate::payload_mutants::CutPut;
@@ -84,11 +85,15 @@ impl Alteration for SilentRefusal {
     fn shards(&mut self, gather: &mut abi::TyGather) {
         gather.refusal = NO_TEXT;
     }
+
+    fn reduce(&mut self, reduce: &mut abi::TyReduce) {
+        reduce.refusal = NO_TEXT;
+    }
 }
 
 #[test]
 fn a_refusal_that_is_not_passed_on_is_caught() {
-    for case in ["l2/pipe/refused", "l2/gather/refused"] {
+    for case in ["l2/pipe/refused", "l2/gather/refused", "l2/reduce/refused"] {
         caught::<SilentRefusal>(case, "of kind Mismatch, about rank Some(");
     }
 }
@@ -117,6 +122,96 @@ impl Alteration for RotatedShards {
 #[test]
 fn shards_in_another_order_of_ranks_are_caught() {
     caught::<RotatedShards>("l1/gather/lengths", "call 0: shard 0 of 1000 bytes of rank 0: byte ");
+}
+
+/// Sums without the factor.
+#[derive(Default)]
+pub(crate) struct NoScale;
+impl Alteration for NoScale {
+    const NAME: &'static str = "no_scale";
+
+    fn reduce(&mut self, reduce: &mut abi::TyReduce) {
+        reduce.scale = 1.0;
+    }
+}
+
+#[test]
+fn sums_without_their_factor_are_caught() {
+    caught::<NoScale>("l1/reduce/lengths", "call 1: sum 0: element 0: found ");
+}
+
+/// Sends parts as they are, where they are to be rounded.
+#[derive(Default)]
+pub(crate) struct NeverRounded;
+impl Alteration for NeverRounded {
+    const NAME: &'static str = "never_rounded";
+
+    fn reduce(&mut self, reduce: &mut abi::TyReduce) {
+        reduce.precision = abi::TY_PRECISION_FP32;
+    }
+}
+
+#[test]
+fn parts_that_are_not_rounded_are_caught() {
+    caught::<NeverRounded>("l1/reduce/lengths", "call 2: sum 0: element ");
+}
+
+/// Takes an all-reduce for a reduce-scatter.
+#[derive(Default)]
+pub(crate) struct NeverGathered;
+impl Alteration for NeverGathered {
+    const NAME: &'static str = "never_gathered";
+
+    fn reduce(&mut self, reduce: &mut abi::TyReduce) {
+        reduce.flags = 0;
+    }
+}
+
+#[test]
+fn an_all_reduce_that_passes_for_a_reduce_scatter_is_caught() {
+    caught::<NeverGathered>(
+        "l2/reduce/refused",
+        "found success; expected an error of kind Mismatch",
+    );
+}
+
+/// Makes reduce-scatters of the numbers that are left out for gathers.
+#[derive(Default)]
+pub(crate) struct OddNumbers;
+impl Alteration for OddNumbers {
+    const NAME: &'static str = "odd_numbers";
+
+    fn reduce(&mut self, reduce: &mut abi::TyReduce) {
+        reduce.operation += 1;
+    }
+}
+
+#[test]
+fn the_number_of_a_gather_is_refused_for_a_reduce_scatter() {
+    caught::<OddNumbers>("l1/reduce/lengths", "number: found 1; expected an even one");
+}
+
+/// Writes sums one place further.
+#[derive(Default)]
+pub(crate) struct RotatedSums;
+impl Alteration for RotatedSums {
+    const NAME: &'static str = "rotated_sums";
+
+    fn reduced(&mut self, reduce: &abi::TyReduce) {
+        for at in 0..reduce.count {
+            // SAFETY: the outputs of a call, which are written; each element has two bytes at least.
+            let out = unsafe {
+                let sums = *reduce.tensors.add(at);
+                std::slice::from_raw_parts_mut(sums.data, 2 * sums.shape[0] as usize)
+            };
+            out.rotate_right(out.len().min(4));
+        }
+    }
+}
+
+#[test]
+fn sums_at_other_places_are_caught() {
+    caught::<RotatedSums>("l1/reduce/lengths", "call 0: sum 0: element 0: found ");
 }
 
 /// Writes the entries of a fetch one place further.
@@ -177,10 +272,31 @@ fn an_index_without_an_entry_that_is_no_error_is_caught() {
     caught::<NoIndexIsWrong>("l2/table/refused", "index -1: found success");
 }
 
+/// The case finds this transport, and not one that is whole.
+fn transport_caught<F: Fault>(case: &str, why: &str) {
+    assert_caught(F::NAME, case, why, |broken| {
+        run(Unaltered::NAME, if broken { F::NAME } else { Intact::NAME }, case)
+    });
+}
+
 #[test]
 fn a_cut_put_of_shards_is_caught() {
-    let (case, why) = ("l1/gather/large", "shard 0 of 1048581 bytes of rank 1: byte 5:");
-    assert_caught(CutPut::NAME, case, why, |broken| {
-        run(Unaltered::NAME, if broken { CutPut::NAME } else { Intact::NAME }, case)
-    });
+    transport_caught::<CutPut>("l1/gather/large", "shard 0 of 1048581 bytes of rank 1: byte 5:");
+}
+
+#[test]
+fn a_get_that_is_done_before_its_bytes_came_is_caught() {
+    transport_caught::<EarlyGet>("l1/table/in_flight_1", "place 0: entry ");
+}
+
+/// Each of two ranks waits for the other, whose entries do not come, and says so.
+#[test]
+fn a_get_that_never_ends_is_an_error_about_the_rank_that_it_reads() {
+    let found = run(Unaltered::NAME, StalledGet::NAME, "l1/table/lengths");
+    for (rank, other) in [(0, 1), (1, 0)] {
+        let says = |error: &&String| error.starts_with(&format!("rank {rank}:"));
+        let error = found.iter().find(says).unwrap();
+        let waits = format!("rank {other} did not finish phase `queue room`");
+        assert!(error.contains(&waits), "{error}");
+    }
 }

@@ -15,6 +15,9 @@ pub(crate) const REORDERED: &str = "[transport.scale_up]\nuse = \"faulty\"\n\
                                     [transport.scale_up.faulty]\ninner = \"shm\"\nseed = 3\n";
 pub(crate) const DRIVEN: &str = "[transport.scale_up]\nuse = \"libfabric\"\n\
                                  [transport.scale_up.libfabric]\nprovider = \"tcp\"\n";
+/// A transport that a thread drives, with gets.
+pub(crate) const GETS: &str = "[transport.scale_up]\nuse = \"libfabric\"\n\
+                               [transport.scale_up.libfabric]\nprovider = \"tcp\"\nget = true\n";
 const RAILS: &str =
     "[transport.scale_out]\nuse = \"shm\"\n[transport.scale_out.shm]\nload_store = false\n";
 

@@ -45,7 +45,7 @@ macro_rules! plain {
     )+};
 }
 
-plain!(TyRoutingCounts, TyMask, TyReleaseAfter, TyMessage, TyGather, TyEntries, TyFetch);
+plain!(TyRoutingCounts, TyMask, TyReleaseAfter, TyMessage, TyGather, TyReduce, TyEntries, TyFetch);
 
 impl CForm for Copies<'_> {
     type Form = abi::TyCopies;

@@ -384,6 +384,30 @@ impl OpenKernels {
         unsafe { self.make(KernelCall::GatherRecv(gather)) }
     }
 
+    /// Sends the parts of a reduce-scatter.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::reduce_send`](crate::kernels::KernelSet::reduce_send).
+    pub(crate) unsafe fn reduce_send(&mut self, reduce: &abi::TyReduce) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::ReduceSend(reduce)) }
+    }
+
+    /// Ends a reduce-scatter.
+    ///
+    /// # Errors
+    /// Errors of the component.
+    ///
+    /// # Safety
+    /// As [`KernelSet::reduce_recv`](crate::kernels::KernelSet::reduce_recv).
+    pub(crate) unsafe fn reduce_recv(&mut self, reduce: &mut abi::TyReduce) -> Result<()> {
+        // SAFETY: by this function's contract.
+        unsafe { self.make(KernelCall::ReduceRecv(reduce)) }
+    }
+
     /// Writes this rank's entries of a layer.
     ///
     /// # Errors

@@ -26,12 +26,14 @@ macro_rules! kernel_calls {
                 GatherSend(abi::TyGather) = "gather_send", TY_SUBMIT_GATHER;
                 WriteEntries(abi::TyEntries) = "write_entries", TY_SUBMIT_ENTRIES;
                 FetchSend(abi::TyFetch) = "fetch_send", TY_SUBMIT_FETCH;
+                ReduceSend(abi::TyReduce) = "reduce_send", TY_SUBMIT_REDUCE;
             }
             finish {
                 DispatchRecv(abi::TyDispatchOutput) = "dispatch_recv", TY_FINISH_DISPATCH;
                 CombineRecv(abi::TyCombineEnd) = "combine_recv", TY_FINISH_COMBINE;
                 GatherRecv(abi::TyGather) = "gather_recv", TY_FINISH_GATHER;
                 FetchRecv(abi::TyFetch) = "fetch_recv", TY_FINISH_FETCH;
+                ReduceRecv(abi::TyReduce) = "reduce_recv", TY_FINISH_REDUCE;
             }
             query {
                 DispatchOutput(abi::TyDispatchOutput) = "dispatch_output", TY_QUERY_DISPATCH_OUTPUT;
@@ -98,6 +100,8 @@ impl KernelCall<'_> {
                 Self::Recv(message) => kernels.recv(message)?,
                 Self::GatherSend(gather) => kernels.gather_send(gather)?,
                 Self::GatherRecv(gather) => kernels.gather_recv(gather)?,
+                Self::ReduceSend(reduce) => kernels.reduce_send(reduce)?,
+                Self::ReduceRecv(reduce) => kernels.reduce_recv(reduce)?,
                 Self::WriteEntries(entries) => kernels.write_entries(entries)?,
                 Self::FetchSend(fetch) => kernels.fetch_send(fetch)?,
                 Self::FetchRecv(fetch) => kernels.fetch_recv(fetch)?,

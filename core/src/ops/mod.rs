@@ -4,7 +4,7 @@
 //! users by the cases `l2/shared`.
 
 /// Methods of every user without experts: how it is opened on all ranks, and what it says of itself. The fields are
-/// `standing`, `options` and `report`.
+/// `standing`, `user`, `options` and `report`.
 macro_rules! user_of_a_session {
     ($user:ident, $options:ident) => {
         impl std::fmt::Debug for $user {
@@ -43,6 +43,11 @@ macro_rules! user_of_a_session {
                 self.standing.rank()
             }
 
+            /// The device whose memory its tensors lie in; none for host memory.
+            pub fn device(&self) -> Option<i32> {
+                self.user.device
+            }
+
             /// The options that all ranks agreed on.
             pub fn options(&self) -> $options {
                 self.options
@@ -67,8 +72,11 @@ macro_rules! user_of_a_session {
 }
 use user_of_a_session;
 
+pub mod entry;
 pub mod gather;
+pub mod message;
 pub mod pipe;
+pub mod record;
 pub mod table;
 
 use std::sync::Arc;

@@ -197,20 +197,18 @@ impl SlotOrder {
     }
 
     /// Waits until all commands of a slot are done, and until every rank whose command failed is
-    /// known to be lost.
+    /// known to be lost. The wait is for the first rank whose command is not done.
     pub(crate) fn wait_posted(&self, slot: usize, operation: u64) -> Result<()> {
+        let left = || self.outstanding().left(self.first_slot + slot, self.losses());
         let what = WaitFor {
             phase: abi::TY_PHASE_QUEUE,
-            peer: self.losses().suspected().unwrap_or(self.member.rank),
+            peer: self.losses().suspected().or_else(left).unwrap_or(self.member.rank),
             signal: 0,
             expected: 1,
             operation,
             level: self.channel.level,
         };
-        let is_done = || {
-            self.outstanding().is_done(self.first_slot + slot, self.losses())
-                && self.losses().suspected().is_none()
-        };
+        let is_done = || left().is_none() && self.losses().suspected().is_none();
         let waited = self.waiter().until(&what, || u64::from(is_done()), || self.progress());
         waited.map_err(|error| self.losses().explain(error))
     }

@@ -53,13 +53,16 @@ impl Outstanding {
         self.to[rank as usize].get()
     }
 
-    /// Whether all commands of a slot are done, except for those to lost ranks. Those may never end,
-    /// and their data only goes to the lost rank.
-    pub(crate) fn is_done(&self, slot: usize, losses: &Losses) -> bool {
-        self.totals[slot].get() == 0
-            || (0..)
-                .zip(&self.counts[slot * self.ranks..][..self.ranks])
-                .all(|(rank, count)| count.get() == 0 || losses.is_lost(rank))
+    /// The first rank with a command of a slot that is not done, but for lost ranks. Their commands may
+    /// never end, and the data only goes to the lost rank.
+    pub(crate) fn left(&self, slot: usize, losses: &Losses) -> Option<u32> {
+        if self.totals[slot].get() == 0 {
+            return None;
+        }
+        (0..)
+            .zip(&self.counts[slot * self.ranks..][..self.ranks])
+            .find(|(rank, count)| count.get() != 0 && !losses.is_lost(*rank))
+            .map(|(rank, _)| rank)
     }
 }
 
@@ -78,11 +81,11 @@ mod tests {
         outstanding.posted(live);
         outstanding.posted(dying);
         outstanding.posted(dying);
-        assert!(outstanding.is_done(0, &losses) && !outstanding.is_done(1, &losses));
+        assert_eq!([0, 1].map(|slot| outstanding.left(slot, &losses)), [None, Some(1)]);
         LOST[2].store(1, Ordering::Release);
-        assert!(!outstanding.is_done(1, &losses), "a command to a live rank is under way");
+        assert_eq!(outstanding.left(1, &losses), Some(1), "a command to a live rank is under way");
         outstanding.done(live);
-        assert!(outstanding.is_done(1, &losses));
+        assert_eq!(outstanding.left(1, &losses), None);
     }
 
     #[test]

@@ -9,18 +9,17 @@
 
 use tokenyard_core::domains::{Domains, Member};
 use tokenyard_core::kernels::KernelShape;
-use tokenyard_core::moe::{RECORD_HEADER, RECORD_TEXT};
+use tokenyard_core::moe::RECORD_HEADER;
+use tokenyard_core::ops::record::{ExpectedRecord, RECORD, Shards, parts_of, verdict};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::line::{Line, Lines, Passage, RECORD, bytes_of, text_of};
+use super::line::{Line, Lines, Passage};
+use super::reduce::bucket::Bucket;
+use super::reduce::layout::ReduceLayout;
 use crate::engine::control::{Header, Signal};
 use crate::engine::ends::End;
 use crate::engine::places::Area;
-use crate::engine::record::{Record, bad_record, checked};
-
-/// Verdicts in word 1 of a record.
-const GOES: u64 = 0;
-const REFUSED: u64 = 1;
+use crate::engine::record::Record;
 
 /// The parts of a window, which repeat for each slot.
 #[derive(Clone, Copy, Debug)]
@@ -28,24 +27,35 @@ pub(crate) struct GatherLayout {
     ranks: u32,
     in_flight: u32,
     /// Room for the shards of a rank.
-    room: u64,
+    pub(super) room: u64,
+    /// Behind the slots, where the instance reduces.
+    pub(super) reduces: Option<ReduceLayout>,
 }
 
 impl GatherLayout {
-    pub(crate) fn new(shape: &KernelShape) -> Self {
+    /// `puts`: some link of the ranks cannot store to peers.
+    pub(crate) fn new(shape: &KernelShape, puts: bool) -> Self {
         let room = shape.message_bytes.next_multiple_of(64);
-        Self { ranks: shape.ranks, in_flight: shape.in_flight, room }
+        let layout = Self { ranks: shape.ranks, in_flight: shape.in_flight, room, reduces: None };
+        let reduces = (shape.runs == abi::TY_RUNS_REDUCE)
+            .then(|| ReduceLayout::new(shape, puts, layout.place(0, shape.in_flight as usize)));
+        Self { reduces, ..layout }
     }
 
     /// Bytes of the window; none where they are beyond the address space.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let places = (RECORD + self.room).checked_mul(self.ranks.into())?;
-        let bytes = places.checked_add(RECORD)?.checked_mul(self.in_flight.into());
-        bytes.filter(|bytes| *bytes < 1 << 47)
+        let slots = places.checked_add(RECORD)?.checked_mul(self.in_flight.into())?;
+        let behind = self.reduces.map_or(Some(0), |reduces| reduces.bytes(self.room))?;
+        slots.checked_add(behind).filter(|bytes| *bytes < 1 << 47)
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.ranks
     }
 
     /// Where the record of a rank lies; its shards follow.
-    fn place(&self, rank: u32, slot: usize) -> u64 {
+    pub(super) fn place(&self, rank: u32, slot: usize) -> u64 {
         let of_slot = (RECORD + self.room) * u64::from(self.ranks) + RECORD;
         of_slot * slot as u64 + (RECORD + self.room) * u64::from(rank)
     }
@@ -59,73 +69,93 @@ impl GatherLayout {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Gather {
-    lines: Lines,
-    layout: GatherLayout,
-    domains: Domains,
-    rank: u32,
+    pub(super) lines: Lines,
+    pub(super) layout: GatherLayout,
+    pub(super) domains: Domains,
+    pub(super) rank: u32,
     /// By slot, the shards of this rank.
-    own: Vec<Option<Shards>>,
+    pub(super) own: Vec<Option<Shards>>,
+    /// By slot, what this rank sums.
+    pub(super) buckets: Vec<Option<Bucket>>,
 }
 
 // SAFETY: as for `Pipe`.
 unsafe impl Send for Gather {}
 
-/// The shards of a rank, as their record says, and this rank has checked. They lie in the window.
-#[derive(Clone, Debug)]
-struct Shards {
-    rank: u32,
-    number: u64,
-    bytes: u64,
-    /// See [`lengths`].
-    lengths: u64,
-    /// Why their rank refuses; no bytes where it does not.
-    refusal: Vec<u8>,
-}
-
-impl Shards {
-    /// The header of their record, for a peer that they reach in so many pieces.
-    fn header(&self, pieces: u64) -> Header {
-        let verdict = if self.refusal.is_empty() { GOES } else { REFUSED };
-        Header([self.number, verdict, self.bytes, self.lengths, pieces, self.rank.into(), 0, 0])
-    }
+/// A place that shards of a rank have on a line: its number there, and where they lie in each window.
+#[derive(Clone, Copy)]
+pub(super) struct Landing {
+    pub(super) rank: u32,
+    pub(super) place: u32,
+    /// Where their record lies: at the place of the rank in every call, so that ranks that make different calls find
+    /// each other's.
+    pub(super) at: u64,
+    /// Where their bytes lie.
+    pub(super) bytes_at: u64,
+    /// How many times the bytes of the record lie there: once for each rank that they go on to.
+    pub(super) times: u32,
 }
 
 /// A line, and a gather in a slot of it.
 #[derive(Clone, Copy)]
-struct Turn<'a> {
-    line: &'a Line,
+pub(super) struct Turn<'a> {
+    pub(super) line: &'a Line,
     layout: &'a GatherLayout,
-    window: &'a Area,
+    pub(super) window: &'a Area,
     slot: usize,
     number: u64,
 }
 
 impl Turn<'_> {
-    /// The way of the shards of `rank`, or of their record, to a peer of the line. `place`: theirs on the line.
-    fn way(&self, signal: Signal, rank: u32, [peer, place]: [u32; 2]) -> Passage {
-        let behind = if signal == Signal::Rows { RECORD } else { 0 };
-        let to = self.layout.place(rank, self.slot) + behind;
+    /// Where the shards of `rank` lie, with their place on the line.
+    pub(super) fn landing(&self, rank: u32, place: u32) -> Landing {
+        let at = self.layout.place(rank, self.slot);
+        Landing { rank, place, at, bytes_at: at + RECORD, times: 1 }
+    }
+
+    /// The way of shards, or of their record, to a peer of the line.
+    fn way(&self, signal: Signal, peer: u32, landing: &Landing) -> Passage {
+        let to = if signal == Signal::Rows { landing.bytes_at } else { landing.at };
         let is_rail = signal == Signal::Entry && self.line.order.member.is_rail();
         let from = if is_rail { self.layout.on_rail(self.slot) } else { to };
-        Passage { peer, slot: self.slot, number: self.number, signal, place, from, to }
+        let Self { slot, number, .. } = *self;
+        Passage { peer, slot, number, signal, place: landing.place, from, to }
     }
 
     /// Sends shards, which lie in this rank's window, to all others of the line.
     fn pass(&self, shards: &Shards, place: u32) -> Result<()> {
-        let Self { line, window, .. } = *self;
-        let header = shards.header(line.pieces(shards.bytes));
-        for (at, peer) in line.order.member.domains.peers().skip(1).enumerate() {
-            let way = self.way(Signal::Rows, shards.rank, [peer, place]);
-            if line.is_mapped() {
-                // SAFETY: places of equal size in two windows, and the bytes are within them; this rank alone writes
-                // to the peer's, which has left the last gather of the slot.
-                unsafe {
-                    let (from, to) = (window.at(way.from), line.start(&way));
-                    std::ptr::copy_nonoverlapping(from, to, shards.bytes as usize);
-                }
+        self.pass_from(shards, self.landing(shards.rank, place), |way| {
+            self.store(way, shards.bytes)
+        })
+    }
+
+    /// Stores bytes of this rank's window to the peer, where it is mapped.
+    pub(super) fn store(&self, way: &Passage, bytes: u64) {
+        if self.line.is_mapped() {
+            // SAFETY: places of equal size in two windows, and the bytes are within them; this rank alone writes to the
+            // peer's, which has left the last gather of the slot.
+            unsafe {
+                let (from, to) = (self.window.at(way.from), self.line.start(way));
+                std::ptr::copy_nonoverlapping(from, to, bytes as usize);
             }
-            line.put(&way, shards.bytes)?;
-            let way = self.way(Signal::Entry, shards.rank, [peer, place]);
+        }
+    }
+
+    /// Sends shards to all others of the line. `lay` writes those for a peer where their way starts.
+    pub(super) fn pass_from(
+        &self,
+        shards: &Shards,
+        landing: Landing,
+        lay: impl Fn(&mut Passage),
+    ) -> Result<()> {
+        let line = self.line;
+        let bytes = shards.bytes * u64::from(landing.times);
+        let header = Header(shards.words(line.pieces(bytes)));
+        for (at, peer) in line.order.member.domains.peers().skip(1).enumerate() {
+            let mut way = self.way(Signal::Rows, peer, &landing);
+            lay(&mut way);
+            line.put(&way, bytes)?;
+            let way = self.way(Signal::Entry, peer, &landing);
             if line.is_mapped() || at == 0 {
                 // All puts of the line leave from one record.
                 line.fill(&way, header, &shards.refusal);
@@ -136,20 +166,15 @@ impl Turn<'_> {
     }
 
     /// Waits for the record and the shards of a rank, from the peer of its place on the line.
-    fn take(&self, rank: u32, place: u32) -> Result<Shards> {
-        let way = |signal| self.way(signal, rank, [0, place]);
+    pub(super) fn take(&self, landing: Landing) -> Result<Shards> {
+        let way = |signal| self.way(signal, 0, &landing);
         self.line.wait(&way(Signal::Entry), 1, abi::TY_PHASE_ENTRY)?;
-        let record = Record::at(self.window.at(self.layout.place(rank, self.slot)));
-        let header = checked(record, rank, self.number)?;
-        let (bytes, pieces) = bytes_of(&header, rank, self.layout.room)?;
-        let [_, verdict, _, lengths, ..] = header.0;
-        let refusal = match verdict {
-            GOES => Vec::new(),
-            REFUSED if bytes == 0 => record.text().to_vec(),
-            _ => return Err(bad_record(rank, format!("verdict {verdict} and {bytes} bytes"))),
-        };
+        let record = Record::at(self.window.at(landing.at));
+        let expected =
+            ExpectedRecord { rank: landing.rank, number: self.number, room: self.layout.room };
+        let (shards, pieces) = Shards::read(record.header().0, record.text(), expected)?;
         self.line.wait(&way(Signal::Rows), pieces, abi::TY_PHASE_ROWS)?;
-        Ok(Shards { rank, number: self.number, bytes, lengths, refusal })
+        Ok(shards)
     }
 }
 
@@ -165,14 +190,15 @@ impl Gather {
         // SAFETY: by this function's contract.
         let lines = unsafe { Lines::new(shape, members, plan)? };
         let own = vec![None; shape.in_flight as usize];
-        Ok(Self { lines, layout, domains: Domains::new(shape), rank: shape.rank, own })
+        let buckets = vec![None; shape.in_flight as usize];
+        Ok(Self { lines, layout, domains: Domains::new(shape), rank: shape.rank, own, buckets })
     }
 
-    fn slot(&self, operation: u64) -> usize {
+    pub(super) fn slot(&self, operation: u64) -> usize {
         (operation % u64::from(self.layout.in_flight)) as usize
     }
 
-    fn turn(&self, line: usize, operation: u64) -> Turn<'_> {
+    pub(super) fn turn(&self, line: usize, operation: u64) -> Turn<'_> {
         let (line, slot) = (&self.lines.all[line], self.slot(operation));
         let window = &self.lines.window;
         Turn { line, layout: &self.layout, window, slot, number: operation }
@@ -188,18 +214,15 @@ impl Gather {
             line.order.open_slot(operation)?;
         }
         // SAFETY: by this function's contract.
-        let (text, parts) = unsafe { (text_of(&gather.refusal), parts_of(gather)) };
-        let refusal = text[..text.len().min(RECORD_TEXT as usize)].to_vec();
-        let at = self.layout.place(self.rank, self.slot(operation)) + RECORD;
-        let mut bytes = 0;
-        for part in parts.iter().filter(|part| refusal.is_empty() && part.bytes > 0) {
-            let to = self.lines.window.at(at + bytes);
+        let (shards, parts) = unsafe { (Shards::of(self.rank, gather), parts_of(gather)) };
+        let goes = shards.refusal.is_empty();
+        let mut at = self.layout.place(self.rank, self.slot(operation)) + RECORD;
+        for part in parts.iter().filter(|part| goes && part.bytes > 0) {
+            let to = self.lines.window.at(at);
             // SAFETY: the place has room for the shards, which core has checked, and no other rank writes to it.
             unsafe { std::ptr::copy_nonoverlapping(part.data.cast(), to, part.bytes as usize) };
-            bytes += part.bytes;
+            at += part.bytes;
         }
-        let lengths = lengths(parts.iter().map(|part| part.bytes));
-        let shards = Shards { rank: self.rank, number: operation, bytes, lengths, refusal };
         self.turn(0, operation).pass(&shards, self.rank)?;
         if self.lines.all.len() > 1 {
             self.turn(1, operation).pass(&shards, self.domains.mine)?;
@@ -219,7 +242,8 @@ impl Gather {
             let text = format!("found gather {operation}; expected one that was sent");
             return Err(Error::new(ErrorKind::Internal, "receive gather", text));
         };
-        let mut all = self.take_all(operation)?;
+        let mut all = self.take_rail(operation)?;
+        self.take_inside(operation, &mut all)?;
         all.push(own);
         all.sort_unstable_by_key(|shards| shards.rank);
         let verdict = verdict(&all);
@@ -227,6 +251,12 @@ impl Gather {
             // SAFETY: by this function's contract.
             unsafe { self.copy_out(gather) };
         }
+        self.leave(operation, verdict)
+    }
+
+    /// Leaves a call, which ended so on all ranks.
+    pub(super) fn leave(&mut self, operation: u64, verdict: Result<()>) -> Result<()> {
+        let slot = self.slot(operation);
         let end = if verdict.is_ok() { End::Done } else { End::Refused };
         for line in &self.lines.all {
             // Others write to the places of their shards once this rank has left, and what goes on inside lies there.
@@ -238,22 +268,28 @@ impl Gather {
         verdict
     }
 
-    /// Waits for the shards of all other ranks; sends those of other domains on.
-    fn take_all(&self, operation: u64) -> Result<Vec<Shards>> {
-        let (domains, mut all) = (&self.domains, Vec::new());
-        for domain in domains.others() {
-            let rank = domains.place(domain, domains.index);
-            let shards = self.turn(1, operation).take(rank, domain)?;
+    /// Waits for the shards of other domains on the rail, and sends them on inside.
+    fn take_rail(&self, operation: u64) -> Result<Vec<Shards>> {
+        let take = |domain| {
+            let rank = self.domains.place(domain, self.domains.index);
+            let rail = self.turn(1, operation);
+            let shards = rail.take(rail.landing(rank, domain))?;
             self.turn(0, operation).pass(&shards, rank)?;
-            all.push(shards);
-        }
-        for domain in domains.all() {
-            for peer in domains.peers().skip(1) {
-                let rank = domains.place(domain, peer);
-                all.push(self.turn(0, operation).take(rank, rank)?);
+            Ok(shards)
+        };
+        self.domains.others().map(take).collect()
+    }
+
+    /// Waits for the shards that come from the other ranks of this domain: theirs, and those that they send on.
+    pub(super) fn take_inside(&self, operation: u64, all: &mut Vec<Shards>) -> Result<()> {
+        let turn = self.turn(0, operation);
+        for domain in self.domains.all() {
+            for peer in self.domains.peers().skip(1) {
+                let rank = self.domains.place(domain, peer);
+                all.push(turn.take(turn.landing(rank, rank))?);
             }
         }
-        Ok(all)
+        Ok(())
     }
 
     /// # Safety
@@ -287,74 +323,18 @@ impl Gather {
     }
 }
 
-/// # Safety
-/// The parts are valid for the call.
-unsafe fn parts_of(gather: &abi::TyGather) -> &[abi::TyPart] {
-    match gather.count {
-        0 => &[],
-        // SAFETY: by this function's contract.
-        count => unsafe { std::slice::from_raw_parts(gather.parts, count) },
-    }
-}
-
-/// A number for the lengths of shards, which differs where they differ (FNV-1a).
-fn lengths(all: impl Iterator<Item = u64>) -> u64 {
-    let bytes = all.flat_map(u64::to_le_bytes);
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    })
-}
-
-/// The end of a gather, from the records of all ranks, in order: the same on all of them.
-fn verdict(all: &[Shards]) -> Result<()> {
-    if let Some(one) = all.iter().find(|shards| !shards.refusal.is_empty()) {
-        return Err(refused(one.rank, &one.refusal));
-    }
-    let Some(first) = all.first() else { return Ok(()) };
-    let differs = |other: &&Shards| [other.bytes, other.lengths] != [first.bytes, first.lengths];
-    match all.iter().find(differs) {
-        None => Ok(()),
-        Some(other) => Err(other_lengths([first.rank, other.rank], [first.bytes, other.bytes])),
-    }
-}
-
-#[cold]
-fn refused(rank: u32, why: &[u8]) -> Error {
-    let text = format!("rank {rank} refused the gather: {}", String::from_utf8_lossy(why));
-    Error::new(ErrorKind::Refused, "gather", text).with_rank(rank)
-}
-
-#[cold]
-fn other_lengths(ranks: [u32; 2], bytes: [u64; 2]) -> Error {
-    let text = format!(
-        "the shards of rank {} have {} bytes, and those of rank {} have {}, or are divided otherwise; expected shards \
-         of the same lengths on all ranks",
-        ranks[0], bytes[0], ranks[1], bytes[1]
-    );
-    Error::new(ErrorKind::Mismatch, "gather", text).with_rank(ranks[1])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn places_of_all_ranks_and_slots_are_apart_and_within_the_window() {
-        let layout = GatherLayout { ranks: 3, in_flight: 2, room: 128 };
+        let layout = GatherLayout { ranks: 3, in_flight: 2, room: 128, reduces: None };
         let starts = [0, 1].map(|slot| [0, 1, 2].map(|rank| layout.place(rank, slot)));
         let step = RECORD + layout.room;
         let slot = 3 * step + RECORD;
         assert_eq!(starts, [[0, step, 2 * step], [slot, slot + step, slot + 2 * step]]);
         assert_eq!([0, 1].map(|slot| layout.on_rail(slot)), [3 * step, slot + 3 * step]);
         assert_eq!(layout.bytes(), Some(2 * slot));
-    }
-
-    #[test]
-    fn shards_that_are_divided_otherwise_have_another_number() {
-        let of = |all: &[u64]| lengths(all.iter().copied());
-        assert_eq!(of(&[8, 16]), of(&[8, 16]));
-        assert_ne!(of(&[8, 16]), of(&[16, 8]));
-        assert_ne!(of(&[24]), of(&[8, 16]));
-        assert_ne!(of(&[]), of(&[0]));
     }
 }

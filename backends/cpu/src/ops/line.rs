@@ -13,12 +13,9 @@ use crate::engine::commands::Raise;
 use crate::engine::control::{Header, Signal};
 use crate::engine::order::{SlotOrder, Traffic, Wait};
 use crate::engine::places::Area;
-use crate::engine::record::bad_record;
 
 /// The only window.
 pub(crate) const WINDOW: u16 = 0;
-/// Bytes of a record: its header, and the text of a refusal.
-pub(crate) const RECORD: u64 = (RECORD_HEADER + RECORD_TEXT).next_multiple_of(64);
 
 /// The window of this rank, and its lines: inside the domain, then on the rail, where there are several domains.
 #[derive(Debug)]
@@ -198,25 +195,6 @@ impl Line {
         }
         let text = format!("rank {rank} is lost");
         Err(Error::new(ErrorKind::PeerLost, "wait for bytes", text).with_rank(rank))
-    }
-}
-
-/// The bytes beside a record, and the pieces that they come in, if there is room for them.
-pub(crate) fn bytes_of(header: &Header, rank: u32, room: u64) -> Result<(u64, u64)> {
-    let [_, _, bytes, _, pieces, ..] = header.0;
-    if bytes <= room && pieces <= bytes {
-        return Ok((bytes, pieces));
-    }
-    Err(bad_record(rank, format!("{bytes} bytes in {pieces} pieces; expected at most {room}")))
-}
-
-/// # Safety
-/// The text is valid for the life of the call.
-pub(crate) unsafe fn text_of(text: &abi::TyStr) -> &[u8] {
-    match text.data.is_null() {
-        true => &[],
-        // SAFETY: by this function's contract.
-        false => unsafe { std::slice::from_raw_parts(text.data.cast(), text.bytes) },
     }
 }
 

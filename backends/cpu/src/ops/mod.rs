@@ -4,6 +4,7 @@
 pub(crate) mod gather;
 pub(crate) mod line;
 pub(crate) mod pipe;
+pub(crate) mod reduce;
 pub(crate) mod table;
 
 use tokenyard_core::domains::Member;
@@ -38,7 +39,11 @@ impl Layout {
     fn new(shape: &KernelShape, puts: bool) -> Result<Self> {
         match shape.runs {
             abi::TY_RUNS_PIPE => Ok(Self::Pipe(PipeLayout::new(shape, puts))),
-            abi::TY_RUNS_GATHER => Ok(Self::Gather(GatherLayout::new(shape))),
+            abi::TY_RUNS_GATHER => Ok(Self::Gather(GatherLayout::new(shape, puts))),
+            abi::TY_RUNS_REDUCE => {
+                reduce::check_even("in_flight", shape.in_flight.into())?;
+                Ok(Self::Gather(GatherLayout::new(shape, puts)))
+            }
             abi::TY_RUNS_TABLE if shape.domains > 1 => Err(two_levels(shape)),
             abi::TY_RUNS_TABLE => Ok(Self::Table(TableLayout::new(shape, puts))),
             other => {
@@ -59,6 +64,9 @@ impl Layout {
     fn capability(&self) -> u32 {
         match self {
             Self::Pipe(_) => abi::TY_KERNELS_CAP_PIPE,
+            Self::Gather(layout) if layout.reduces.is_some() => {
+                abi::TY_KERNELS_CAP_GATHER | abi::TY_KERNELS_CAP_REDUCE
+            }
             Self::Gather(_) => abi::TY_KERNELS_CAP_GATHER,
             Self::Table(_) => abi::TY_KERNELS_CAP_TABLE,
         }
@@ -192,4 +200,26 @@ fn too_large(shape: &KernelShape) -> Error {
         shape.message_bytes, shape.in_flight, shape.ranks
     );
     Error::new(ErrorKind::InvalidInput, "plan needs", text).with_fix("name fewer bytes or slots")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenyard_core::kernels::kernel_shape;
+    use tokenyard_core::moe::Shape;
+
+    use super::*;
+
+    #[test]
+    fn an_odd_number_of_slots_is_refused_where_each_call_has_two() {
+        let world = Shape { ranks: 4, experts: 0, topk: 0, hidden: 0, max_tokens: 0 };
+        let of = |in_flight, runs| {
+            let shape = kernel_shape(&world, 2, in_flight, 0);
+            Layout::new(&KernelShape { runs, message_bytes: 64, ..shape }, true).map(|_| ())
+        };
+        of(3, abi::TY_RUNS_GATHER).unwrap();
+        of(4, abi::TY_RUNS_REDUCE).unwrap();
+        let error = of(3, abi::TY_RUNS_REDUCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("in_flight: found 3; expected an even one"), "{error}");
+    }
 }

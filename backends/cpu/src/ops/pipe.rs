@@ -7,16 +7,13 @@
 
 use tokenyard_core::domains::Member;
 use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::ops::message::{JudgedMessage, SentMessage, read_credit};
+use tokenyard_core::ops::record::{ExpectedRecord, RECORD, text_of};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
-use super::line::{Lines, Passage, RECORD, bytes_of, text_of};
+use super::line::{Lines, Passage};
 use crate::engine::control::{Header, Signal};
-use crate::engine::record::{Record, bad_record};
-
-/// Verdicts in word 1 of a record.
-const TAKEN: u64 = 0;
-const REFUSED: u64 = 1;
-const OTHER_LENGTH: u64 = 2;
+use crate::engine::record::Record;
 
 /// The parts of a window, which repeat for each slot of each rank.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +139,6 @@ impl Pipe {
         line.order.wait_posted(other.slot, number)?;
         // SAFETY: the host's text, valid for the call.
         let text = unsafe { text_of(&message.refusal) };
-        let verdict = if text.is_empty() { TAKEN } else { REFUSED };
         let bytes = if text.is_empty() { message.bytes } else { 0 };
         if bytes > 0 {
             let way = self.way(&other, Signal::Rows);
@@ -154,9 +150,10 @@ impl Pipe {
             }
             line.put(&way, bytes)?;
         }
-        let pieces = line.pieces(bytes);
-        let header = Header([number, verdict, bytes, 0, pieces, self.rank.into(), 0, 0]);
-        line.write(&self.way(&other, Signal::Entry), header, text)?;
+        let refusal = (!text.is_empty()).then(|| text.to_vec());
+        let sent =
+            SentMessage { rank: self.rank, number, bytes, pieces: line.pieces(bytes), refusal };
+        line.write(&self.way(&other, Signal::Entry), Header(sent.words()), text)?;
         self.lanes[rank as usize].sent += 1;
         Ok(())
     }
@@ -181,13 +178,7 @@ impl Pipe {
             let other = self.other(rank, number)?;
             let record = self.record(&other, SlotPart::CreditIn, Signal::Grant)?;
             self.lanes[rank as usize].taken += 1;
-            let [_, verdict, expected, sent, ..] = record.header().0;
-            match verdict {
-                TAKEN => {}
-                REFUSED => return Err(refused(rank, number, record.text())),
-                OTHER_LENGTH => return Err(other_length(rank, number, sent, expected)),
-                _ => return Err(bad_record(rank, format!("verdict {verdict} on a message"))),
-            }
+            read_credit(record.header().0, record.text(), rank, number)?;
         }
         Ok(())
     }
@@ -196,11 +187,7 @@ impl Pipe {
     fn record(&self, other: &Other, part: SlotPart, signal: Signal) -> Result<Record> {
         self.wait(other, signal, 1)?;
         let at = self.layout.at(part, other.rank, other.slot);
-        let record = Record::at(self.lines.window.at(at));
-        match record.header().0[0] {
-            found if found == other.number => Ok(record),
-            found => Err(out_of_order(other.rank, found, other.number)),
-        }
+        Ok(Record::at(self.lines.window.at(at)))
     }
 
     /// The bytes of a message that was sent are on their way; the other rank may be late for its side of a message.
@@ -221,47 +208,30 @@ impl Pipe {
         let (rank, number) = (message.peer, self.lanes[message.peer as usize].received);
         let other = self.other(rank, number)?;
         let record = self.record(&other, SlotPart::MessageIn, Signal::Entry)?;
-        let header = record.header();
-        let (verdict, (bytes, pieces)) = (header.0[1], bytes_of(&header, rank, self.layout.room)?);
-        if verdict > REFUSED || verdict == REFUSED && bytes > 0 {
-            return Err(bad_record(rank, format!("verdict {verdict} and {bytes} bytes")));
-        }
+        let expected = ExpectedRecord { rank, number, room: self.layout.room };
+        let sent = SentMessage::read(record.header().0, record.text(), expected)?;
         let line = &self.lines.all[other.line];
-        self.wait(&other, Signal::Rows, pieces)?;
-        let refusal = match verdict {
-            TAKEN => Vec::new(),
-            _ => record.text().to_vec(),
-        };
+        self.wait(&other, Signal::Rows, sent.pieces)?;
         // SAFETY: the host's text, valid for the call.
-        let own = unsafe { text_of(&message.refusal) };
-        let fits = verdict == TAKEN && bytes == message.bytes && own.is_empty();
-        if fits && bytes > 0 {
+        let refusal = unsafe { text_of(&message.refusal) };
+        let judged = JudgedMessage { sent: &sent, expected: message.bytes, refusal };
+        if judged.fits() && sent.bytes > 0 {
             let from = self
                 .lines
                 .window
                 .at(self.layout.at(SlotPart::MessageIn, rank, other.slot) + RECORD);
             // SAFETY: all bytes of the message are there (INV-1), its sender writes no more of them before the credit;
             // the memory by this function's contract.
-            unsafe { std::ptr::copy_nonoverlapping(from, message.data.cast(), bytes as usize) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(from, message.data.cast(), message.bytes as usize)
+            };
         }
         // The credit that was posted from the slot before has left (INV-5).
         line.order.wait_posted(other.slot, number)?;
-        let answer = match (verdict, own.is_empty()) {
-            (TAKEN, true) if !fits => OTHER_LENGTH,
-            (TAKEN, false) => REFUSED,
-            _ => TAKEN,
-        };
-        let header = Header([number, answer, message.bytes, bytes, 0, self.rank.into(), 0, 0]);
-        let text = if answer == REFUSED { own } else { &[] };
-        line.write(&self.way(&other, Signal::Grant), header, text)?;
+        let (words, text) = judged.credit(self.rank);
+        line.write(&self.way(&other, Signal::Grant), Header(words), text)?;
         self.lanes[rank as usize].received += 1;
-        match verdict {
-            TAKEN if own.is_empty() && !fits => {
-                Err(other_length(rank, number, bytes, message.bytes))
-            }
-            TAKEN => Ok(()),
-            _ => Err(refused(rank, number, &refusal)),
-        }
+        judged.end()
     }
 
     /// Waits until all messages of this rank are taken, and all that it posted has left (INV-4).
@@ -285,31 +255,6 @@ fn no_way(own: u32, rank: u32) -> Error {
     Error::new(ErrorKind::Unsupported, "find way", text)
         .with_rank(rank)
         .with_fix("send to a rank of the same domain or rail, and let that one send on")
-}
-
-#[cold]
-fn refused(rank: u32, number: u64, why: &[u8]) -> Error {
-    let why = String::from_utf8_lossy(why);
-    let text = format!("rank {rank} refused message {number}: {why}");
-    Error::new(ErrorKind::Refused, "pass message", text)
-        .with_rank(rank)
-        .with_fix("mend the call of that rank; what this rank was about to send was not sent")
-}
-
-#[cold]
-fn other_length(rank: u32, number: u64, sent: u64, expected: u64) -> Error {
-    let text = format!(
-        "message {number} between this rank and rank {rank}: {sent} bytes were sent; {expected} were expected"
-    );
-    Error::new(ErrorKind::Mismatch, "pass message", text)
-        .with_rank(rank)
-        .with_fix("pass tensors of one length to both sides of a message")
-}
-
-#[cold]
-fn out_of_order(rank: u32, found: u64, expected: u64) -> Error {
-    let text = format!("rank {rank} wrote a record of message {found}; expected {expected}");
-    Error::new(ErrorKind::Protocol, "read record", text).with_rank(rank)
 }
 
 #[cfg(test)]

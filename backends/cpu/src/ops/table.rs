@@ -5,6 +5,9 @@
 //! nothing changes while another rank reads, and no signal is needed.
 
 use tokenyard_core::kernels::KernelShape;
+use tokenyard_core::ops::entry::{
+    EntryField, EntryPlace, LayerCounts, counts_of, entry_fields, no_layer,
+};
 use tokenyard_core::transport::{Capabilities, Command, NO_COMMAND};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -77,13 +80,6 @@ pub(crate) fn two_levels(shape: &KernelShape) -> Error {
     )
 }
 
-/// An entry of a fetch: its rank, and its number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct EntryPlace {
-    rank: u32,
-    number: u64,
-}
-
 /// A fetch that was sent.
 #[derive(Debug)]
 struct Fetch {
@@ -139,15 +135,11 @@ impl Table {
             return Err(no_layer(entries.layer));
         };
         // SAFETY: by this function's contract: R numbers.
-        let given = unsafe { std::slice::from_raw_parts(entries.counts, counts.len()) };
-        if let Some(most) = given.iter().max().filter(|most| **most > self.layout.entries) {
-            let text = format!("found {most} entries; expected at most {}", self.layout.entries);
-            return Err(Error::new(ErrorKind::Internal, "write entries", text));
-        }
+        let given = unsafe { counts_of(entries, counts.len(), self.layout.entries)? };
         counts.copy_from_slice(given);
         let count = counts[self.rank as usize];
         let first = self.layout.entry(entries.layer, 0);
-        for Field { part, width, behind } in fields(&entries.parts, count) {
+        for EntryField { part, width, behind } in entry_fields(&entries.parts, count) {
             for number in 0..count {
                 let to = self.lines.window.at(first + number * self.layout.width + behind);
                 // SAFETY: the part has so many entries, by this function's contract. They have room in the window, and
@@ -166,8 +158,11 @@ impl Table {
     pub(crate) unsafe fn send(&mut self, fetch: &abi::TyFetch) -> Result<()> {
         let abi::TyFetch { operation, layer, .. } = *fetch;
         let Some(counts) = self.counts.get(layer as usize) else { return Err(no_layer(layer)) };
+        let counts = LayerCounts { most: self.layout.entries, counts };
         // SAFETY: by this function's contract.
-        let entries = unsafe { entries_of(fetch, self.layout.entries, counts) };
+        let indices = unsafe { indices_of(fetch) };
+        let find = |index: &i64| counts.find(*index).ok_or(*index);
+        let entries: Result<Vec<_>, _> = indices.iter().map(find).collect();
         if let Ok(entries) = &entries {
             self.get(operation, layer, entries)?;
         }
@@ -231,10 +226,13 @@ impl Table {
             let text = format!("found fetch {operation}; expected one that was sent");
             return Err(Error::new(ErrorKind::Internal, "receive fetch", text));
         };
-        let entries = sent.entries.map_err(|index| self.no_entry(sent.layer, index))?;
+        let entries = sent.entries.map_err(|index| {
+            let counts = &self.counts[sent.layer as usize];
+            LayerCounts { most: self.layout.entries, counts }.no_entry(sent.layer, index)
+        })?;
         self.line().order.wait_posted(slot, operation)?;
         let landed = self.layout.slot(slot);
-        for Field { part, width, behind } in fields(&fetch.parts, entries.len() as u64) {
+        for EntryField { part, width, behind } in entry_fields(&fetch.parts, entries.len() as u64) {
             for (i, entry) in (0..).zip(&entries) {
                 let from = self.place(sent.layer, *entry, landed + i * self.layout.width);
                 // SAFETY: the part has room for so many entries, by this function's contract. The entry is there: it
@@ -260,25 +258,6 @@ impl Table {
         }
     }
 
-    #[cold]
-    fn no_entry(&self, layer: u32, index: i64) -> Error {
-        let (ranks, entries) = (self.counts[layer as usize].len() as u64, self.layout.entries);
-        let text = match u64::try_from(index) {
-            Ok(index) if index / entries < ranks => {
-                let (rank, number) = (index / entries, index % entries);
-                let count = self.counts[layer as usize][rank as usize];
-                format!(
-                    "index {index} is entry {number} of rank {rank}, which has written {count} to layer {layer}"
-                )
-            }
-            _ => format!(
-                "index {index} is of no rank; expected 0 to {}, that is {entries} for each of {ranks} ranks",
-                entries * ranks - 1
-            ),
-        };
-        Error::new(ErrorKind::Refused, "fetch entries", text)
-    }
-
     /// Waits until all that it posted has ended.
     pub(crate) fn flush(&self) -> Result<()> {
         self.line().order.flush()
@@ -289,101 +268,30 @@ impl Table {
     }
 }
 
-/// One of the two things that an entry is made of: memory with so many bytes of each entry, which lie so far behind the
-/// start of an entry of the window.
-struct Field {
-    part: *mut std::ffi::c_void,
-    width: u64,
-    behind: u64,
-}
-
-/// The parts of `count` entries.
-fn fields(parts: &[abi::TyPart; 2], count: u64) -> impl Iterator<Item = Field> {
-    let widths = parts.map(|part| part.bytes.checked_div(count).unwrap_or_default());
-    let fields = [(parts[0], 0), (parts[1], widths[0])].into_iter().zip(widths);
-    fields
-        .map(|((part, behind), width)| Field { part: part.data, width, behind })
-        .filter(|field| field.width > 0)
-}
-
-/// The entries that a fetch names; or its first index that has none. `counts`: the entries of each rank.
+/// The indices of a fetch, in their order.
 ///
 /// # Safety
-/// The indices are valid for the call.
-unsafe fn entries_of(
-    fetch: &abi::TyFetch,
-    entries: u64,
-    counts: &[u64],
-) -> Result<Vec<EntryPlace>, i64> {
+/// The indices lie in host memory, and are valid as long as the result is used.
+unsafe fn indices_of(fetch: &abi::TyFetch) -> Vec<i64> {
     let count = fetch.count as usize;
     if count == 0 {
-        return Ok(Vec::new());
+        return Vec::new();
     }
-    let entry_of = |index: i64| {
-        let at = u64::try_from(index).map_err(|_| index)?;
-        let (rank, number) = (at / entries, at % entries);
-        match counts.get(usize::try_from(rank).map_err(|_| index)?) {
-            Some(count) if number < *count => Ok(EntryPlace { rank: rank as u32, number }),
-            _ => Err(index),
-        }
-    };
     // SAFETY: by this function's contract; tensors are aligned to their elements.
     unsafe {
         match fetch.index_bytes {
             4 => std::slice::from_raw_parts(fetch.indices.cast::<i32>(), count)
                 .iter()
-                .map(|index| entry_of((*index).into()))
+                .map(|index| i64::from(*index))
                 .collect(),
-            _ => std::slice::from_raw_parts(fetch.indices.cast::<i64>(), count)
-                .iter()
-                .map(|index| entry_of(*index))
-                .collect(),
+            _ => std::slice::from_raw_parts(fetch.indices.cast::<i64>(), count).to_vec(),
         }
     }
-}
-
-#[cold]
-fn no_layer(layer: u32) -> Error {
-    let text = format!("found layer {layer}; expected one of the shape");
-    Error::new(ErrorKind::Internal, "use table", text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn fetch(indices: &[i32]) -> abi::TyFetch {
-        let none = abi::TyPart { data: std::ptr::null_mut(), bytes: 0 };
-        abi::TyFetch {
-            size: size_of::<abi::TyFetch>(),
-            operation: 0,
-            layer: 0,
-            index_bytes: 4,
-            indices: indices.as_ptr().cast(),
-            count: indices.len() as u64,
-            parts: [none; 2],
-        }
-    }
-
-    fn named(indices: &[i32]) -> Result<Vec<(u32, u64)>, i64> {
-        // SAFETY: the indices live.
-        let entries = unsafe { entries_of(&fetch(indices), 10, &[3, 10, 0])? };
-        Ok(entries.into_iter().map(|entry| (entry.rank, entry.number)).collect())
-    }
-
-    #[test]
-    fn an_index_names_the_entry_of_a_rank() {
-        assert_eq!(named(&[0, 2, 10, 19]), Ok(vec![(0, 0), (0, 2), (1, 0), (1, 9)]));
-        assert_eq!(named(&[]), Ok(vec![]));
-    }
-
-    #[test]
-    fn the_first_index_without_an_entry_is_found() {
-        assert_eq!(named(&[1, 3, -1]), Err(3), "rank 0 has 3 entries");
-        assert_eq!(named(&[20]), Err(20), "rank 2 has none");
-        assert_eq!(named(&[30]), Err(30), "there are 3 ranks");
-        assert_eq!(named(&[-1]), Err(-1));
-    }
 
     #[test]
     fn entries_of_layers_and_slots_are_apart_and_within_the_window() {
@@ -391,16 +299,5 @@ mod tests {
         assert_eq!([layout.entry(0, 4), layout.entry(1, 0)], [48, 60]);
         assert_eq!([0, 1].map(|slot| layout.slot(slot)), [120, 120 + 84]);
         assert_eq!(layout.bytes(), Some(120 + 2 * 84));
-    }
-
-    #[test]
-    fn the_parts_of_an_entry_lie_behind_each_other() {
-        let part = |bytes| abi::TyPart { data: std::ptr::null_mut(), bytes };
-        let of = |parts, count| {
-            fields(&parts, count).map(|field| (field.behind, field.width)).collect::<Vec<_>>()
-        };
-        assert_eq!(of([part(24), part(12)], 3), [(0, 8), (8, 4)]);
-        assert_eq!(of([part(24), part(0)], 3), [(0, 8)]);
-        assert_eq!(of([part(0), part(0)], 0), []);
     }
 }

@@ -12,7 +12,7 @@ mod tool;
 
 pub use library::{mapped, mapped_identity};
 pub use program::{Architecture, Compiled, Role, Rows, Source, SourceFile, Target};
-pub(crate) use program::{DeviceApiSource, Needed, ProbeSource, Program};
+pub(crate) use program::{DeviceApiSource, KernelSource, Needed, Program};
 pub use tool::{Ran, Tool, Written};
 
 use std::fmt::Debug;
@@ -134,19 +134,42 @@ pub(crate) fn kernels(
     role: Role,
 ) -> Result<(Vec<u8>, bool)> {
     let rows = rows_of(config, architecture, device_api.by_host)?;
-    let program;
-    let compiler = match device_api.compiler {
+    with_compiler(platform, config, device_api.compiler, |compiler| {
+        let target = Target { compiler, architecture, rows };
+        image_of(platform, config, compiler, &Program::new(target, device_api, role))
+    })
+}
+
+/// Runs `body` with the compiler of a platform that kernels need.
+fn with_compiler<T>(
+    platform: &Platform,
+    config: &GpuConfig,
+    needed: Needed,
+    body: impl FnOnce(&dyn Compiler) -> Result<T>,
+) -> Result<T> {
+    match needed {
         Needed::RunTime if !names_compiler(platform, config) => {
             load_compiler(platform, config)?;
-            platform.compiler
+            body(platform.compiler)
         }
-        _ => {
-            program = (platform.program_compiler)(config.compiler.as_deref())?;
-            &*program
-        }
-    };
-    let target = Target { compiler, architecture, rows };
-    image_of(platform, config, compiler, &Program::new(target, device_api, role))
+        _ => body(&*(platform.program_compiler)(config.compiler.as_deref())?),
+    }
+}
+
+/// The machine code of kernels that take no device API.
+pub(crate) fn beside(
+    platform: &Platform,
+    config: &GpuConfig,
+    architecture: Architecture,
+    kernels: &KernelSource,
+) -> Result<Vec<u8>> {
+    check_architecture(architecture)?;
+    with_compiler(platform, config, Needed::RunTime, |compiler| {
+        // They move no rows.
+        let target = Target { compiler, architecture, rows: Rows::Vector };
+        let program = Program::beside(target, kernels);
+        image_of(platform, config, compiler, &program).map(|(image, _)| image)
+    })
 }
 
 /// The image of the kernels that measure, with the fastest way to move rows.
@@ -155,7 +178,7 @@ pub(crate) fn probe(
     config: &GpuConfig,
     architecture: Architecture,
     device_api: DeviceApiSource<'_>,
-    kernels: &ProbeSource,
+    kernels: &KernelSource,
 ) -> Result<(Vec<u8>, Rows)> {
     // The config has no say here: the capacity of the link does not depend on it.
     let rows = rows_of(&GpuConfig::default(), architecture, false)?;

@@ -182,9 +182,9 @@ pub enum Role {
     InterDomain,
 }
 
-/// The source of kernels that measure.
+/// The source of kernels beside those of an exchange.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ProbeSource {
+pub(crate) struct KernelSource {
     /// The name of its file.
     pub(crate) name: &'static str,
     /// The text of the file.
@@ -213,15 +213,29 @@ impl Program {
         Self::of(EXCHANGE, target, device_api, &own)
     }
 
-    /// Kernels that measure something over a device API.
+    /// Kernels beside those of an exchange, over a device API.
     pub(crate) fn probe(
         target: Target<'_>,
         device_api: DeviceApiSource<'_>,
-        kernels: &ProbeSource,
+        kernels: &KernelSource,
     ) -> Self {
-        let own = [format!("-DTY_PROBE_BYTES={}", kernels.args_bytes)];
+        let own = [format!("-DTY_OWN_ARGS_BYTES={}", kernels.args_bytes)];
         let main = SourceFile { name: kernels.name, text: kernels.text };
         Self::of(main, target, device_api, &own)
+    }
+
+    /// Kernels that take no device API: they have the addresses of all that they use.
+    pub(crate) fn beside(target: Target<'_>, kernels: &KernelSource) -> Self {
+        let none = DeviceApiSource {
+            text: "",
+            defines: &[],
+            include_folders: &[],
+            compiler: Needed::RunTime,
+            param_bytes: 0,
+            puts: false,
+            by_host: false,
+        };
+        Self::probe(target, none, kernels)
     }
 
     fn of(

@@ -13,7 +13,10 @@ mod memory;
 mod module;
 mod raw;
 mod stream;
-// In the folder of tests, and a module of this one: it makes what no other crate may make.
+// In the folder of tests, and modules of this one: they make what no other crate may make.
+#[cfg(test)]
+#[path = "../../tests/doubles/host_device.rs"]
+pub(crate) mod host_device;
 #[cfg(test)]
 #[path = "../../tests/doubles/stream_model/mod.rs"]
 pub(crate) mod stream_model;

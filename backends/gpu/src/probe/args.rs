@@ -1,10 +1,10 @@
 //! The arguments of the probe's kernels. Mirrors `probe.cu`; the compiler of the kernels checks the
 //! size.
 
-use crate::compile::ProbeSource;
+use crate::compile::KernelSource;
 
 /// The kernels.
-pub(crate) const PROBE: ProbeSource = ProbeSource {
+pub(crate) const PROBE: KernelSource = KernelSource {
     name: "probe.cu",
     text: include_str!("probe.cu"),
     args_bytes: size_of::<ProbeArgs>(),

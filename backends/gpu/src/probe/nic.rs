@@ -11,7 +11,7 @@ use tokenyard_core::transport::{NO_WINDOW, Team, TransportNeeds, TransportOpen, 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::{About, CAP_NS};
-use crate::compile::{self, ProbeSource};
+use crate::compile::{self, KernelSource};
 use crate::config::GpuConfig;
 use crate::driver::{
     self, Buffer, Context, Device, DeviceFacts, Function, Launch, Module, Pinned, Vmm,
@@ -21,7 +21,7 @@ use crate::kernels::DeviceApi;
 use crate::platform::Platform;
 
 /// The kernels.
-pub(crate) const NIC_PROBE: ProbeSource = ProbeSource {
+pub(crate) const NIC_PROBE: KernelSource = KernelSource {
     name: "nic.cu",
     text: include_str!("nic.cu"),
     args_bytes: size_of::<NicProbeArgs>(),

@@ -1,5 +1,5 @@
 // The capacity of a link: copies between GPUs by their multiprocessors, barriers, counts. Over a device
-// API that loads and stores. Defines: TY_ROWS_TMA, TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
+// API that loads and stores. Defines: TY_ROWS_TMA, TY_OWN_ARGS_BYTES, TY_UP_PARAM_BYTES.
 #include "transport.cuh"
 
 namespace up {
@@ -8,7 +8,7 @@ namespace up {
 
 namespace ty {
 
-// The arguments of every kernel. Mirrored in args.rs; TY_PROBE_BYTES checks the size.
+// The arguments of every kernel. Mirrored in args.rs; TY_OWN_ARGS_BYTES checks the size.
 struct ProbeArgs {
   const u64* abort;
   WaitReport* report;
@@ -29,8 +29,8 @@ struct ProbeArgs {
   u32 words;       // counts of a rank
   u32 seed;        // seed of the contents of rows
 };
-#ifdef TY_PROBE_BYTES
-static_assert(sizeof(ProbeArgs) == TY_PROBE_BYTES, "args.rs and probe.cu differ");
+#ifdef TY_OWN_ARGS_BYTES
+static_assert(sizeof(ProbeArgs) == TY_OWN_ARGS_BYTES, "args.rs and probe.cu differ");
 #endif
 
 using Up = up::DeviceApi;

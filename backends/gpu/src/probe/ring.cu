@@ -1,5 +1,5 @@
 // The cost of commands that kernels write into a ring of the host (gpu_ring.cuh). Defines:
-// TY_PROBE_BYTES, TY_UP_PARAM_BYTES.
+// TY_OWN_ARGS_BYTES, TY_UP_PARAM_BYTES.
 #include "transport.cuh"
 
 namespace up {
@@ -8,7 +8,7 @@ namespace up {
 
 namespace ty {
 
-// The arguments of every kernel. Mirrored in ring.rs; TY_PROBE_BYTES checks the size.
+// The arguments of every kernel. Mirrored in ring.rs; TY_OWN_ARGS_BYTES checks the size.
 struct RingProbeArgs {
   const u64* abort;
   WaitReport* report;
@@ -18,8 +18,8 @@ struct RingProbeArgs {
   u32 commands;  // of each posting wave, or round trips
   u32 unused;
 };
-#ifdef TY_PROBE_BYTES
-static_assert(sizeof(RingProbeArgs) == TY_PROBE_BYTES, "ring.rs and ring.cu differ");
+#ifdef TY_OWN_ARGS_BYTES
+static_assert(sizeof(RingProbeArgs) == TY_OWN_ARGS_BYTES, "ring.rs and ring.cu differ");
 #endif
 
 using Up = up::DeviceApi;

@@ -8,7 +8,7 @@ use tokenyard_core::gpu_ring::{Fabric, GpuRing, RingToServe};
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
 use super::{About, CAP_NS};
-use crate::compile::{self, ProbeSource};
+use crate::compile::{self, KernelSource};
 use crate::config::GpuConfig;
 use crate::driver::{Context, Device, DeviceFacts, Function, Launch, Module, Pinned, Stream};
 use crate::engine::args::WaitReport;
@@ -16,7 +16,7 @@ use crate::kernels::{Ring, gpu_ring_api};
 use crate::platform::Platform;
 
 /// The kernels.
-pub(crate) const RING_PROBE: ProbeSource = ProbeSource {
+pub(crate) const RING_PROBE: KernelSource = KernelSource {
     name: "ring.cu",
     text: include_str!("ring.cu"),
     args_bytes: size_of::<RingProbeArgs>(),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::communicator::{TensorMut, TensorRef};
+use tokenyard_core::communicator::Stream;
 use tokenyard_core::ops::gather::{Gather, GatherOptions, PendingGather};
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 
@@ -83,7 +83,8 @@ impl GatherEnd {
     pub(in crate::ops) fn send_lengths(&mut self, lengths: &'static [usize]) -> Result<()> {
         let number = self.sent;
         let shards = rules::shards(self.place.rank, number, lengths);
-        let pending = self.gather.all_gather_send(&refs(&shards)?);
+        let shards = self.place.memory.tensors(shards)?;
+        let pending = self.gather.all_gather_send(&shards.refs()?);
         let pending = pending.with_context(|| format!("send call {number}"))?;
         self.sent += 1;
         self.pending.push_back(OpenCall { number, lengths, pending });
@@ -99,22 +100,55 @@ impl GatherEnd {
     pub(super) fn recv_at(&mut self, at: usize) -> Result<()> {
         let call = self.pending.remove(at).context("find a call that was sent")?;
         let OpenCall { number, lengths, pending } = call;
-        let mut outs = outs(self.place.ranks, lengths);
-        let received = self.gather.all_gather_recv(pending, &mut muts(&mut outs)?);
+        let mut outs = self.place.memory.tensors(outs(self.place.ranks, lengths))?;
+        let received = self.gather.all_gather_recv(pending, &mut outs.muts()?);
         received.with_context(|| format!("receive call {number}"))?;
-        rules::check(self.place.ranks, number, lengths, &outs)
+        rules::check(self.place.ranks, number, lengths, &outs.into_bytes()?)
     }
 
     /// The next call, both halves at once.
     pub(super) fn pass(&mut self) -> Result<()> {
         let (ranks, call) = (self.place.ranks, self.sent);
         let lengths = self.lengths(call);
-        let (shards, mut outs) =
-            (rules::shards(self.place.rank, call, lengths), outs(ranks, lengths));
-        let passed = self.gather.all_gather(&refs(&shards)?, &mut muts(&mut outs)?);
+        let memory = &self.place.memory;
+        let shards = memory.tensors(rules::shards(self.place.rank, call, lengths))?;
+        let mut outs = memory.tensors(outs(ranks, lengths))?;
+        let passed = self.gather.all_gather(&shards.refs()?, &mut outs.muts()?);
         passed.with_context(|| format!("call {call}"))?;
         self.sent += 1;
-        rules::check(ranks, call, lengths, &outs)
+        rules::check(ranks, call, lengths, &outs.into_bytes()?)
+    }
+
+    /// The next call, in the order of a stream: other work there writes the shards before it, and again between its
+    /// halves, and reads the outputs behind it. A kernel set of host memory must refuse the stream.
+    pub(super) fn pass_in_order(&mut self) -> Result<()> {
+        let (ranks, call) = (self.place.ranks, self.sent);
+        let (lengths, memory) = (self.lengths(call), &self.place.memory);
+        let Some(stream) = memory.stream()? else {
+            // SAFETY: no call queues work there.
+            let stream = unsafe { Stream::new(std::ptr::null_mut()) };
+            let refused = self.gather.on(stream).all_gather(&[], &mut []);
+            return expect(ErrorKind::InvalidInput, None, refused);
+        };
+        let right = memory.tensors(rules::shards(self.place.rank, call, lengths))?;
+        let wrong = memory.tensors(outs(1, lengths))?;
+        let shards = memory.tensors(outs(1, lengths))?;
+        let mut all = memory.tensors(outs(ranks, lengths))?;
+        let found = memory.tensors(outs(ranks, lengths))?;
+        let passed = (|| {
+            // SAFETY: the tensors are dropped behind the stream, as is every error.
+            unsafe { stream.copy(&shards, &right)? };
+            let pending = self.gather.on(stream.name()).all_gather_send(&shards.refs()?)?;
+            // SAFETY: as above.
+            unsafe { stream.copy(&shards, &wrong)? };
+            self.gather.all_gather_recv(pending, &mut all.muts()?)?;
+            // SAFETY: as above.
+            unsafe { stream.copy(&found, &all) }
+        })();
+        drop(stream);
+        passed.with_context(|| format!("call {call} in the order of a stream"))?;
+        self.sent += 1;
+        rules::check(ranks, call, lengths, &found.into_bytes()?)
     }
 
     /// A call with shards of these lengths, which must end with an error of this kind, about this rank, and write
@@ -125,11 +159,12 @@ impl GatherEnd {
         about: Option<u32>,
         lengths: &[usize],
     ) -> Result<()> {
-        let (shards, mut outs) =
-            (rules::shards(self.place.rank, 0, lengths), outs(self.place.ranks, lengths));
-        let result = self.gather.all_gather(&refs(&shards)?, &mut muts(&mut outs)?);
+        let memory = &self.place.memory;
+        let shards = memory.tensors(rules::shards(self.place.rank, 0, lengths))?;
+        let mut outs = memory.tensors(outs(self.place.ranks, lengths))?;
+        let result = self.gather.all_gather(&shards.refs()?, &mut outs.muts()?);
         expect(kind, about, result).with_context(|| format!("call with shards of {lengths:?}"))?;
-        let wrote = outs.iter().flatten().any(|byte| *byte != FILLER);
+        let wrote = outs.into_bytes()?.iter().flatten().any(|byte| *byte != FILLER);
         ensure!(!wrote, "call with shards of {lengths:?}: it failed; expected no bytes written");
         Ok(())
     }
@@ -138,17 +173,4 @@ impl GatherEnd {
 /// Room for the shards of all ranks.
 fn outs(ranks: u32, lengths: &[usize]) -> Vec<Vec<u8>> {
     lengths.iter().map(|length| vec![FILLER; ranks as usize * length]).collect()
-}
-
-fn refs(data: &[Vec<u8>]) -> tokenyard_core::Result<Vec<TensorRef<'_>>> {
-    data.iter().map(|one| TensorRef::from_slice(one, 1, one.len())).collect()
-}
-
-fn muts(data: &mut [Vec<u8>]) -> tokenyard_core::Result<Vec<TensorMut<'_>>> {
-    let tensor = |one| {
-        let one: &mut Vec<u8> = one;
-        let length = one.len();
-        TensorMut::from_slice(one.as_mut_slice(), 1, length)
-    };
-    data.iter_mut().map(tensor).collect()
 }

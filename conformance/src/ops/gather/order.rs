@@ -18,7 +18,7 @@ pub(super) fn cases() -> Vec<EndCase<GatherEnd>> {
         name,
         about,
         ranks,
-        options: GatherOptions { max_bytes: MOST as u64, in_flight },
+        options: GatherOptions { max_bytes: MOST as u64, in_flight, reduces: false },
         lengths: LENGTHS,
         body,
     };
@@ -27,11 +27,13 @@ pub(super) fn cases() -> Vec<EndCase<GatherEnd>> {
     let pauses = "a rank may be late with each half, also one that sends shards of others on";
     let refused =
         "a refusal and lengths that differ are errors on all ranks, and the next calls go";
+    let streams = "a call in the order of a stream reads and writes in that order, or the stream is refused by name";
     let beside = "gathers and exchanges do not disturb each other";
     vec![
         case("any_order", any_order, 3, 5, alone(receive_in_any_order)),
         case("pauses", pauses, 3, 2, alone(with_pauses)),
         case("refused", refused, 3, 8, alone(refuse)),
+        case("streams", streams, 2, 2, alone(pass_on_streams)),
         case("beside_exchanges", beside, 2, 4, CaseBody::BesideExchanges),
     ]
 }
@@ -48,6 +50,10 @@ fn receive_in_any_order(end: &mut GatherEnd) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn pass_on_streams(end: &mut GatherEnd) -> Result<()> {
+    (0..2 * LENGTHS.len()).try_for_each(|_| end.pass_in_order())
 }
 
 /// The last rank passes what the others do not, while earlier calls are open and while none is. An open call holds its

@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<EndCase<GatherEnd>> {
         name,
         about: "each rank gets the shards of all ranks in order, each byte of them",
         ranks,
-        options: GatherOptions { max_bytes: MOST as u64, in_flight },
+        options: GatherOptions { max_bytes: MOST as u64, in_flight, reduces: false },
         lengths: LENGTHS,
         body: CaseBody::Alone(body),
     };
@@ -35,7 +35,7 @@ pub(super) fn cases() -> Vec<EndCase<GatherEnd>> {
             name: "large",
             about: "the shards of a rank may need several puts",
             ranks: 2,
-            options: GatherOptions { max_bytes: LARGE as u64, in_flight: 1 },
+            options: GatherOptions { max_bytes: LARGE as u64, in_flight: 1, reduces: false },
             lengths: &[&[LARGE], &[1], &[7, LARGE - 7]],
             body: CaseBody::Alone(|end| stream(end, 6)),
         },

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::communicator::{TensorMut, TensorRef};
 use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 
@@ -118,7 +117,8 @@ impl PipeEnd {
 
     /// Sends these bytes as the next message to a rank.
     pub(super) fn send_bytes(&mut self, bytes: &[u8], to: u32) -> tokenyard_core::Result<()> {
-        let sent = self.pipe.send(TensorRef::from_slice(bytes, 1, bytes.len())?, to);
+        let message = self.place.memory.tensors(vec![bytes.to_vec()])?;
+        let sent = message.refs()?.into_iter().try_for_each(|tensor| self.pipe.send(tensor, to));
         // A tensor that is refused here is a message, too. An error of an earlier message takes its place.
         let error = sent.as_ref().err().map(tokenyard_core::Error::kind);
         let went = matches!(error, None | Some(ErrorKind::InvalidInput));
@@ -142,9 +142,9 @@ impl PipeEnd {
         from: u32,
     ) -> tokenyard_core::Result<Vec<u8>> {
         self.received[from as usize] += 1;
-        let mut found = vec![FILLER; length];
-        self.pipe.recv(TensorMut::from_slice(&mut found, 1, length)?, from)?;
-        Ok(found)
+        let mut found = self.place.memory.tensors(vec![vec![FILLER; length]])?;
+        found.muts()?.into_iter().try_for_each(|tensor| self.pipe.recv(tensor, from))?;
+        Ok(found.into_bytes()?.concat())
     }
 
     /// Waits until all messages of this rank are taken.

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use anyhow::{Context, Result, ensure};
 use tokenyard_core::ErrorKind;
-use tokenyard_core::communicator::{TensorMut, TensorRef};
+use tokenyard_core::communicator::TensorRef;
+use tokenyard_core::moe::DType;
 use tokenyard_core::ops::table::{Entries, PendingFetch, Table, TableOptions};
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 
@@ -106,11 +107,18 @@ impl TableEnd {
 
     fn write(&mut self, count: impl Fn(u32) -> u64, number: u64) -> tokenyard_core::Result<()> {
         let (rank, sizes) = (self.place.rank, self.sizes());
-        let entries = |layer| rules::entries(rank, layer, count(layer), number, sizes);
-        let layers: Vec<Parts> = (0..self.table.options().layers).map(entries).collect();
-        let given: Vec<_> =
-            layers.iter().map(|parts| given(parts, sizes)).collect::<Result<_, _>>()?;
-        self.table.write(&given)
+        let entries = |layer| {
+            let parts = rules::entries(rank, layer, count(layer), number, sizes);
+            [parts.values, parts.scales]
+        };
+        let layers = (0..self.table.options().layers).flat_map(entries).collect();
+        let tensors = self.place.memory.tensors(layers)?;
+        let given: Vec<_> = tensors.refs()?;
+        let given = given.chunks(2).map(|parts| Entries {
+            values: parts[0],
+            scales: (sizes.scales > 0).then_some(parts[1]),
+        });
+        self.table.write(&given.collect::<Vec<_>>())
     }
 
     /// Fetches what is next, of the layer that is next.
@@ -120,18 +128,34 @@ impl TableEnd {
         let count = self.lengths[number as usize % self.lengths.len()];
         let drawn = number << 8 | u64::from(self.place.rank);
         let indices = rules::indices(self.place.ranks, layer, most, drawn, count);
-        let narrow: Vec<i32> = indices.iter().map(|index| *index as i32).collect();
         // Layers take turns as well.
         let is_narrow = (number / u64::from(layers)).is_multiple_of(2);
-        let given = match is_narrow {
-            true => TensorRef::from_slice(&narrow, 1, count)?,
-            false => TensorRef::from_slice(&indices, 1, count)?,
-        };
-        let pending = self.table.fetch_send(layer, given);
+        let pending = self.send(layer, &indices, is_narrow);
         let pending = pending.with_context(|| format!("send fetch {number}"))?;
         self.sent += 1;
         self.pending.push_back(OpenFetch { layer, indices, pending });
         Ok(())
+    }
+
+    /// Sends a fetch, with indices of 4 bytes or of 8.
+    fn send(
+        &mut self,
+        layer: u32,
+        indices: &[i64],
+        is_narrow: bool,
+    ) -> tokenyard_core::Result<PendingFetch> {
+        let narrow: Vec<i32> = indices.iter().map(|index| *index as i32).collect();
+        let (bytes, dtype): (Vec<u8>, _) = match is_narrow {
+            true => (narrow.iter().flat_map(|index| index.to_ne_bytes()).collect(), DType::I32),
+            false => (indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), DType::I64),
+        };
+        let there = self.place.memory.on_device(bytes)?;
+        let given = match there.as_ref().map(|tensor| tensor.typed(dtype)).transpose()?.flatten() {
+            Some(given) => given,
+            None if is_narrow => TensorRef::from_slice(&narrow, 1, narrow.len())?,
+            None => TensorRef::from_slice(indices, 1, indices.len())?,
+        };
+        self.table.fetch_send(layer, given)
     }
 
     /// Drops the first fetch that is not received.
@@ -153,12 +177,21 @@ impl TableEnd {
         rules::check(layer, self.writes, &indices, self.sizes(), &parts)
     }
 
+    /// The parts hold what was there before where nothing was written.
     fn recv(&mut self, pending: PendingFetch, parts: &mut Parts) -> tokenyard_core::Result<()> {
-        let (count, Sizes { values, scales, .. }) = (pending.count() as usize, self.sizes());
-        let mut out = TensorMut::from_slice(&mut parts.values, count, values)?;
-        let mut out_scales = TensorMut::from_slice(&mut parts.scales, count, scales)?;
-        let scales = (scales > 0).then_some(&mut out_scales);
-        self.table.fetch_recv(pending, &mut out, scales)
+        let has_scales = self.sizes().scales > 0;
+        let room = [&mut parts.values, &mut parts.scales].map(std::mem::take);
+        let mut tensors = self.place.memory.tensors(room.into())?;
+        let mut outs = tensors.muts()?;
+        let (values, scales) = outs.split_at_mut(1);
+        let scales = has_scales.then_some(&mut scales[0]);
+        let received = self.table.fetch_recv(pending, &mut values[0], scales);
+        drop(outs);
+        let mut found = tensors.into_bytes()?.into_iter();
+        for part in [&mut parts.values, &mut parts.scales] {
+            *part = found.next().unwrap_or_default();
+        }
+        received
     }
 
     /// A write by this rank, which must end with an error of this kind, about this rank.
@@ -176,7 +209,7 @@ impl TableEnd {
 
     /// A fetch of an index that names no entry, which must end with an error, and write nothing.
     pub(super) fn fail_to_fetch(&mut self, index: i64) -> Result<()> {
-        let pending = self.table.fetch_send(0, TensorRef::from_slice(&[index], 1, 1)?)?;
+        let pending = self.send(0, &[index], false)?;
         let mut parts = Parts::room(1, self.sizes());
         let received = self.recv(pending, &mut parts);
         expect(ErrorKind::InvalidInput, None, received)
@@ -184,14 +217,4 @@ impl TableEnd {
         ensure!(parts.is_untouched(), "index {index}: it failed; expected no bytes written");
         Ok(())
     }
-}
-
-fn given(parts: &Parts, sizes: Sizes) -> tokenyard_core::Result<Entries<'_>> {
-    let Sizes { values, scales, .. } = sizes;
-    let count = parts.values.len() / values;
-    let scale_rows = TensorRef::from_slice(&parts.scales, count, scales)?;
-    Ok(Entries {
-        values: TensorRef::from_slice(&parts.values, count, values)?,
-        scales: (scales > 0).then_some(scale_rows),
-    })
 }

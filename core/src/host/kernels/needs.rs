@@ -35,7 +35,8 @@ pub(super) fn check(kernels: &OpenKernels, limits: &Limits, needs: &KernelNeeds)
         | abi::TY_KERNELS_CAP_RANK_MAJOR
         | abi::TY_KERNELS_CAP_PIPE
         | abi::TY_KERNELS_CAP_GATHER
-        | abi::TY_KERNELS_CAP_TABLE;
+        | abi::TY_KERNELS_CAP_TABLE
+        | abi::TY_KERNELS_CAP_REDUCE;
     let unknown = needs.capabilities & !known;
     if unknown != 0 {
         let text = format!(

@@ -30,7 +30,7 @@ impl OpenKernels {
     ///
     /// # Errors
     /// Errors of the component.
-    pub(crate) fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
+    pub fn tensor_alloc(&mut self, bytes: u64) -> Result<*mut u8> {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: an open instance of a judged table; the structures are valid for the call.
         self.call_device("tensor_alloc", |t, i, e| unsafe {
@@ -43,7 +43,7 @@ impl OpenKernels {
     ///
     /// # Safety
     /// No operation uses it, except for operations that are never received.
-    pub(crate) unsafe fn tensor_free(&mut self, pointer: *mut u8) {
+    pub unsafe fn tensor_free(&mut self, pointer: *mut u8) {
         if let Some(free) = self.device().and_then(|table| table.tensor_free) {
             // SAFETY: as in `tensor_alloc`, and by this function's contract.
             unsafe { free(self.instance, pointer) }
