@@ -52,6 +52,12 @@ impl Kind for bool {
     }
 }
 
+impl Kind for f64 {
+    fn expected() -> String {
+        "a number".to_owned()
+    }
+}
+
 impl Kind for Cow<'_, str> {
     fn expected() -> String {
         "a str".to_owned()

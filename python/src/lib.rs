@@ -35,12 +35,15 @@ mod output;
 mod owned;
 mod pipe;
 mod reader;
+mod reduce;
+mod replicas;
 mod routing;
 mod shared;
 mod shipped;
 mod survey;
 mod table;
 mod tensor;
+mod tensors;
 mod world;
 
 use std::path::PathBuf;
@@ -92,6 +95,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(components, module)?)?;
     module.add_function(wrap_pyfunction!(counts::routing_counts, module)?)?;
     module.add_function(wrap_pyfunction!(memory::memory_needed, module)?)?;
+    module.add_function(wrap_pyfunction!(replicas::plan_replicas, module)?)?;
     module.add_function(wrap_pyfunction!(survey::survey, module)?)?;
     module.add_function(wrap_pyfunction!(_set_plugin_folder, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::_fits, module)?)?;
@@ -106,6 +110,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pipe::Pipe>()?;
     module.add_class::<all_gather::Gather>()?;
     module.add_class::<all_gather::PendingGather>()?;
+    module.add_class::<reduce::PendingReduce>()?;
     module.add_class::<table::Table>()?;
     module.add_class::<table::PendingFetch>()?;
     module.add_class::<operations::PendingDispatch>()?;

@@ -3,6 +3,7 @@
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Cast, RefusedCall};
 use tokenyard_core::moe::{Compression, Layout, ScaleLayout, SourceIndex};
+use tokenyard_core::ops::gather::reduce::Precision;
 
 use crate::argument::{Argument, Word};
 use crate::errors::invalid;
@@ -102,6 +103,19 @@ pub(crate) fn compression(word: Option<&Word<'_>>) -> Result<Compression> {
         Some(word) => {
             Err(invalid(format!("compress: found {word:?}; expected None or \"logfmt10\"")))
         }
+    }
+}
+
+/// Reads `precision` of a sum.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn precision(word: &Word<'_>) -> Result<Precision> {
+    let word = word.get("precision")?;
+    match &*word {
+        "fp32" => Ok(Precision::Fp32),
+        "bf16" => Ok(Precision::Bf16),
+        _ => Err(invalid(format!("precision: found {word:?}; expected \"fp32\" or \"bf16\""))),
     }
 }
 

@@ -26,7 +26,8 @@ use crate::world::World;
 ///
 /// **Tensors** may be of torch, numpy, JAX, CuPy, or anything with `__dlpack__`, of any shape, with elements that
 /// follow each other: bfloat16, float16, float32, float8_e4m3fn, uint8, int32, int64. They lie in host memory with the
-/// kernel set `cpu`. Synchronise work that is queued on a tensor before the call.
+/// kernel set `cpu`, and on the GPU with `cuda` and `rocm`. Synchronise work that is queued on a tensor before the
+/// call.
 ///
 /// **Errors**: a tensor that cannot be passed raises InvalidInputError here, and RefusedError on the other rank. A
 /// length that both sides do not share raises MismatchError on both. A sender gets these of a receiver at the `send` to

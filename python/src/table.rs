@@ -9,13 +9,13 @@ use tokenyard_core::ops::table::{
     Entries, PendingFetch as CorePendingFetch, Table as CoreTable, TableOptions,
 };
 
-use crate::all_gather::items;
 use crate::argument::Argument;
 use crate::config::Config;
 use crate::errors::{invalid, raise};
 use crate::guarded::{Guarded, methods_of_opened, open};
 use crate::operations::received_before;
 use crate::tensor::Tensor;
+use crate::tensors::items;
 use crate::world::World;
 
 /// A table that all ranks hold together, such as an embedding that is too large for one device: each rank reads entries
@@ -26,15 +26,16 @@ use crate::world::World;
 /// `scale_bytes` of scales, 0 to 2**30. Each rank has at most `max_entries` of them, 1 to 2**32, in each of `layers`, 1
 /// to 128. A fetch has at most `max_indices`, 1 to 2**31 - 1, and `in_flight` of them, 1 to 32, may be sent and not yet
 /// received. All are equal on all ranks. Raises InvalidInputError, and RefusedError on the other ranks;
-/// UnsupportedError where the kernel set has no tables, where no one link reaches every rank, where the transport
-/// neither maps peers nor gets, and where losses are masked.
+/// UnsupportedError where the kernel set has no tables over this transport, where no one link reaches every rank, where
+/// the transport neither maps peers nor gets, and where losses are masked.
 ///
 /// **Index** i names entry `i % max_entries` of rank `i // max_entries`. Ranks may have fewer entries, and another
 /// number each.
 ///
 /// **Tensors** may be of torch, numpy, JAX, CuPy, or anything with `__dlpack__`, of any shape, with elements that
-/// follow each other. They lie in host memory with the kernel set `cpu`. Synchronise work that is queued on a tensor
-/// before the call. Types and shapes of values do not matter, their bytes do.
+/// follow each other. They lie in host memory with the kernel set `cpu`, and on the GPU with `cuda` and `rocm`.
+/// Synchronise work that is queued on a tensor before the call; when a call returns, its work has ended. Types and
+/// shapes of values do not matter, their bytes do.
 ///
 /// **Threads**: calls release the GIL and wait for each other. Close it on all ranks, best as a context manager; to
 /// drop it is never collective. After an exception in the body of `with` it is dropped and not closed.

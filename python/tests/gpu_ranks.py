@@ -11,9 +11,11 @@ import sys
 import time
 
 import gpu_arguments
+import gpu_beside
 import gpu_captures
 import gpu_compile
 import gpu_device_time
+import gpu_ep
 import gpu_epilogue
 import gpu_graphs
 import gpu_groups
@@ -46,6 +48,8 @@ MODULES = [
     gpu_v1_more,
     gpu_v2,
     gpu_v2_more,
+    gpu_ep,
+    gpu_beside,
     gpu_low_latency,
     gpu_streams,
     gpu_lifetimes,

@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -83,6 +84,37 @@ def test_the_rate_of_nvlink_is_the_sum_of_the_links_of_a_gpu(tmp_path, monkeypat
     tool.chmod(0o755)
     assert envs.get_nvlink_gbs() == pytest.approx(0.9 * 2 * 26.562)
     assert envs.get_nvlink_gbs(1) == pytest.approx(2 * 26.562)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("gpus", "has_nccl", "backend"),
+    [
+        # Each process sees its own GPU alone, as 0.
+        ([("a", 0), ("b", 0)], True, "cpu:gloo,cuda:nccl"),
+        ([("a", 0), ("b", 1)], True, "cpu:gloo,cuda:nccl"),
+        ([("a", 0), ("a", 0)], True, "gloo"),
+        # Without a name that holds in all processes, they are taken to see the same ones.
+        ([(None, 0), (None, 1)], True, "cpu:gloo,cuda:nccl"),
+        ([(None, 0), (None, 0)], True, "gloo"),
+        ([("a", 0), ("b", 1)], False, "gloo"),
+        ([("a", 0), None], True, "gloo"),
+        ([None], True, "gloo"),
+    ],
+)
+def test_nccl_joins_ranks_that_have_a_gpu_each_and_gloo_others(
+    monkeypatch, gpus, has_nccl, backend
+):
+    cuda, store = envs.torch.cuda, envs.torch.distributed.HashStore()
+    monkeypatch.setattr(envs.torch.distributed, "is_nccl_available", lambda: has_nccl)
+    for rank in reversed(range(len(gpus))):
+        uuid, index = gpus[rank] or ("", 0)
+        found = types.SimpleNamespace(**{"uuid": uuid} if uuid else {})
+        monkeypatch.setattr(cuda, "is_available", lambda rank=rank: gpus[rank] is not None)
+        monkeypatch.setattr(cuda, "current_device", lambda index=index: index)
+        monkeypatch.setattr(cuda, "get_device_properties", lambda _, found=found: found)
+        store.set(f"tokenyard/gpu/{rank}", envs._own_gpu())
+    assert envs.backend_of(store, 0, len(gpus)) == backend
 
 
 def test_a_check_of_nvlink_needs_neither_a_gpu_nor_a_tool(tmp_path, monkeypatch):

@@ -369,6 +369,15 @@ def test_a_routing_is_counted_without_a_message():
         tokenyard.routing_counts(ids + 1, 4, 2)
 
 
+def test_replicas_of_busy_experts_are_planned_without_a_message():
+    slots, loads = tokenyard.plan_replicas([90, 0, 0, 0, 0, 0], 3, 1)
+    same(slots, [[-1], [0], [0]])
+    assert loads == [30.0, 30.0, 30.0]
+    for wrong in [[1, 2, 3], [], [-1, 1], "many", None]:
+        with pytest.raises(tokenyard.errors.InvalidInputError, match="loads: found"):
+            tokenyard.plan_replicas(wrong, 2, 1)
+
+
 def halves(world, case):
     me = world.rank
     with opened(world, case) as comm:

@@ -282,6 +282,22 @@ def test_a_library_without_memory_for_outputs_is_a_refusal(ranks):
     ranks(2, of_no_room)
 
 
+def on_a_stream(world):
+    mine = np.full(4, world.rank, np.uint8)
+    first = world.rank == 0
+    refusal = errors.InvalidInputError if first else errors.RefusedError
+    with opened(world) as gather:
+        with pytest.raises(refusal, match="the kernel set has no streams"):
+            gather.all_gather(mine, stream=16 if first else None)
+        with pytest.raises(refusal, match="the kernel set has no streams"):
+            gather.all_gather_send(mine, stream=16 if first else None).recv()
+        same(gather.all_gather(mine, stream=None), np.repeat(np.uint8([[0], [1]]), 4, axis=1))
+
+
+def test_a_stream_is_refused_on_all_ranks_where_the_kernel_set_has_none(ranks):
+    ranks(2, on_a_stream)
+
+
 def of_options(world):
     for options in (
         {"max_bytes": 0},

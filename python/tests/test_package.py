@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -116,6 +117,16 @@ def test_each_config_of_the_source_tree_is_found_by_its_name():
         tokenyard.Config.built_in("nvlnk")
     names = ", ".join(sorted(file.stem for file in files))
     assert f"expected one of {names}" in str(raised.value)
+
+
+def test_each_component_of_a_config_that_is_found_by_name_is_in_the_wheel():
+    there = {part["name"] for part in tokenyard.components()} | {"none"}
+    files = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.toml"))
+    named = {
+        file.stem: set(re.findall(r'^use = "([^"]+)"', file.read_text(), re.M)) for file in files
+    }
+    assert {"verbs", "libfabric", "efa", "gin", "ibgda"} <= set().union(*named.values())
+    assert {name: used - there for name, used in named.items() if used - there} == {}
 
 
 def test_a_deadline_beyond_what_toml_holds_is_refused():

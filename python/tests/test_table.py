@@ -19,7 +19,7 @@ UNREADABLE = ("no tensor", None, np.zeros(2))
 
 def test_the_example_of_the_documentation_runs(programs, monkeypatch):
     root = pathlib.Path(__file__).parents[2]
-    example = (root / "docs/pipes.md").read_text().split("```python\n")[3].split("```")[0]
+    example = (root / "docs/pipes.md").read_text().split("```python\n")[4].split("```")[0]
     monkeypatch.chdir(root)
     ended = programs(example, example, example, head="")
     assert [out for out, *_ in ended] == [["[0.", "1.", "2.]"]] * 3, ended

@@ -47,7 +47,8 @@ class Calls:
         """A pipe, a gather or a table, opened at its first use, by both ranks."""
         if kind not in self._opened:
             sizes = TABLE if kind is tokenyard.Table else {"max_bytes": 64}
-            self._opened[kind] = kind(self._world, config(), **sizes)
+            sums = {"reduces": True} if kind is tokenyard.Gather else {}
+            self._opened[kind] = kind(self._world, config(), **sizes, **sums)
         return self._opened[kind]
 
     def close(self):
@@ -67,6 +68,10 @@ class Calls:
     def _gather(self, name, options):
         call = getattr(self.beside(tokenyard.Gather), name)
         return self._finished(call, **{"shards": np.zeros(4, np.uint8), **options})
+
+    def _reduce(self, name, options):
+        call = getattr(self.beside(tokenyard.Gather), name)
+        return self._finished(call, **{"tensors": np.zeros(4, np.float32), **options})
 
     def _table(self):
         """A table with entries."""
@@ -114,6 +119,9 @@ class Calls:
             "routing_counts": lambda **o: tokenyard.routing_counts(
                 self._routing[0], **{"experts": 8, "ranks": 2, **o}
             ),
+            "plan_replicas": lambda **o: tokenyard.plan_replicas(
+                **{"loads": [1, 2, 3, 4], "ranks": 2, "spare": 1, **o}
+            ),
             "Config.built_in": lambda **o: tokenyard.Config.built_in("cpu", **o),
             "World": lambda **o: tokenyard.World(
                 **{"rank": 0, "ranks": 1, "exchange": lambda mine: [mine], **o}
@@ -135,6 +143,14 @@ class Calls:
                 f"Gather.{name}": lambda name=name, **o: self._gather(name, o)
                 for name in ("all_gather", "all_gather_send")
             },
+            **{
+                f"Gather.{call}{half}": lambda name=call + half, **o: self._reduce(name, o)
+                for call in ("reduce_scatter", "all_reduce")
+                for half in ("", "_send")
+            },
+            "PendingReduce.recv": lambda **o: (
+                self.beside(tokenyard.Gather).reduce_scatter_send(np.zeros(4, np.float32)).recv(**o)
+            ),
             "PendingGather.recv": lambda **o: (
                 self.beside(tokenyard.Gather).all_gather_send(np.zeros(4, np.uint8)).recv(**o)
             ),
@@ -189,6 +205,7 @@ class Calls:
 # Calls that no other rank takes part in, and arguments without which no other rank can.
 LOCAL = {
     "memory_needed",
+    "plan_replicas",
     "routing_counts",
     "Config.built_in",
     "World",
@@ -200,6 +217,7 @@ LOCAL = {
     "Pipe.send.to",
     "Pipe.recv.source",
     "PendingGather.recv",
+    "PendingReduce.recv",
     "Table.fetch",
     "Table.fetch_send",
     "PendingFetch.recv",
@@ -242,7 +260,16 @@ def native_arguments():
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             found += [(node.name, *it) for it in judged(node)]
     # Python raises a TypeError for what is no word or object of other calls, which are of one rank.
-    calls = ("Communicator", "Gather", "PendingFetch", "PendingGather", "Pipe", "Table", "World.")
+    calls = (
+        "Communicator",
+        "Gather",
+        "PendingFetch",
+        "PendingGather",
+        "PendingReduce",
+        "Pipe",
+        "Table",
+        "World.",
+    )
     found = [it for it in found if it[2] == INTEGER or it[0].startswith(calls)]
     return [it for it in found if it[:2] != ("Communicator.combine_input", "handle")]
 

@@ -29,6 +29,7 @@ from tokenyard._native import (
     PendingDispatch,
     PendingFetch,
     PendingGather,
+    PendingReduce,
     PendingReplay,
     Pipe,
     Received,
@@ -38,6 +39,7 @@ from tokenyard._native import (
     _set_plugin_folder,
     components,
     memory_needed,
+    plan_replicas,
     routing_counts,
     survey,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "PendingDispatch",
     "PendingFetch",
     "PendingGather",
+    "PendingReduce",
     "PendingReplay",
     "Pipe",
     "Received",
@@ -68,6 +71,7 @@ __all__ = [
     "alias_deep_ep",
     "components",
     "memory_needed",
+    "plan_replicas",
     "routing_counts",
     "survey",
 ]

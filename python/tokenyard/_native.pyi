@@ -18,6 +18,7 @@ __all__ = [
     "PendingDispatch",
     "PendingFetch",
     "PendingGather",
+    "PendingReduce",
     "PendingReplay",
     "Pipe",
     "Received",
@@ -33,6 +34,7 @@ __all__ = [
     "_set_plugin_folder",
     "components",
     "memory_needed",
+    "plan_replicas",
     "routing_counts",
     "survey",
 ]
@@ -68,6 +70,7 @@ def memory_needed(
     in_flight: int = 2,
     handles: int = 8,
 ) -> dict[str, int]: ...
+def plan_replicas(loads: list[int], ranks: int, spare: int) -> tuple[Array, list[float]]: ...
 def routing_counts(topk_idx: _Tensor, experts: int, ranks: int) -> tuple[Array, Array, Array]: ...
 def survey(world: World, config: Config | _Path) -> dict[str, Any]: ...
 def _driver_times(is_measured: bool) -> list[tuple[str, int, int]]: ...
@@ -364,10 +367,48 @@ class Pipe:
 @final
 class Gather:
     def __new__(
-        cls, world: World, config: Config | _Path, *, max_bytes: int, in_flight: int = 2
+        cls,
+        world: World,
+        config: Config | _Path,
+        *,
+        max_bytes: int,
+        in_flight: int = 2,
+        reduces: bool = False,
     ) -> Gather: ...
-    def all_gather(self, shards: _Tensors, outs: _Tensors | None = None) -> Any: ...
-    def all_gather_send(self, shards: _Tensors) -> PendingGather: ...
+    def all_gather(
+        self, shards: _Tensors, outs: _Tensors | None = None, *, stream: int | None = None
+    ) -> Any: ...
+    def all_gather_send(self, shards: _Tensors, *, stream: int | None = None) -> PendingGather: ...
+    def reduce_scatter(
+        self,
+        tensors: _Tensors,
+        outs: _Tensors | None = None,
+        *,
+        precision: Literal["fp32", "bf16"] = "fp32",
+        scale: float = 1.0,
+    ) -> Any: ...
+    def reduce_scatter_send(
+        self,
+        tensors: _Tensors,
+        *,
+        precision: Literal["fp32", "bf16"] = "fp32",
+        scale: float = 1.0,
+    ) -> PendingReduce: ...
+    def all_reduce(
+        self,
+        tensors: _Tensors,
+        outs: _Tensors | None = None,
+        *,
+        precision: Literal["fp32", "bf16"] = "fp32",
+        scale: float = 1.0,
+    ) -> Any: ...
+    def all_reduce_send(
+        self,
+        tensors: _Tensors,
+        *,
+        precision: Literal["fp32", "bf16"] = "fp32",
+        scale: float = 1.0,
+    ) -> PendingReduce: ...
     def report(self) -> dict[str, Any]: ...
     @property
     def rank(self) -> int: ...
@@ -375,6 +416,8 @@ class Gather:
     def max_bytes(self) -> int: ...
     @property
     def in_flight(self) -> int: ...
+    @property
+    def reduces(self) -> bool: ...
     @property
     def closed(self) -> bool: ...
     def close(self) -> None: ...
@@ -388,6 +431,10 @@ class Gather:
 
 @final
 class PendingGather:
+    def recv(self, outs: _Tensors | None = None) -> Any: ...
+
+@final
+class PendingReduce:
     def recv(self, outs: _Tensors | None = None) -> Any: ...
 
 @final

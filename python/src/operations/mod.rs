@@ -81,9 +81,9 @@ fn read_handle(object: Object<'_, '_>) -> Result<KeptHandle> {
 }
 
 /// The stream that a caller names.
-fn stream(raw: Option<usize>) -> Option<Stream> {
-    // SAFETY: the docs of the calls that take a stream ask this of the caller: a stream of the communicator's device,
-    // which lives as long as what the calls gave.
+pub(crate) fn stream(raw: Option<usize>) -> Option<Stream> {
+    // SAFETY: the docs of the calls that take a stream ask this of the caller: a stream of the device that they work
+    // on, which lives as long as what the calls gave.
     raw.map(|raw| unsafe { Stream::new(raw as *mut std::ffi::c_void) })
 }
 

@@ -8,7 +8,9 @@ from .utils.math import CHANNELS, align
 
 topk_idx_t: Any = torch.int64
 
-_ELASTIC_ALIGNMENT = 2 << 20
+_ALLOCATION_ALIGNMENT = 2 << 20
+_RDMA_ALIGNMENT = 64
+_TMA_ALIGNMENT = 32
 _MOST_TOPK = 128
 _ID_BYTES = 8
 
@@ -77,6 +79,21 @@ def get_low_latency_rdma_size_hint(
     return (total + 128) // 128 * 128
 
 
-def get_elastic_buffer_alignment() -> int:
-    """Sizes of elastic buffers are multiples of this many bytes."""
-    return _ELASTIC_ALIGNMENT
+def get_num_allocation_alignment() -> int:
+    """Sizes of buffers are multiples of this many bytes."""
+    return _ALLOCATION_ALIGNMENT
+
+
+def get_num_rdma_alignment() -> int:
+    """Records of tokens in DeepEP 2.5 are multiples of this many bytes."""
+    return _RDMA_ALIGNMENT
+
+
+def get_num_tma_alignment() -> int:
+    """Rows in DeepEP's records are multiples of this many bytes."""
+    return _TMA_ALIGNMENT
+
+
+# Their names of each buffer, in 2.1 and 2.5.
+get_elastic_buffer_alignment = get_num_allocation_alignment
+get_ep_buffer_alignment = get_num_allocation_alignment

@@ -7,10 +7,28 @@
 
 import tokenyard
 
-from . import _C
-from ._C import Config, topk_idx_t
-from .buffers import Buffer, ElasticBuffer, EPHandle
-from .buffers.elastic import get_logical_domain_size, get_physical_domain_size
+from . import _C, comm
+from ._C import (
+    Config,
+    get_num_allocation_alignment,
+    get_num_rdma_alignment,
+    get_num_tma_alignment,
+    topk_idx_t,
+)
+from .buffers import (
+    BucketBuffer,
+    BucketSession,
+    Buffer,
+    BufferAllocator,
+    BufferBase,
+    ElasticBuffer,
+    EngramBuffer,
+    EPBuffer,
+    EPHandle,
+    PPBuffer,
+)
+from .buffers.base import get_logical_domain_size, get_physical_domain_size
+from .comm import destroy_all_managed_nccl_comm
 from .utils import EventHandle, EventOverlap
 
 _is_tokenyard = True
@@ -18,14 +36,26 @@ __version__ = f"2.1.0+tokenyard.{tokenyard.__version__}"
 
 __all__ = [
     "_C",
+    "BucketBuffer",
+    "BucketSession",
     "Buffer",
+    "BufferAllocator",
+    "BufferBase",
     "Config",
+    "EPBuffer",
     "EPHandle",
     "ElasticBuffer",
+    "EngramBuffer",
     "EventHandle",
     "EventOverlap",
+    "PPBuffer",
     "__version__",
+    "comm",
+    "destroy_all_managed_nccl_comm",
     "get_logical_domain_size",
+    "get_num_allocation_alignment",
+    "get_num_rdma_alignment",
+    "get_num_tma_alignment",
     "get_physical_domain_size",
     "topk_idx_t",
 ]

@@ -39,8 +39,8 @@ def _disable_calls(disable: Callable[[Any], Any], kinds: set[type]) -> None:
         for name, member in list(vars(kind).items()):
             if name.startswith("_") and name not in ("__call__", "__getattr__"):
                 continue
-            if isinstance(member, staticmethod):
-                setattr(kind, name, staticmethod(disable(member.__func__)))
+            if isinstance(member, (staticmethod, classmethod)):
+                setattr(kind, name, type(member)(disable(member.__func__)))
             elif inspect.isfunction(member):
                 setattr(kind, name, disable(member))
         _opaque.add(kind)

@@ -12,14 +12,12 @@ _REASONS = {
     "src_signal_expect_value",
     "waiting times per source rank on this kernel set": "dispatch_wait_recv_cost_stats combine_wait_recv_cost_stats",
     "views of the memory that rows arrive in": "borrow_recv",
-    "calls whose event gives their results": "defer_epilogue",
+    "calls outside of EPBuffer whose event gives their results": "defer_epilogue",
     "calls that drop rows above a limit": "non_blocking",
-    "redundant experts": "lb_allocation_plan_or_num_bytes",
-    # Methods of V2's buffer.
-    "engram": "engram_write engram_fetch get_engram_storage_size_hint",
-    "pipeline-parallel send and receive": "pp_set_config pp_send pp_recv get_pp_buffer_size_hint",
-    "all-gather and reduce-scatter": "agrs_set_config agrs_get_inplace_tensor agrs_new_session create_agrs_session "
-    "destroy_agrs_session get_agrs_buffer_size_hint get_agrs_num_max_session_bytes all_gather",
+    "redundant experts": "lb_allocation_plan_or_num_bytes lb_prefetch_weights lb_reduce_grads "
+    "lb_get_theoretical_num_sms",
+    # Of `deep_ep.comm`.
+    "communicators of NCCL": "get_nccl_comm_handle",
 }
 MISSING = {name: it for it, names in _REASONS.items() for name in names.split()}
 
@@ -56,11 +54,11 @@ def refuse_missing(operation: str, keywords: dict[str, object], ignored: tuple[s
             missing(operation, name)
 
 
-def absent(name: str) -> Callable[..., NoReturn]:
-    """A method of V2's buffer that is not there."""
+def absent(name: str, buffer: str = "ElasticBuffer") -> Callable[..., NoReturn]:
+    """A method of one of V2's buffers that is not there."""
 
     def method(*arguments: Any, **keywords: Any) -> NoReturn:
-        missing("ElasticBuffer", name)
+        missing(buffer, name)
 
     method.__name__ = name
     method.__doc__ = "Not there: raises NotImplementedError."

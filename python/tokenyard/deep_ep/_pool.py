@@ -18,6 +18,7 @@ from tokenyard import errors
 
 from . import _world
 from ._arrays import Refusal, invalid, reason
+from ._deferred import IN_FLIGHT, Deferred
 from ._gaps import Gaps
 from ._hooks import Hook
 from ._sizes import Sizes, grown, sizes_of
@@ -25,8 +26,6 @@ from ._torch import torch
 from .utils.math import align
 
 HANDLES = 1024
-# An operation of each of two micro-batches, and for either of them the one that brings a combine's weights.
-IN_FLIGHT = 4
 REFUSALS = (errors.InvalidInputError, errors.RefusedError, errors.FullError)
 
 
@@ -63,8 +62,8 @@ class Opened:
             if hook is not None and hook.waits:
                 raise Refusal(
                     f"return_recv_hook: found a call whose hook waits, {len(self.hooks) - place} operations before "
-                    f"this one; expected at most {IN_FLIGHT} from a call to its hook, this call included (on the CPU "
-                    "a combine counts as two): call the hook that the earlier call returned first"
+                    f"this one; expected at most {IN_FLIGHT} from a call to its hook, this call included (on the CPU a "
+                    "combine counts as two): call the hook that the earlier call returned first"
                 )
 
     def make_room(self) -> None:
@@ -144,14 +143,15 @@ class Dispatch:
         fits = self._refused is None and pool.fits(opened, self._sizes)
         try:
             if fits:
-                self._pending = self._send(opened)
+                self._pending = pool.deferred.start(self._send, opened)
             elif pool.is_capturing():
                 # No other rank waits in a capture, and none could learn a refusal.
                 pool.raise_in_capture(self._sizes, self._refused, False)
             else:
                 why = self._refused or f"sizes to agree on: {self._sizes}"
                 opened.make_room()
-                opened.communicator.refuse("dispatch", why, layout=self._call.layout)
+                refuse, layout = opened.communicator.refuse, self._call.layout
+                pool.deferred.start(refuse, "dispatch", why, layout=layout)
         except REFUSALS as error:
             # It has the number of an operation.
             opened.hooks.append(None)
@@ -212,12 +212,15 @@ class Pool:
         # Those that one with a larger M has replaced, and that graphs may have captured.
         self._captured: list[Opened] = []
         self._counts: Opened | None = None
+        # Operations beside dispatch and combine.
+        self._beside: list[_world.Held] = []
         # M of calls so far, which ranks have agreed on. On the CPU a new one is agreed on before it is used; on GPUs
         # ranks compare M in each call.
         self._agreed_tokens: set[int | None] = set()
         self.current: Opened | None = None
         # The hook of the last low latency call on the CPU.
         self._last_hook: Hook | None = None
+        self.deferred = Deferred()
         # Ranks that the caller leaves out of low-latency calls, also where an error has closed the communicator.
         self.masked: set[int] = set()
         self.is_destroyed = False
@@ -431,7 +434,7 @@ class Pool:
             raise invalid(operation, why)
         opened.make_room()
         opened.hooks.append(None)
-        opened.communicator.refuse(operation, why, layout=layout)
+        self.deferred.start(opened.communicator.refuse, operation, why, layout=layout)
         raise AssertionError("a refusal always raises")
 
     def open_counts(self, numbers: int) -> Opened:
@@ -446,17 +449,61 @@ class Pool:
             self._counts = opened
         return opened
 
+    def open_beside(
+        self,
+        wrong: str | None,
+        make: Callable[[tokenyard.World, tokenyard.Config], Any],
+    ) -> _world.Held:
+        """Opens an operation beside dispatch and combine, with a session of its own. Collective. `wrong`: why this rank
+        refuses."""
+        _world.drop_parked(self.world)
+        if wrong is not None:
+            self.world._refuse(wrong)
+        with _world.on_gpu(self.gpu):
+            made = make(self.world, _world.load_config(self._waits))
+        held = _world.Held(self.world, made)
+        self._beside.append(held)
+        return held
+
+    def drop_beside(self, held: _world.Held) -> None:
+        """Drops it on this rank, where no rank calls it any more."""
+        self._beside.remove(held)
+        held.drop()
+
+    @property
+    def beside(self) -> int:
+        """Operations beside dispatch and combine that are open."""
+        return sum(not held.opened.closed for held in self._beside)
+
+    def _end_beside(self) -> None:
+        """Drops all behind a barrier. Their own end would wait for messages that no rank receives."""
+        try:
+            self.world.barrier("end of operations")
+        finally:
+            for held in list(self._beside):
+                self.drop_beside(held)
+
+    def memory(self) -> tuple[int, int, int]:
+        """Communicators that are open, the bytes of their windows on this rank and of those of other operations, and
+        the bytes that callers hold."""
+        every = [*self._captured, *self._opened.values(), *filter(None, (self._counts,))]
+        found = [one.communicator for one in every if not one.communicator.closed]
+        windows = [*found, *(one.opened for one in self._beside if not one.opened.closed)]
+        taken = sum(sum(one.report()["window_bytes"]) for one in windows)
+        return len(found), taken, sum(one.held_bytes for one in found)
+
     def barrier(self) -> None:
         self.expect_usable()
         self.world.barrier("buffer barrier")
 
     def destroy(self) -> None:
-        """Closes everything. Collective; again is no error.
+        """Closes everything. Collective; again is no error. Calls whose events were not waited for are received.
 
         Raises what ended a communicator before, once all are closed.
         """
         if self.is_destroyed:
             return
+        self.deferred.settle()
         self.is_destroyed = True
         opened = [*self._captured, *self._opened.values()]
         if self._counts is not None:
@@ -469,3 +516,5 @@ class Pool:
             # The last callback runs first: all ranks close in the order in which they opened.
             for each in reversed(opened):
                 closing.callback(each.communicator.close)
+            if self._beside:
+                closing.callback(self._end_beside)

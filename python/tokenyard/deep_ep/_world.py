@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tokenyard
 from tokenyard import errors
@@ -33,15 +33,19 @@ class Waits:
 DEFAULT_WAITS = Waits(deadline=100, late=1800)
 
 
+# Kinds that open in the order of all ranks.
+Parkable: TypeAlias = tokenyard.Communicator | tokenyard.Pipe | tokenyard.Gather | tokenyard.Table
+
+
 class Openings:
-    """The communicators of one world, which all ranks open in the same order."""
+    """The communicators, and the operations beside them, of one world, which all ranks open in the same order."""
 
     def __init__(self) -> None:
         self.count = 0
         # Communicators without users here, by their place in that order.
-        self.parked: dict[int, tokenyard.Communicator] = {}
+        self.parked: dict[int, Parkable] = {}
 
-    def park(self, number: int, communicator: tokenyard.Communicator) -> None:
+    def park(self, number: int, communicator: Parkable) -> None:
         if not communicator.closed:
             self.parked[number] = communicator
 
@@ -49,11 +53,29 @@ class Openings:
 _openings: "weakref.WeakKeyDictionary[tokenyard.World, Openings]" = weakref.WeakKeyDictionary()
 
 
-def park_after(owner: object, world: tokenyard.World, communicator: tokenyard.Communicator) -> None:
-    """Parks a communicator behind its owner. Ranks collect garbage at different times, so it is not closed then."""
+def park_after(owner: object, world: tokenyard.World, communicator: Parkable) -> Any:
+    """Parks a communicator behind its owner. Ranks collect garbage at different times, so it is not closed then.
+
+    Returns what would park it.
+    """
     openings = _openings.setdefault(world, Openings())
     openings.count += 1
-    weakref.finalize(owner, openings.park, openings.count, communicator).atexit = False
+    parking = weakref.finalize(owner, openings.park, openings.count, communicator)
+    parking.atexit = False
+    return parking
+
+
+class Held:
+    """An operation beside communicators that was opened. Behind its buffer it is parked."""
+
+    def __init__(self, world: tokenyard.World, opened: Any) -> None:
+        self.opened = opened
+        self._parking = park_after(self, world, opened)
+
+    def drop(self) -> None:
+        """Drops it, where no rank calls it any more."""
+        self._parking.detach()
+        del self.opened
 
 
 def gather_json(world: tokenyard.World, topic: str, mine: Any) -> dict[int, Any]:
@@ -68,9 +90,11 @@ def drop_parked(world: tokenyard.World) -> None:
     parked = _openings.setdefault(world, Openings()).parked
     mine = sorted(parked)
     for number in mine:
-        # Others may still wait for what it sends.
-        with contextlib.suppress(tokenyard.Error):
-            parked[number].flush()
+        one = parked[number]
+        # Others may still wait for what it sends. Messages of a pipe may have no receiver.
+        if isinstance(one, tokenyard.Communicator):
+            with contextlib.suppress(tokenyard.Error):
+                one.flush()
     everywhere = set(mine)
     for theirs in gather_json(world, "parked communicators", mine).values():
         everywhere.intersection_update(theirs)

@@ -21,7 +21,7 @@ R = TypeVar("R")
 MOST = 2**31 - 1
 MOST_BYTES = 2**63 - 1
 # Integers for which None stands for 0.
-_MAY_BE_NONE = ("num_sms", "num_qps", "num_bytes")
+_MAY_BE_NONE = ("num_sms", "num_qps", "num_bytes", "sl_idx")
 # The most characters of a wrong value that a message shows.
 _SHOWN = 80
 
@@ -100,6 +100,8 @@ class Call:
     events: tuple[str, ...] = ("previous_event",)
     previous_event: Any = None
     previous_event_before_epilogue: Any = None
+    # Whether the event of the call gives its results, once it was waited for.
+    defer_epilogue: bool = False
     wrong: str | None = None
     # The arguments before tensors of torch replaced arrays.
     as_given: Mapping[str, Any] = MappingProxyType({})

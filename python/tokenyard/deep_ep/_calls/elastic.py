@@ -1,6 +1,7 @@
 """Dispatch and combine of V2: flat rows, or expanded ones, a row per (token, local expert)."""
 
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 from .._arrays import Refusal
@@ -150,22 +151,37 @@ Result = tuple[Any, Any, Any, EPHandle, EventOverlap]
 
 def dispatch(call: DispatchCall, stream: CallStream) -> Result:
     """A dispatch, or one by the routing of a handle."""
-    handle = call.handle
-    if handle is None:
-        given, handle = _dispatch(call, stream)
-    else:
-        record, received = rows.replay(call, stream)
+    return begin(call, stream)()
+
+
+def begin(call: DispatchCall, stream: CallStream) -> Callable[[], Result]:
+    """As `dispatch`, whose results the returned function gives: see `rows.begin`."""
+    if call.handle is None:
+        receive = rows.begin(call, stream)
+        return lambda: _finish(call, stream, *_arrived(call, stream, receive))
+    replayed = rows.begin_replay(call, stream)
+
+    def again() -> Result:
+        record, received = replayed()
         given, _, _ = rows.give(call, record, received, stream)
+        return _finish(call, stream, given, call.handle)
+
+    return again
+
+
+def _finish(call: DispatchCall, stream: CallStream, given: rows.Given, handle: EPHandle) -> Result:
     stats = call.cumulative_local_expert_recv_stats
     # The ids of a handle may be a copy, made on the stream of the call.
-    x, event = rows.finish(call, given, stream, stats, handle.topk_idx, handle._places.memory)
+    x, event = rows.finish(call, given, stream, stats, handle._topk_idx, handle._places.memory)
     if call.handle is None and call.is_of_arrays:
         handle.give_arrays(None if call.do_handle_copy else call.as_given["topk_idx"])
     return x, given.ids, given.weights, handle, event
 
 
-def _dispatch(call: DispatchCall, stream: CallStream) -> tuple[rows.Given, EPHandle]:
-    opened, received, native = rows.send(call, stream)
+def _arrived(
+    call: DispatchCall, stream: CallStream, receive: Callable[[], tuple[Opened, Any, Any]]
+) -> tuple[rows.Given, EPHandle]:
+    opened, received, native = receive()
     numbers_of_v2 = call.num_experts, call.expert_alignment, call.num_max_tokens_per_rank
     has_sync = call.has_cpu_sync
     record = Record(

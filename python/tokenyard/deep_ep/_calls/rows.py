@@ -1,5 +1,6 @@
 """Dispatch and combine of flat or expanded rows: what the normal calls of V1 and those of V2 have in common."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,13 +96,20 @@ class DelayedReceive:
 
 def send(call: DispatchCall, stream: CallStream) -> tuple[Opened, Any, Any]:
     """A dispatch without a handle: the communicator, what arrived, and the native handle."""
+    return begin(call, stream)()
+
+
+def begin(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[Opened, Any, Any]]:
+    """As `send`, whose results the returned function gives. Rows are sent before, and received by it where the call
+    wants something in between."""
     pool, before = call.pool, call.previous_event_before_epilogue
+    in_halves = call.defer_epilogue or before is not None
     if call.has_cpu_sync and stream.is_captured:
         raise tensors.sync_in_capture(call.instead_of_sync)
 
     def send_to(opened: Opened) -> Any:
         tensors.name_stream(opened, stream)
-        act = opened.communicator.dispatch_send if before else opened.communicator.dispatch
+        act = opened.communicator.dispatch_send if in_halves else opened.communicator.dispatch
         sent = act(
             call.rows,
             call.ids,
@@ -116,24 +124,36 @@ def send(call: DispatchCall, stream: CallStream) -> tuple[Opened, Any, Any]:
             without_sync=not call.has_cpu_sync and opened.takes("without_sync"),
             sms=call.sms,
         )
-        return DelayedReceive(sent, before, stream) if before else sent
+        return DelayedReceive(sent, before, stream) if in_halves else sent
 
     sending = Dispatch(call, send_to)
-    # Of a call in halves the second may be refused, too.
-    opened, (received, native) = sending.recv() if before else sending.sent()
-    tensors.add_lost(pool, received)
-    return opened, received, native
+
+    def receive() -> tuple[Opened, Any, Any]:
+        # Of a call in halves the second may be refused, too.
+        opened, (received, native) = sending.recv() if in_halves else sending.sent()
+        tensors.add_lost(pool, received)
+        return opened, received, native
+
+    return receive
 
 
 def replay(call: DispatchCall, stream: CallStream) -> tuple[Record, Any]:
     """A dispatch by the routing of `call.handle`: its record, and what arrived."""
+    return begin_replay(call, stream)()
+
+
+def begin_replay(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[Record, Any]]:
+    """As `replay`, as `begin` is as `send`."""
     pool, before = call.pool, call.previous_event_before_epilogue
+    in_halves = call.defer_epilogue or before is not None
     opened: Any = None
     layout = call.layout
     try:
         record = call.record()
         opened, layout = record.opened, record.native.layout
         call.expect_right()
+        if call.defer_epilogue:
+            pool.deferred.expect_room()
         call.expect_equal(record)
         tokens, sizes = record.native.tokens, opened.sizes
         x, scales = read_rows(call.x, tokens, sizes.hidden)
@@ -147,8 +167,9 @@ def replay(call: DispatchCall, stream: CallStream) -> tuple[Record, Any]:
         pool.refuse(opened, "replay", error, layout)
     tensors.name_stream(opened, stream)
     no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
-    act: Any = opened.communicator.replay_send if before else opened.communicator.replay
-    sent = act(
+    act: Any = opened.communicator.replay_send if in_halves else opened.communicator.replay
+    sent = pool.deferred.start(
+        act,
         record.native,
         x,
         weights,
@@ -157,9 +178,13 @@ def replay(call: DispatchCall, stream: CallStream) -> tuple[Record, Any]:
         without_sync=no_sync,
         sms=call.sms or record.sms,
     )
-    received = DelayedReceive(sent, before, stream).recv() if before else sent
-    tensors.add_lost(pool, received)
-    return record, received
+
+    def receive() -> tuple[Record, Any]:
+        received = DelayedReceive(sent, before, stream).recv() if in_halves else sent
+        tensors.add_lost(pool, received)
+        return record, received
+
+    return receive
 
 
 @dataclass
@@ -257,9 +282,13 @@ def finish(
     x = given.x if given.scales is None else (given.x, given.scales)
     if not stream.is_async:
         return x, EventOverlap()
-    as_read = (call.rows, call.scales, call.ids, call.weights)
-    inputs = (call.x, call.topk_idx, call.topk_weights, also_read, *as_read)
-    return x, stream.finish(inputs, (x, given.ids, given.weights, *outputs))
+    return x, stream.finish((*inputs_of(call), also_read), (x, given.ids, given.weights, *outputs))
+
+
+def inputs_of(call: DispatchCall) -> tuple[Any, ...]:
+    """The tensors that a dispatch reads on its stream: as given, and as they were read, if the call came so far."""
+    as_read = (getattr(call, name, None) for name in ("rows", "scales", "ids", "weights"))
+    return call.x, call.topk_idx, call.topk_weights, *as_read
 
 
 class CombineCall(Call):
@@ -320,7 +349,8 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverl
     missing = None if pool.on_device else pool.gaps.room(native.tokens)
 
     def bring(rows: Any, out: Any, biases: Any = None) -> None:
-        opened.communicator.combine(
+        pool.deferred.start(
+            opened.communicator.combine,
             native,
             rows,
             weights,

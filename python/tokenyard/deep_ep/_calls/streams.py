@@ -97,16 +97,46 @@ class CallStream:
         """As `inside`, where the current stream may have changed since `remember`."""
         return _HERE if self._stream is None else torch.cuda.stream(self._stream)
 
+    def later(self) -> Any:
+        """As `inside`, for the rest of an asynchronous call: its outputs are for the stream that is current now."""
+        self._look()
+        return self.inside()
+
+    def _look(self) -> None:
+        if self._device is not None:
+            self._current = torch.cuda.current_stream(self._device)
+            self.current_raw = self._current.cuda_stream
+
+    def hand_over(self, done: EventOverlap, outputs: Iterable[Any]) -> None:
+        """The stream that is current now waits for a call, which may have been received while another one was."""
+        if self._device is None or done.event is None:
+            return
+        before = self.current_raw
+        self._look()
+        if self.current_raw != before:
+            _record(outputs, self._current)
+        done.event.wait_on(self._current)
+
+    def record(self, inputs: Iterable[Any]) -> None:
+        """The allocator learns that an asynchronous call reads its inputs, which may be dropped before it has ended."""
+        if self.is_async and self._device is not None:
+            _record(inputs, self.stream)
+
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """The event behind the call. The allocator learns that both streams use its tensors, and those in tuples."""
         if not self.is_async:
             return EventOverlap()
         if self._device is None:
             return EventOverlap(EventHandle())
-        for tensors, stream in ((inputs, self.stream), (outputs, self._current)):
-            flat = (each for one in tensors for each in (one if isinstance(one, tuple) else (one,)))
-            # The caller's tensors are often those that were sent.
-            for tensor in {id(one): one for one in flat}.values():
-                if isinstance(tensor, torch.Tensor):
-                    tensor.record_stream(stream)
+        _record(inputs, self.stream)
+        _record(outputs, self._current)
         return EventOverlap(EventHandle(self.stream))
+
+
+def _record(tensors: Iterable[Any], stream: Any) -> None:
+    """The allocator learns that a stream uses tensors, and those in tuples."""
+    flat = (each for one in tensors for each in (one if isinstance(one, tuple) else (one,)))
+    # The caller's tensors are often those that were sent.
+    for tensor in {id(one): one for one in flat}.values():
+        if isinstance(tensor, torch.Tensor):
+            tensor.record_stream(stream)

@@ -212,6 +212,12 @@ def name_readers(opened: Opened, call: CallStream) -> None:
     _release_after(opened, call, None)
 
 
+def name_current(opened: Opened, call: CallStream) -> None:
+    """As `name_stream`, of the stream on which the rest of a call was waited for: its outputs are read there."""
+    if call.raw is not None:
+        _streams_of(opened, call).add(call.current_raw)
+
+
 def _streams_of(opened: Opened, call: CallStream) -> set[int]:
     return opened.captured_streams if call.is_captured else opened.streams
 

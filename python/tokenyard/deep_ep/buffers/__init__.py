@@ -1,6 +1,23 @@
-"""The two interfaces of DeepEP."""
+"""The interfaces of DeepEP."""
 
+from .allocator import BufferAllocator
+from .base import BufferBase
+from .bucket import BucketBuffer, BucketSession
 from .elastic import ElasticBuffer, EPHandle
+from .engram import EngramBuffer
+from .ep import EPBuffer
 from .legacy import Buffer
+from .pp import PPBuffer
 
-__all__ = ["Buffer", "EPHandle", "ElasticBuffer"]
+__all__ = [
+    "BucketBuffer",
+    "BucketSession",
+    "Buffer",
+    "BufferAllocator",
+    "BufferBase",
+    "EPBuffer",
+    "EPHandle",
+    "ElasticBuffer",
+    "EngramBuffer",
+    "PPBuffer",
+]

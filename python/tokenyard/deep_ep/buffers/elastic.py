@@ -1,48 +1,35 @@
-"""DeepEP's second interface: `ElasticBuffer`."""
+"""DeepEP's second interface, by its names of version 2.1: `ElasticBuffer`."""
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .. import _C
 from .._arrays import Tensor
-from .._calls import elastic, rows, streams
-from .._calls.call import MOST_BYTES, judge_flags, judge_integers
+from .._calls import elastic, rows
 from .._calls.tensors import on_stream
 from .._dynamo import make_opaque
-from .._missing import absent, refuse_missing
-from .._pool import Pool
-from .._world import Waits
+from .._ops import engram, gather, pipe
+from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align
+from .base import BufferBase, ExpertBuffer, ranks_of
+from .base import get_logical_domain_size as get_logical_domain_size
+from .base import get_physical_domain_size as get_physical_domain_size
 from .handle import EPHandle as EPHandle
 
-# Arguments of the constructor that are flags, and those that are numbers of 32 and of 64 bits.
-_FLAGS = (
-    "use_fp8_dispatch",
-    "deterministic",
-    "allow_hybrid_mode",
-    "allow_multiple_reduction",
-    "prefer_overlap_with_compute",
-    "explicitly_destroy",
-)
-_INTEGERS = (
-    "num_max_tokens_per_rank",
-    "hidden",
-    "num_topk",
-    "sl_idx",
-    "num_allocated_qps",
-    "num_cpu_timeout_secs",
-    "num_gpu_timeout_secs",
-)
-_BYTES = ("num_bytes", "num_cpu_bytes")
 
-
-class ElasticBuffer:
-    """Dispatch and combine of DeepEP V2.
+class ElasticBuffer(ExpertBuffer):
+    """Dispatch and combine of DeepEP V2, and its operations beside them: messages, all-gathers, and entries.
 
     To construct it is collective, and so are `dispatch`, `combine` and `barrier`: all ranks make the same calls in the
     same order. `group` is a process group of torch (or a tokenyard.World). Rows always come in the order of their
-    source rank and token, whatever `deterministic` says.
+    source rank and token, whatever `deterministic` says. Other operations have memory of their own, from their first
+    call on.
     """
+
+    # Rows of a record are multiples of 32 bytes.
+    _RECORD_UNIT = 32
 
     def __init__(
         self,
@@ -64,103 +51,11 @@ class ElasticBuffer:
         explicitly_destroy: bool = False,
         **others: Any,
     ) -> None:
-        refuse_missing("ElasticBuffer", others, ())
         given = locals()
-        wrong = judge_integers(given, _INTEGERS) or judge_integers(given, _BYTES, MOST_BYTES)
-        wrong = wrong or judge_flags(given, _FLAGS)
-        # DeepEP's hosts wait for its kernels, which wait for the other ranks.
-        waits = Waits(num_gpu_timeout_secs, num_cpu_timeout_secs, wrong)
-        self._pool = pool = Pool(group, waits=waits)
-        self.group = group
-        self.rank_idx, self.num_ranks = pool.rank, pool.ranks
-        self.num_max_tokens_per_rank = num_max_tokens_per_rank
-        self.deterministic = given["deterministic"]
-        self.allow_hybrid_mode = given["allow_hybrid_mode"]
-        self.allow_multiple_reduction = given["allow_multiple_reduction"]
-        self.prefer_overlap_with_compute = given["prefer_overlap_with_compute"]
-        self.explicitly_destroy = given["explicitly_destroy"]
-        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
-        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
-        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(
-            self.rank_idx, self.num_scaleup_ranks
-        )
-        self.num_allocated_qps = num_allocated_qps or (129 if self.num_scaleout_ranks > 1 else 17)
-        if num_bytes is None:
-            num_bytes = self.get_buffer_size_hint(
-                pool.world,
-                num_max_tokens_per_rank,
-                hidden,
-                num_topk,
-                given["use_fp8_dispatch"],
-                allow_multiple_reduction=self.allow_multiple_reduction,
-            )
-        self.num_bytes = num_bytes
-        self.nccl_comm_handle = None
-
-    @property
-    def runtime(self) -> "ElasticBuffer":
-        """The buffer itself."""
-        return self
-
-    @property
-    def left_out(self) -> Tensor:
-        """`[1]` int32, beside the calls' tensors: above 0 once results lack something because a rank was left out.
-
-        A dispatch adds the ranks whose rows it lacks, a combine the experts that its sums lack, in the order of the
-        stream, and in each replay of a graph. The caller zeroes it. It stays 0 where a loss is an error
-        (`on_failure = "stop"`).
-        """
-        return self._pool.gaps.count
-
-    def destroy(self) -> None:
-        """Closes it on all ranks. Collective."""
-        assert self.explicitly_destroy, "`explicitly_destroy` flag must be set"
-        self._pool.destroy()
-
-    @staticmethod
-    def get_buffer_size_hint(
-        group: Any,
-        num_max_tokens_per_rank: int,
-        hidden: int,
-        num_topk: int = 0,
-        use_fp8_dispatch: bool = False,
-        allow_hybrid_mode: bool = True,
-        allow_multiple_reduction: bool = True,
-    ) -> int:
-        """Bytes that DeepEP would take where NVLink joins all ranks of `group`."""
-        ranks = group.ranks if hasattr(group, "ranks") else group.size()
-        tokens, topk, row = num_max_tokens_per_rank, num_topk or 32, align(2 * hidden, 32)
-        sent = align(hidden, 32) + align(4 * -(-hidden // 32), 32) if use_fp8_dispatch else row
-        dispatch = ranks * tokens * (sent + align(4 * (3 * topk + 1), 32))
-        copies = min(ranks, topk) if allow_multiple_reduction else topk
-        combine = copies * tokens * (row + align(8 * topk, 32))
-        return align(max(dispatch, combine), _C.get_elastic_buffer_alignment())
-
-    @staticmethod
-    def capture() -> EventHandle:
-        """An event behind everything that was called."""
-        return EventHandle()
-
-    def get_comm_stream(self) -> Any:
-        """The stream of asynchronous calls; None on the CPU, where there are no streams."""
-        return streams.gpu_stream(self._pool)
-
-    def get_physical_domain_size(self) -> tuple[int, int]:
-        """Domains, and ranks in each."""
-        return self._pool.domains, self._pool.ranks // self._pool.domains
-
-    def get_logical_domain_size(self) -> tuple[int, int]:
-        """Domains, and ranks in each; one domain of all ranks without `allow_hybrid_mode`."""
-        return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
-
-    def get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> int:
-        """Multiprocessors that fill the link between GPUs, whatever the arguments. No call takes any on the CPU."""
-        return elastic.SMS
-
-    def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs that DeepEP would use. No call takes any on the CPU."""
-        wanted = num_sms * 16 + 1 if self.num_scaleout_ranks > 1 else min(num_sms, 9)
-        return min(wanted, self.num_allocated_qps)
+        self._open(given, ("num_bytes", "num_cpu_bytes"))
+        self._messages = pipe.Messages(self._pool, "pp_set_config")
+        self._gathers = gather.Gathers(self._pool)
+        self._engram = engram.Engram(self._pool, self.num_bytes - given["num_cpu_bytes"])
 
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
@@ -239,33 +134,96 @@ class ElasticBuffer:
         """
         return on_stream(rows.combine, elastic.CombineCall(locals()))
 
-    get_engram_storage_size_hint = absent("get_engram_storage_size_hint")
-    get_pp_buffer_size_hint = absent("get_pp_buffer_size_hint")
-    get_agrs_num_max_session_bytes = absent("get_agrs_num_max_session_bytes")
-    get_agrs_buffer_size_hint = absent("get_agrs_buffer_size_hint")
-    engram_write = absent("engram_write")
-    engram_fetch = absent("engram_fetch")
-    pp_set_config = absent("pp_set_config")
-    pp_send = absent("pp_send")
-    pp_recv = absent("pp_recv")
-    create_agrs_session = absent("create_agrs_session")
-    destroy_agrs_session = absent("destroy_agrs_session")
-    agrs_new_session = absent("agrs_new_session")
-    agrs_set_config = absent("agrs_set_config")
-    agrs_get_inplace_tensor = absent("agrs_get_inplace_tensor")
-    all_gather = absent("all_gather")
+    @staticmethod
+    def get_pp_buffer_size_hint(num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> int:
+        """Bytes that DeepEP would take for `pp_send` and `pp_recv`."""
+        unit = _C.get_num_allocation_alignment()
+        return pipe.size_hint(num_max_tensor_bytes, num_max_inflight_tensors, unit)
+
+    def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
+        """Makes room for messages between two ranks, of which 1 to 16 may be sent and not received. Collective.
+
+        Another call replaces what was there, and messages that were not received. Equal on all ranks.
+        """
+        self._messages.set_config(num_max_tensor_bytes, num_max_inflight_tensors)
+
+    def pp_send(self, t: Tensor, dst_rank_idx: int, num_sms: int = 0) -> None:
+        """Sends a contiguous tensor of any type to any other rank, in the order of calls. It may be changed afterwards.
+
+        The host waits: for the work that is queued on `t`, and while as many messages as may be are not received.
+        """
+        self._messages.send("pp_send", t, dst_rank_idx)
+
+    def pp_recv(self, t: Tensor, src_rank_idx: int, num_sms: int = 0) -> None:
+        """Waits on the host for the next message of a rank, and writes it to `t`, contiguous, of as many bytes."""
+        self._messages.recv("pp_recv", t, src_rank_idx)
+
+    @staticmethod
+    def get_agrs_num_max_session_bytes(group: Any, shapes: Any, dtype: Any) -> int:
+        """Bytes of a session's results for tensors of these shapes, or of this one."""
+        return gather.session_bytes(ranks_of(group), shapes, dtype)
+
+    @staticmethod
+    def get_agrs_buffer_size_hint(group: Any, num_max_session_bytes: int) -> int:
+        """Bytes that DeepEP would take for sessions."""
+        return align(num_max_session_bytes, _C.get_num_allocation_alignment())
+
+    def agrs_set_config(
+        self, num_max_session_bytes: int, num_max_all_gathers_per_session: int
+    ) -> None:
+        """Makes room for sessions of at most 32 all-gathers, outside of any. Collective; equal on all ranks."""
+        self._gathers.set_config(num_max_session_bytes, num_max_all_gathers_per_session)
+
+    def create_agrs_session(self) -> None:
+        """Begins a session: `all_gather` is called inside of one. All ranks do."""
+        self._gathers.create()
+
+    def destroy_agrs_session(self) -> None:
+        """Ends a session. Waits for the results whose handles were not called."""
+        self._gathers.destroy()
+
+    def agrs_new_session(self, enabled: bool = True) -> AbstractContextManager[None]:
+        """A session for `with`. Without `enabled` it does nothing."""
+        return self._gathers.session(enabled)
+
+    def agrs_get_inplace_tensor(self, shapes: Any, dtype: Any) -> Any:
+        """A tensor, or for several shapes a tuple: this rank's parts of results, to fill before their `all_gather`."""
+        return self._gathers.in_place(shapes, dtype)
+
+    def all_gather(self, t: Tensor | Sequence[Tensor]) -> tuple[Any, ...]:
+        """Gives each rank the tensors of all: `(gathered, handle)`, or for a sequence `(*gathered, handle)`.
+
+        Collective, and in a session.
+        `gathered` has the shape `[R, *shape]`, and is there once `handle()` was called, for the stream that is current
+        then. `t` is contiguous, of any type, and stays as it is until then.
+        """
+        return self._gathers.all_gather(t)
+
+    @staticmethod
+    def get_engram_storage_size_hint(
+        num_entries: int, hidden: int, num_max_tokens_per_rank: int, dtype: Any = torch.bfloat16
+    ) -> tuple[int, int]:
+        """Bytes of `num_bytes` that are for what a fetch gives, and those that are `num_cpu_bytes`."""
+        unit, entry = _C.get_num_allocation_alignment(), align(hidden * dtype.itemsize, 32)
+        return align(entry * num_max_tokens_per_rank, unit), align(entry * num_entries, unit)
+
+    def engram_write(self, storage: Tensor, sf: Tensor | None = None) -> None:
+        """Writes this rank's entries, `[n, H]` of bfloat16 or float8_e4m3fn, in place of those before. Collective.
+
+        - All ranks give as many entries of the same length and type, while none has a fetch that waits.
+        - `sf`: for FP8 the scales of all ranks' entries, `[R * n, S]` of float32 or int32, held as they are.
+        """
+        self._engram.write(storage, sf)
+
+    def engram_fetch(
+        self, indices: Tensor, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = False
+    ) -> Callable[[], tuple[Tensor, Tensor | None]]:
+        """Reads entries of any rank: index `rank * n + entry`, `[T, G]` int32. This rank alone.
+
+        Returns a hook, which waits and gives `(data, sf)`: `[T, G * H]`, and for FP8 scales `[T, G * S]`, else None.
+        `use_tma_aligned_col_major_sf` gives these the strides `(1, T)`, with T rounded up to 4.
+        """
+        return self._engram.fetch(indices, bool(use_tma_aligned_col_major_sf))
 
 
-def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """Domains of a group, and ranks in each. Collective."""
-    pool = Pool(group)
-    return pool.domains, pool.ranks // pool.domains
-
-
-def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Domains of a group, and ranks in each; one domain of all ranks without `allow_hybrid_mode`. Collective."""
-    domains, size = get_physical_domain_size(group)
-    return (domains, size) if allow_hybrid_mode else (1, domains * size)
-
-
-make_opaque(ElasticBuffer, EPHandle, EventHandle, EventOverlap)
+make_opaque(ElasticBuffer, BufferBase, ExpertBuffer, EPHandle, EventHandle, EventOverlap)

@@ -4,6 +4,7 @@ from typing import Any
 
 from .._arrays import Tensor, to_numpy
 from .._dynamo import metaclass_of_opaque_types
+from .._torch import torch
 
 # Computed fields, and the methods of `Places` that compute them.
 _COMPUTED = {
@@ -40,8 +41,9 @@ class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass
         self.num_experts: int = record.experts
         self.expert_alignment: int = record.alignment
         self.num_max_tokens_per_rank: int = record.tokens
-        # [T, K]: a copy, or the caller's own.
-        self.topk_idx = topk_idx
+        # [T, K]: a copy, or the caller's own. Of the caller's that must stay as it is, torch's count of changes, too.
+        self._topk_idx = topk_idx
+        self._version: int | None = None
         self.num_recv_tokens: int = received.tokens
         # Aligned counts; none without CPU sync.
         self.num_recv_tokens_per_expert_list: list[int] = []
@@ -49,6 +51,26 @@ class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass
         self.token_metadata_at_forward: Tensor | None = None
         self.channel_linked_list: Tensor | None = None
         self.cached_recv_src_metadata_before_sort: Tensor | None = None
+
+    @property
+    def topk_idx(self) -> Tensor:
+        """`[T, K]`: the ids, a copy or the caller's own. Raises AssertionError where they were watched and changed."""
+        assert self.has_its_ids(), "`topk_idx` must not be modified while the EP handle is in use"
+        return self._topk_idx
+
+    @topk_idx.setter
+    def topk_idx(self, topk_idx: Tensor) -> None:
+        self._topk_idx, self._version = topk_idx, None
+
+    def watch_ids(self) -> None:
+        """From now on the ids must stay as they are. Tensors of inference mode, and arrays, count no changes."""
+        ids = self._topk_idx
+        if isinstance(ids, torch.Tensor) and not ids.is_inference():
+            self._version = ids._version
+
+    def has_its_ids(self) -> bool:
+        """Whether ids that are watched are as they were."""
+        return self._version is None or self._topk_idx._version == self._version
 
     def __getattr__(self, name: str) -> Any:
         places = vars(self).get("_places")
@@ -64,4 +86,4 @@ class EPHandle(metaclass=metaclass_of_opaque_types()):  # type: ignore[metaclass
         """Its tensors become arrays of numpy, as those of the call that made it; `topk_idx`: the caller's own, if it
         has these."""
         self._gives_arrays = True
-        self.topk_idx = to_numpy("topk_idx", self.topk_idx) if topk_idx is None else topk_idx
+        self._topk_idx = to_numpy("topk_idx", self._topk_idx) if topk_idx is None else topk_idx

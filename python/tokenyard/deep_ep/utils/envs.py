@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from .._torch import torch
-from ..buffers.elastic import get_logical_domain_size as get_logical_domain_size
-from ..buffers.elastic import get_physical_domain_size as get_physical_domain_size
+from ..buffers.base import get_logical_domain_size as get_logical_domain_size
+from ..buffers.base import get_physical_domain_size as get_physical_domain_size
 
 # The kernel describes its devices there.
 _SYSTEM = Path("/sys/class")
+
+# The word of a rank without one.
+_NO_GPU = "none"
 
 _global_seed = 0
 _local_seed = 0
@@ -42,31 +46,52 @@ def get_local_seed() -> int:
     return _local_seed
 
 
+def _own_gpu() -> str:
+    """The current GPU by a name that no other one has, whatever this process calls it; `none` without NCCL."""
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return _NO_GPU
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # Older versions of torch do not say it: then a process is taken to see all GPUs of its host.
+    uuid = getattr(found, "uuid", None)
+    return str(uuid or f"{socket.gethostname()} {torch.cuda.current_device()}")
+
+
+def backend_of(store: Any, rank: int, ranks: int) -> str:
+    """torch's backend for ranks that have chosen their GPUs, and meet in a store of torch. NCCL refuses two ranks on
+    one GPU. How many GPUs a process sees does not say it: it may see its own alone."""
+    store.set(f"tokenyard/gpu/{rank}", _own_gpu())
+    names = {store.get(f"tokenyard/gpu/{other}").decode() for other in range(ranks)}
+    if len(names) == ranks and _NO_GPU not in names:
+        # NCCL starts with the first collective on GPUs. Objects go by gloo.
+        return "cpu:gloo,cuda:nccl"
+    return "gloo"
+
+
+def join(init_method: str, rank: int = -1, ranks: int = -1) -> None:
+    """Joins torch's default group, with the backend that fits the GPUs that its ranks have chosen."""
+    store, rank, ranks = next(torch.distributed.rendezvous(init_method, rank, ranks))
+    backend = backend_of(store, rank, ranks)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+
+
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, Any]:
     """Joins torch's default group: `(rank, ranks, group of all)`.
 
     `MASTER_ADDR`, `MASTER_PORT` (8361), `WORLD_SIZE` (nodes, 1) and `RANK` (this node, 0) say where. On GPUs, scripts
     of DeepEP expect what it sets there: the GPU of the local rank is the current one, torch makes tensors of bfloat16
-    on it by default, and NCCL joins the ranks' GPUs. Without GPUs, torch's defaults stay.
+    on it by default, and NCCL joins the ranks' GPUs, or gloo where ranks share one. Without GPUs, torch's defaults
+    stay.
     """
     distributed = torch.distributed
-    backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
         torch.set_default_dtype(torch.bfloat16)
         torch.set_default_device("cuda")
-        if distributed.is_nccl_available():
-            # NCCL starts with the first collective on GPUs. Objects go by gloo.
-            backend = "cpu:gloo,cuda:nccl"
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", "8361"))
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    distributed.init_process_group(
-        backend=backend,
-        init_method=f"tcp://{address}:{port}",
-        world_size=nodes * num_local_ranks,
-        rank=node * num_local_ranks + local_rank,
-    )
+    ranks_of_all = nodes * num_local_ranks
+    join(f"tcp://{address}:{port}", node * num_local_ranks + local_rank, ranks_of_all)
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     init_seed(seed)
     return rank, ranks, distributed.new_group(list(range(ranks)))
