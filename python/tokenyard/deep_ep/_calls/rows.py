@@ -73,6 +73,21 @@ class DispatchCall(Call):
         """Keeps what was read."""
         self.rows, self.scales, self.ids, self.weights = rows, scales, ids, weights
 
+    def prepare(self, opened: Opened) -> None:
+        """Makes ready what was read, for the communicator that takes it."""
+
+    def read_again(self, record: Record) -> None:
+        """Reads what a handle's dispatch, made again, takes."""
+        self.expect_equal(record)
+        tokens, sizes = record.native.tokens, record.opened.sizes
+        x, scales = read_rows(self.x, tokens, sizes.hidden)
+        weights = self.topk_weights
+        if weights is not None:
+            shape = (tokens, sizes.topk)
+            weights = tensors.read("topk_weights", weights, (torch.float32,), shape).contiguous()
+        tensors.expect_device(self.pool, x=x, scales=scales, topk_weights=weights)
+        self.take(x, scales, None, weights)
+
 
 def wait_for(event: Any, stream: CallStream) -> None:
     """The next work on the stream of a call runs behind an event, if there is one."""
@@ -109,6 +124,7 @@ def begin(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[Opened, 
 
     def send_to(opened: Opened) -> Any:
         tensors.name_stream(opened, stream)
+        call.prepare(opened)
         act = opened.communicator.dispatch_send if in_halves else opened.communicator.dispatch
         sent = act(
             call.rows,
@@ -154,15 +170,7 @@ def begin_replay(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[R
         call.expect_right()
         if call.defer_epilogue:
             pool.deferred.expect_room()
-        call.expect_equal(record)
-        tokens, sizes = record.native.tokens, opened.sizes
-        x, scales = read_rows(call.x, tokens, sizes.hidden)
-        weights = call.topk_weights
-        if weights is not None:
-            shape = (tokens, sizes.topk)
-            weights = tensors.read("topk_weights", weights, (torch.float32,), shape).contiguous()
-        tensors.expect_device(pool, x=x, scales=scales, topk_weights=weights)
-        call.take(x, scales, None, weights)
+        call.read_again(record)
     except Exception as error:
         pool.refuse(opened, "replay", error, layout)
     tensors.name_stream(opened, stream)
@@ -171,9 +179,9 @@ def begin_replay(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[R
     sent = pool.deferred.start(
         act,
         record.native,
-        x,
-        weights,
-        scales=scales,
+        call.rows,
+        call.weights,
+        scales=call.scales,
         stream=stream.raw,
         without_sync=no_sync,
         sms=call.sms or record.sms,
@@ -301,25 +309,26 @@ class CombineCall(Call):
     # Whether the rows behind those that arrived may be left out.
     takes_fewer_rows = False
 
-
-def _read_rows(call: CombineCall, record: Record) -> tuple[Any, Any]:
-    """Rows and their weights, as many as arrived. Those behind them are left out."""
-    count, sizes = record.native.rows, record.opened.sizes
-    expected = None if call.takes_fewer_rows else record.given
-    rows = tensors.read("x", call.x, tensors.floats(), (expected, sizes.hidden))
-    found = rows.shape[0]
-    if found not in (record.given, count):
-        raise Refusal(f"x: found {found} rows; expected {record.given}, the rows of the dispatch")
-    weights = call.topk_weights
-    if weights is not None:
-        if record.is_expanded and not call.rounds_per_rank:
+    def read_rows(self, record: Record) -> tuple[Any, Any]:
+        """Rows and their weights, as many as arrived. Those behind them are left out."""
+        count, sizes = record.native.rows, record.opened.sizes
+        expected = None if self.takes_fewer_rows else record.given
+        rows = tensors.read("x", self.x, tensors.floats(), (expected, sizes.hidden))
+        found = rows.shape[0]
+        if found not in (record.given, count):
             raise Refusal(
-                "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
+                f"x: found {found} rows; expected {record.given}, the rows of the dispatch"
             )
-        shape = (found,) if record.is_expanded else (found, sizes.topk)
-        weights = tensors.read("topk_weights", weights, (torch.float32,), shape)
-        weights = tensors.fit(weights.contiguous(), count)
-    return tensors.fit(rows.contiguous(), count), weights
+        weights = self.topk_weights
+        if weights is not None:
+            if record.is_expanded and not self.rounds_per_rank:
+                raise Refusal(
+                    "topk_weights: found some with expanded rows and allow_multiple_reduction = False; expected None"
+                )
+            shape = (found,) if record.is_expanded else (found, sizes.topk)
+            weights = tensors.read("topk_weights", weights, (torch.float32,), shape)
+            weights = tensors.fit(weights.contiguous(), count)
+        return tensors.fit(rows.contiguous(), count), weights
 
 
 def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverlap]:
@@ -332,7 +341,7 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverl
         record = call.record()
         opened, native = record.opened, record.native
         call.expect_right()
-        rows, weights = _read_rows(call, record)
+        rows, weights = call.read_rows(record)
         shape = (native.tokens, opened.sizes.hidden)
         biases = read_bias(call.bias, rows.dtype, shape)
         tensors.expect_device(pool, x=rows, topk_weights=weights)
