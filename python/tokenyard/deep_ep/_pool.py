@@ -251,7 +251,7 @@ class Pool:
             return False
         own = opened.sizes
         is_same = own is sizes or self._key(own) == self._key(sizes)
-        return is_same and sizes.tokens <= own.tokens
+        return is_same and own.has_room_for(sizes)
 
     def called(self, sizes: Sizes | None) -> Opened | None:
         """The communicator that all ranks call now, if there is one. On GPUs, that of calls which name M: all ranks
@@ -290,6 +290,8 @@ class Pool:
         first_rank, first = next(iter(wanted.items()))
         for rank, other in wanted.items():
             for name in ("experts", "topk", "hidden", "max_tokens", "decodes"):
+                if name == "topk" and first.takes_more_topk and other.takes_more_topk:
+                    continue
                 if getattr(other, name) != getattr(first, name):
                     raise invalid(
                         "dispatch",
@@ -297,16 +299,17 @@ class Pool:
                         f"{getattr(first, name)}, as on rank {first_rank}",
                         rank,
                     )
-        tokens = max(sizes.tokens for sizes in wanted.values())
+        tokens, topk = (max(getattr(it, name) for it in wanted.values()) for name in ("tokens", "topk"))
         named = first.max_tokens if self.on_device else None
         self.current = self._open(
             sizes_of(
                 first.experts,
-                first.topk,
+                topk,
                 first.hidden,
                 tokens,
                 named,
                 first.decodes and named is not None,
+                first.takes_more_topk,
             ),
             any(view["captured"] for view in views.values()),
         )
@@ -351,13 +354,13 @@ class Pool:
 
     def _open(self, sizes: Sizes, is_captured: bool) -> Opened:
         """Opens what takes calls of these sizes, unless it is open. `is_captured`: whether a graph of any rank may have
-        captured the one with these sizes but a smaller M."""
+        captured the one with these sizes but a smaller M or K."""
         key = self._key(sizes)
         found = self._opened.get(key)
         if found is not None and found.communicator.closed:
             found = None
-        if found is None or found.sizes.tokens < sizes.tokens:
-            opened = self._open_new(sizes if found is None else grown(sizes))
+        if found is None or not found.sizes.has_room_for(sizes):
+            opened = self._open_new(sizes if found is None else grown(sizes, found.sizes))
             self._mask_as_before(opened)
             # The old one lives on while handles of it do; where graphs have captured it, as long as the buffer.
             if found is not None and is_captured:

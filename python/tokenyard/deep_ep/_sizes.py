@@ -18,10 +18,16 @@ class Sizes:
     max_tokens: int | None
     # Whether it is for few tokens, of which each counts.
     decodes: bool
+    # Whether `topk` is the least that the call needs: its routing may have any number of experts for a token.
+    takes_more_topk: bool = False
 
     @functools.cached_property
     def key(self) -> tuple[int, int, int]:
-        return self.experts, self.topk, self.hidden
+        return self.experts, 0 if self.takes_more_topk else self.topk, self.hidden
+
+    def has_room_for(self, other: "Sizes") -> bool:
+        """Whether calls of other sizes with the same key fit."""
+        return other.tokens <= self.tokens and other.topk <= self.topk
 
     @functools.cached_property
     def named_key(self) -> tuple[int, ...]:
@@ -36,9 +42,13 @@ sizes_of = functools.lru_cache(maxsize=256)(Sizes)
 MOST_DECODE_TOKENS = 1024
 
 
-def grown(sizes: Sizes) -> Sizes:
+def grown(sizes: Sizes, before: Sizes) -> Sizes:
     """Sizes with room for a larger M than the one asked for, at most a quarter: callers whose M grows in each step
-    open few communicators."""
+    open few communicators. `before`: those that had too little room for it."""
+    if sizes.tokens <= before.tokens:
+        # It is K that grows.
+        return replace(sizes, tokens=before.tokens)
+    sizes = replace(sizes, topk=max(sizes.topk, before.topk))
     tokens = sizes.tokens
     # No communicator takes as many: what is refused is what the caller has named.
     if tokens >= 1 << 24:
