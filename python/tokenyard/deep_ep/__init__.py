@@ -25,7 +25,9 @@ from .buffers import (
     EngramBuffer,
     EPBuffer,
     EPHandle,
+    HybridEPBuffer,
     PPBuffer,
+    indices_to_map,
 )
 from .buffers.base import get_logical_domain_size, get_physical_domain_size
 from .comm import destroy_all_managed_nccl_comm
@@ -48,6 +50,7 @@ __all__ = [
     "EngramBuffer",
     "EventHandle",
     "EventOverlap",
+    "HybridEPBuffer",
     "PPBuffer",
     "__version__",
     "comm",
@@ -57,5 +60,6 @@ __all__ = [
     "get_num_rdma_alignment",
     "get_num_tma_alignment",
     "get_physical_domain_size",
+    "indices_to_map",
     "topk_idx_t",
 ]

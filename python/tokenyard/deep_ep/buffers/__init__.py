@@ -6,6 +6,7 @@ from .bucket import BucketBuffer, BucketSession
 from .elastic import ElasticBuffer, EPHandle
 from .engram import EngramBuffer
 from .ep import EPBuffer
+from .hybrid import HybridEPBuffer, indices_to_map
 from .legacy import Buffer
 from .pp import PPBuffer
 
@@ -19,5 +20,7 @@ __all__ = [
     "EPHandle",
     "ElasticBuffer",
     "EngramBuffer",
+    "HybridEPBuffer",
     "PPBuffer",
+    "indices_to_map",
 ]

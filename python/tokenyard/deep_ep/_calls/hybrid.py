@@ -1,0 +1,402 @@
+"""The calls of Hybrid-EP that permute: rows by expert, as V2's expanded ones, in one operation each.
+
+A token with more experts than a row may have is sent as several rows. Each expert gets one of them, so rows by expert
+are the same; the sums of a token's rows are added here.
+"""
+
+import numbers
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .. import _handles
+from .._arrays import Refusal, invalid
+from .._pool import Opened
+from .._sizes import Sizes, sizes_of
+from .._torch import torch
+from ..utils.math import align
+from . import hybrid_routing, rows, tensors
+from .arguments import first_tokens
+from .call import Call, expect_integer, judge_flags
+from .streams import CallStream
+from .tensors import dummy, expect_device, read
+
+
+@dataclass
+class Record(rows.Record):
+    """The dispatch that a handle stands for."""
+
+    # Of the buffer's memory at the dispatch.
+    generation: int = 0
+    # The routing, T, and the rows that each token was sent as.
+    routing: Any = None
+    routed: int = 0
+    pieces: int = 1
+    ids: Any = None
+    slots: int = 0
+
+    @property
+    def columns(self) -> Any:
+        """The ids of each token, whatever rows it was sent as."""
+        return self.ids.view(self.routed, self.pieces * self.opened.sizes.topk)
+
+
+class OfBuffer(Call):
+    """A call of `HybridEPBuffer`. All are in the order of the current stream."""
+
+    record_type: type[Record] = Record
+    events = ()
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        # By the names of the other buffers' calls.
+        given["x"], given["async_finish"], given["bias"] = given["hidden"], False, None
+        super().__init__(given)
+
+    @property
+    def own_handle(self) -> tuple[Any, ...]:
+        """The handle, the caller's object."""
+        handle: tuple[Any, ...] = self.as_given.get("handle", self.handle)
+        return handle
+
+    def record(self) -> Record:
+        record = _handles.record_of(self.handle, Record)
+        self.pool.expect_own(record.opened)
+        if type(record) is not self.record_type:
+            raise Refusal("handle: found one of the other dispatch; expected one of the same kind of call")
+        now = self.buffer.runtime.buffer_generation
+        if record.generation != now:
+            raise Refusal(
+                f"handle: found one of buffer generation {record.generation}; expected one of generation {now}: the "
+                "buffer has grown since its dispatch"
+            )
+        return record
+
+
+class HybridDispatchCall(OfBuffer, rows.DispatchCall):
+    """A dispatch of either kind: what both read."""
+
+    named_tokens = None
+    gives_ids = False
+    integers = ()
+
+    @property
+    def sms(self) -> Any:
+        return self.pool.sms_of(self.buffer.num_sms_dispatch)
+
+    @property
+    def experts(self) -> int:
+        """All experts, by the number on each rank that the call names, or else the buffer's."""
+        own = self.num_of_experts_per_rank
+        if own is None:
+            own = self.buffer.configurer.buffer_config.num_of_experts_per_rank
+        expect_integer("num_of_experts_per_rank", own, 1)
+        return int(own) * int(self.pool.ranks)
+
+    def read_tokens(self) -> int:
+        """Reads the rows and the routing, and grows the buffer to them. Returns T."""
+        self.expect_right()
+        x, scales = hybrid_routing.read_hidden(self, None, None)
+        tokens, experts = x.shape[0], self.experts
+        hybrid_routing.expect_all_experts(self.num_of_experts, experts, self.pool.ranks)
+        self.routing = hybrid_routing.read_routing(self, tokens, experts)
+        expect_device(self.pool, hidden=x, scaling_factor=scales, **self.routing.tensors)
+        most = tokens
+        if self.num_of_tokens_per_rank is not None:
+            expect_integer("num_of_tokens_per_rank", self.num_of_tokens_per_rank, 0)
+            most = int(self.num_of_tokens_per_rank)
+            if most < tokens:
+                raise Refusal(
+                    f"num_of_tokens_per_rank: found {most}; expected at least the {tokens} tokens of this rank"
+                )
+        self.slots = max(16, align(most, 16))
+        self.buffer.configurer.grow(x.shape[1], most, experts // self.pool.ranks)
+        self.take(x, scales, None, None)
+        return tokens
+
+    def expect_no_routing(self) -> None:
+        """Refuses weights of ids where a handle has the routing."""
+        if self.topk_weights is not None:
+            raise Refusal("topk_weights: found some with a handle; expected None, or probs")
+
+    def read_rows_again(self, record: Record) -> Any:
+        """Reads rows by the routing of a handle. Returns the probabilities that go beside them, or None."""
+        self.expect_no_routing()
+        x, scales = hybrid_routing.read_hidden(self, record.routed, record.opened.sizes.hidden)
+        probs = hybrid_routing.read_probs(self, record.routed, record.routing.experts)
+        expect_device(self.pool, hidden=x, scaling_factor=scales, probs=probs)
+        self.take(x, scales, None, None)
+        return probs
+
+
+class DispatchCall(HybridDispatchCall):
+    """A dispatch that permutes."""
+
+    operation = "HybridEPBuffer.dispatch_with_permute"
+    flags = ("async_finish", "non_blocking", "fuse_permute_dispatch")
+    instead_of_sync = "non_blocking=True"
+    is_expanded = True
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        own = vars(self)
+        if own["use_fp8"] is not None:
+            self.wrong = judge_flags(own, ("use_fp8",)) or self.wrong
+        own.update(unit=1, spilled=None)
+        self.has_cpu_sync = not self.non_blocking
+
+    def is_worst(self, opened: Opened) -> bool:
+        return not self.has_cpu_sync
+
+    @property
+    def expert_alignment(self) -> int:
+        return int(self.unit)
+
+    def read(self) -> Sizes:
+        tokens = self.read_tokens()
+        if self.use_fp8 is not None and self.use_fp8 != (self.scales is not None):
+            raise Refusal(f"use_fp8: found {self.use_fp8} with hidden of {self.rows.dtype}")
+        if self.pad_multiple is not None:
+            expect_integer("pad_multiple", self.pad_multiple, 1)
+            self.unit = int(self.pad_multiple)
+        self.room = read_count(self.num_permuted_tokens)
+        if self.non_blocking and (self.room is None or self.room % self.unit):
+            raise Refusal(
+                f"num_permuted_tokens: found {self.room} with non_blocking; expected a multiple of pad_multiple = "
+                f"{self.unit}"
+            )
+        self.most = self._most_experts()
+        self.pieces = hybrid_routing.rows_per_token(self.most)
+        topk = min(self.most, hybrid_routing.MOST_EXPERTS)
+        experts, hidden = self.routing.experts, self.rows.shape[1]
+        most = first_tokens(tokens * self.pieces)
+        return sizes_of(experts, topk, hidden, most, None, False, True)
+
+    def _most_experts(self) -> int:
+        """The most experts of a token. Where the host must not wait for the map, those of earlier calls."""
+        buffer, is_map = self.buffer, self.routing.ids is None
+        is_unknown = is_map and self.non_blocking and self.pool.on_device
+        if is_unknown and buffer.most_experts:
+            return int(buffer.most_experts)
+        if is_unknown and self.pool.is_capturing():
+            raise Refusal("routing_map: found the buffer's first in a capture; expected a call before it")
+        most: int = self.routing.most()
+        buffer.most_experts = max(buffer.most_experts, most)
+        return most
+
+    def looks(self) -> Sizes:
+        tokens, hidden = self.first.shape
+        return sizes_of(self.experts, 1, hidden, first_tokens(tokens), None, False, True)
+
+    def prepare(self, opened: Opened) -> None:
+        """Ids of as many columns as the communicator takes, for each row of a token."""
+        topk = opened.sizes.topk
+        ids, weights, self.spilled = self.routing.columns(self.pieces * topk)
+        self.ids = ids.view(-1, topk)
+        self.weights = None if weights is None else weights.view(-1, topk)
+        self.repeat(self.pieces)
+
+    def repeat(self, pieces: int) -> None:
+        """Each row once for each part of its experts."""
+        if pieces > 1 and len(self.rows) != len(self.ids):
+            self.rows = self.rows.repeat_interleave(pieces, 0)
+            if self.scales is not None:
+                self.scales = self.scales.repeat_interleave(pieces, 0)
+
+    def read_again(self, record: rows.Record) -> None:
+        assert isinstance(record, Record)
+        probs = self.read_rows_again(record)
+        self.room = read_count(self.num_permuted_tokens)
+        self.ids = record.ids
+        if probs is not None:
+            places = record.columns
+            found = probs.gather(1, places.clamp(min=0))
+            self.weights = torch.where(places >= 0, found, 0).view(record.ids.shape)
+        self.repeat(record.pieces)
+
+
+class CombineCall(OfBuffer, rows.CombineCall):
+    """A combine of permuted rows."""
+
+    operation = "HybridEPBuffer.combine_with_unpermute"
+    flags = ("async_finish", "fuse_unpermute_combine")
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        given["topk_weights"] = given["probs"]
+        super().__init__(given)
+
+    @property
+    def sms(self) -> Any:
+        return self.pool.sms_of(self.buffer.num_sms_combine)
+
+    def read_rows(self, record: rows.Record) -> tuple[Any, Any]:
+        x = read_returned(self, record)
+        probs = self.topk_weights
+        if probs is not None:
+            probs = read("probs", probs, (torch.float32,), (x.shape[0],)).contiguous()
+        return filled(x, record.native.rows), filled(probs, record.native.rows)
+
+
+def read_returned(call: Any, record: rows.Record) -> Any:
+    """Rows that come back. Behind those of the dispatch there may be more, and rows that were dropped are none."""
+    x = read("hidden", call.x, tensors.floats(), (None, record.opened.sizes.hidden)).contiguous()
+    least = min(record.given, record.native.rows)
+    if x.shape[0] < least:
+        raise Refusal(f"hidden: found {x.shape[0]} rows; expected {record.given}, those of the dispatch")
+    return x
+
+
+def filled(values: Any, count: int) -> Any:
+    """The first of them, with zeros behind: for rows that were dropped."""
+    if values is None or len(values) == count:
+        return values
+    if len(values) > count:
+        return values[:count]
+    room = values.new_zeros((count, *values.shape[1:]))
+    room[: len(values)] = values
+    return room
+
+
+def read_count(count: Any) -> int | None:
+    """A number of rows, or a tensor of one number; None as it is."""
+    if isinstance(count, torch.Tensor) and not count.dim() and not count.is_floating_point():
+        count = int(count)
+    if count is None:
+        return None
+    if not isinstance(count, numbers.Integral):
+        raise Refusal(
+            f"num_permuted_tokens: found {count!r:.80}; expected an integer, or a 0-d tensor of one"
+        )
+    expect_integer("num_permuted_tokens", count, 0)
+    return int(count)
+
+
+Result = tuple[Any, Any, Any, Any, tuple[Any, ...]]
+
+
+def dispatch(call: DispatchCall, stream: CallStream) -> Result:
+    """A dispatch, or one by the routing of a handle."""
+    if call.handle is not None:
+        record, received = rows.replay(call, stream)
+        if call.room is not None:
+            record = replace(record, given=call.room)
+        given, _, _ = rows.give(call, record, received, stream)
+        return given.x, given.weights, given.scales, None, call.own_handle
+    opened, received, native = rows.send(call, stream)
+    most = native.rows if call.room is None else call.room
+    record = Record(
+        opened,
+        native,
+        most,
+        call.has_cpu_sync,
+        call.sms,
+        True,
+        alignment=call.unit,
+        generation=call.buffer.runtime.buffer_generation,
+        routing=call.routing,
+        routed=call.routing.tokens,
+        pieces=call.pieces,
+        ids=call.ids,
+        slots=call.slots,
+    )
+    if call.has_cpu_sync and most < native.rows:
+        # The other ranks have their rows.
+        raise invalid(
+            call.operation,
+            f"num_permuted_tokens: found {most}; expected at least the {native.rows} rows that arrived, or non_blocking",
+            call.pool.rank,
+        )
+    counts = _Counts(call, record, received)
+    given, _, _ = rows.give(call, record, received, stream, counts.beside)
+    counts.take()
+    return given.x, given.weights, given.scales, counts.padded, counts.handle()
+
+
+class _Counts:
+    """The numbers of a dispatch that a caller gets: on the host, or where the host must not wait, on the device."""
+
+    def __init__(self, call: DispatchCall, record: Record, received: Any) -> None:
+        self._call, self._record, self._received = call, record, received
+        local = record.routing.experts // call.pool.ranks
+        self._lengths = (received.tokens, local, call.pool.ranks)
+        block = torch.empty(sum(self._lengths), dtype=torch.int32, device=call.rows.device)
+        self.beside: dict[str, Any] = {"block": block, "parts": ("source", "expert_counts", "source_ends")}
+
+    def take(self) -> None:
+        """Computes them from copies of what arrived."""
+        record, unit = self._record, self._record.alignment
+        source, counts, ends = self.beside["block"].split(self._lengths)
+        device = counts.device
+        self.overflow = torch.zeros(1, dtype=torch.int32, device=device)
+        if record.has_sync:
+            on_host = record.opened.communicator.expert_counts(self._received)
+            self.padded = torch.tensor([align(it, unit) for it in on_host], dtype=torch.int64)
+        else:
+            ends_of_experts = _aligned(counts, unit).cumsum(0)
+            starts = ends_of_experts - _aligned(counts, unit)
+            self.overflow |= starts[-1] + counts[-1] > record.given
+            counts = torch.minimum(counts, (record.given - starts).clamp(min=0)).to(torch.int32)
+            self.padded = _aligned(counts, unit).to(torch.int64)
+        if self._call.spilled is not None:
+            self.overflow |= self._call.spilled
+        self.counts, self.arrived = counts, ends[-1:]
+        if record.pieces > 1:
+            self.arrived = self._whole(source, ends)
+        if record.has_sync:
+            self.arrived = self.arrived.cpu()
+
+    def _whole(self, source: Any, ends: Any) -> Any:
+        """Tokens that arrived, of which several rows of one count once. They come by source rank and token."""
+        ranks = torch.searchsorted(ends, torch.arange(len(source), device=ends.device), right=True)
+        most, pieces = self._record.opened.sizes.tokens, self._record.pieces
+        tokens = ranks * most + (source - ranks * most).div(pieces, rounding_mode="floor")
+        is_new = torch.ones(len(source), dtype=torch.bool, device=ends.device)
+        is_new[1:] = tokens[1:] != tokens[:-1]
+        is_new &= torch.arange(len(source), device=ends.device) < ends[-1]
+        return is_new.sum(dtype=torch.int32).view(1)
+
+    def handle(self) -> tuple[Any, ...]:
+        """The tuple that DeepEP would return. What its kernels alone read is a dummy."""
+        record, pool, device = self._record, self._call.pool, self.counts.device
+        local = len(self.counts)
+        config = self._call.buffer.configurer.template(num_of_tokens_per_rank=record.slots)
+        return (
+            *maps_of(record, pool, device),
+            self.arrived,
+            dummy(device, record.slots * pool.ranks, local),
+            dummy(device, record.slots * pool.ranks // 16),
+            dummy(device, record.slots * pool.ranks, local),
+            self.counts,
+            record.slots,
+            config,
+            record.routed,
+            self.overflow,
+        )
+
+
+def maps_of(record: Record, pool: Any, device: Any) -> tuple[Any, Any, Any]:
+    """The first three fields of a handle, by the first of which the record is found."""
+    size = pool.ranks // pool.domains
+    anchor = torch.empty((record.slots * pool.domains, size), dtype=torch.int32, device=device)
+    others = dummy(device, record.slots, pool.domains), dummy(device, record.slots, pool.domains - 1)
+    return tensors.anchored(anchor, record), *others
+
+
+def _aligned(counts: Any, unit: int) -> Any:
+    return (counts + (unit - 1)).div(unit, rounding_mode="floor") * unit
+
+
+def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any]:
+    """The sums of a dispatch's rows, and their probabilities by experts or None."""
+    x, weights, _ = rows.combine(call, stream)
+    record = call.record()
+    if record.pieces > 1:
+        parts = x.view(record.routed, record.pieces, x.shape[1]).float()
+        # In the order of the experts.
+        total = parts[:, 0]
+        for piece in range(1, record.pieces):
+            total = total + parts[:, piece]
+        x = total.to(x.dtype)
+    if weights is None:
+        return x, None
+    places = record.columns
+    _, probs = hybrid_routing.spread(places, weights.view(places.shape), record.routing.experts)
+    return x, probs

@@ -1,0 +1,220 @@
+"""The calls of Hybrid-EP that do not permute: a row for each token and rank, as V1's without top-k.
+
+A row's experts, and their probabilities, are more than ids of a communicator may be. So they come by a replay: as rows
+of their own on the same routes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _handles
+from .._arrays import Refusal
+from .._sizes import Sizes, sizes_of
+from .._torch import torch
+from ..utils.math import align
+from . import hybrid, hybrid_routing, rows, tensors
+from .arguments import MOST_CHOICES, first_tokens
+from .call import expect_integer
+from .streams import CallStream
+from .tensors import read
+
+
+@dataclass
+class Record(hybrid.Record):
+    """The dispatch that a handle of these calls stands for."""
+
+
+class DispatchCall(hybrid.HybridDispatchCall):
+    """A dispatch without permutation."""
+
+    operation = "HybridEPBuffer.dispatch"
+    flags = ("async_finish",)
+    instead_of_sync = "num_dispatched_tokens"
+    record_type = Record
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        given["num_of_experts_per_rank"] = None
+        super().__init__(given)
+        # A wrong one counts as none: the others may make a call that waits.
+        self.has_cpu_sync = self.num_dispatched_tokens is None
+
+    @property
+    def experts(self) -> int:
+        """By the number of all experts, if the call names it."""
+        if self.num_of_experts is None:
+            return super().experts
+        ranks = self.pool.ranks
+        expect_integer("num_of_experts", self.num_of_experts, 1)
+        if self.num_of_experts % ranks:
+            raise Refusal(
+                f"num_of_experts: found {self.num_of_experts}; expected a multiple of the {ranks} ranks"
+            )
+        return int(self.num_of_experts)
+
+    def is_worst(self, opened: Any) -> bool:
+        return not self.has_cpu_sync
+
+    def _read_bound(self) -> None:
+        if not self.has_cpu_sync:
+            expect_integer("num_dispatched_tokens", self.num_dispatched_tokens, 0)
+
+    def read(self) -> Sizes:
+        tokens, ranks = self.read_tokens(), self.pool.ranks
+        self._read_bound()
+        self.sent, self.sent_probs = self.routing.dense()
+        is_in = self.sent.view(tokens, ranks, self.routing.experts // ranks).any(2)
+        choices = min(ranks, MOST_CHOICES)
+        self.ids, _, is_over = hybrid_routing.Routing(ranks, map=is_in).columns(choices)
+        if ranks > choices and bool(is_over):
+            raise Refusal(
+                f"routing_map: found a token for more than {choices} ranks; expected at most as many"
+            )
+        return sizes_of(ranks, choices, self.rows.shape[1], first_tokens(tokens), None, False)
+
+    def looks(self) -> Sizes:
+        tokens, hidden = self.first.shape
+        ranks = self.pool.ranks
+        return sizes_of(
+            ranks, min(ranks, MOST_CHOICES), hidden, first_tokens(tokens), None, False
+        )
+
+    def read_again(self, record: rows.Record) -> None:
+        assert isinstance(record, Record)
+        self.sent_probs = self.read_rows_again(record)
+        self._read_bound()
+
+
+Result = tuple[Any, Any, Any, tuple[Any, ...]]
+
+
+def dispatch(call: DispatchCall, stream: CallStream) -> Result:
+    """A dispatch, or one by the routing of a handle."""
+    if call.handle is not None:
+        record, received = rows.replay(call, stream)
+        assert isinstance(record, Record)
+        given, _, _ = rows.give(call, record, received, stream)
+        probs, _ = _beside(call, record, None, stream, 0)
+        return given.x, probs, given.scales, call.own_handle
+    opened, received, native = rows.send(call, stream)
+    bound = call.num_dispatched_tokens
+    record = Record(
+        opened,
+        native,
+        native.rows if bound is None else int(bound),
+        call.has_cpu_sync,
+        call.sms,
+        generation=call.buffer.runtime.buffer_generation,
+        routing=call.routing,
+        routed=call.routing.tokens,
+        slots=call.slots,
+    )
+    pool, device = call.pool, call.rows.device
+    block = torch.empty(received.tokens + pool.ranks, dtype=torch.int32, device=device)
+    beside = {"block": block, "parts": ("source", "source_ends")}
+    given, _, _ = rows.give(call, record, received, stream, beside)
+    arrived = block[-1:].cpu() if call.has_cpu_sync else block[-1:]
+    most = record.slots * pool.ranks
+    probs, routing_map = _beside(call, record, call.sent, stream, max(most, record.given))
+    if not call.has_cpu_sync:
+        routing_map &= (torch.arange(len(routing_map), device=device) < arrived)[:, None]
+    config = call.buffer.configurer.template(num_of_tokens_per_rank=record.slots)
+    maps = hybrid.maps_of(record, pool, device)
+    handle = (*maps, arrived, routing_map, record.slots, config, record.routed)
+    return given.x, probs, given.scales, handle
+
+
+def _beside(
+    call: DispatchCall, record: Record, sent_map: Any, stream: CallStream, most: int
+) -> tuple[Any, Any]:
+    """What comes beside the rows: the probabilities of this rank's experts `[rows, experts of a domain]`, or None where
+    none are sent; and the map of them, `[most, own experts]`, unless the handle has it."""
+    experts, pool = record.routing.experts, call.pool
+    local = experts // pool.ranks
+    parts = [call.sent_probs, sent_map]
+    sent = [one.contiguous().view(torch.uint8) for one in parts if one is not None]
+    if not sent:
+        return None, None
+    own = slice(pool.rank * local, (pool.rank + 1) * local)
+    got = _moved(call, record, torch.cat(sent, 1), stream)
+    probs = routing_map = None
+    if call.sent_probs is not None:
+        size = pool.ranks // pool.domains
+        first = pool.rank % size * local
+        found = got[:, 4 * own.start : 4 * own.stop].contiguous().view(torch.float32)
+        probs = found.new_zeros((record.given, size * local))
+        probs[:, first : first + local] = tensors.fit(found, record.given)
+    if sent_map is not None:
+        found = got[:, got.shape[1] - experts :][:, own] != 0
+        routing_map = torch.zeros((most, local), dtype=torch.bool, device=found.device)
+        routing_map[: len(found)] = found[:most]
+    return probs, routing_map
+
+
+def _moved(call: DispatchCall, record: Record, sent: Any, stream: CallStream) -> Any:
+    """Bytes of each token, as they arrive at the ranks of its rows. Collective."""
+    opened, width = record.opened, sent.shape[1]
+    words = torch.nn.functional.pad(sent, (0, align(width, 16) - width)).view(torch.float32)
+    no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
+    found = []
+    # Rows of a replay take the place of the dispatch's.
+    for part in words.split(align(opened.sizes.hidden, 4), 1):
+        received = call.pool.deferred.start(
+            opened.communicator.replay,
+            record.native,
+            part.contiguous(),
+            stream=stream.raw,
+            without_sync=no_sync,
+            sms=call.sms or record.sms,
+        )
+        found.append(tensors.take(received.x).clone())
+    return torch.cat(found, 1).view(torch.uint8)[:, :width]
+
+
+class CombineCall(hybrid.CombineCall):
+    """A combine of rows that were not permuted."""
+
+    operation = "HybridEPBuffer.combine"
+    flags = ("async_finish",)
+    record_type = Record
+    returned: Any = None
+
+    def read_rows(self, record: rows.Record) -> tuple[Any, Any]:
+        assert isinstance(record, Record)
+        x, count = hybrid.read_returned(self, record), record.native.rows
+        if self.topk_weights is not None:
+            pool = self.pool
+            local, size = record.routing.experts // pool.ranks, pool.ranks // pool.domains
+            shape = (x.shape[0], size * local)
+            probs = read("probs", self.topk_weights, (torch.float32,), shape)
+            first = pool.rank % size * local
+            self.returned = hybrid.filled(probs[:, first : first + local], count)
+        return hybrid.filled(x, count), None
+
+
+def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any]:
+    """The sums of a dispatch's rows, and the probabilities of all experts or None."""
+    x, _, _ = rows.combine(call, stream)
+    if call.returned is None:
+        return x, None
+    record = _handles.record_of(call.handle, Record)
+    opened, native, pool = record.opened, record.native, call.pool
+    experts, hidden = record.routing.experts, opened.sizes.hidden
+    local = experts // pool.ranks
+    wide = call.returned.new_zeros((native.rows, align(experts, hidden)))
+    wide[:, pool.rank * local : (pool.rank + 1) * local] = call.returned
+    sums = []
+    # Of each expert one rank has a number, so that the sums are these.
+    for part in wide.split(hidden, 1):
+        out = part.new_empty((native.tokens, hidden))
+        pool.deferred.start(
+            opened.communicator.combine,
+            native,
+            part.contiguous(),
+            out=out,
+            stream=stream.raw,
+            without_sync=opened.takes("without_sync")
+            and (stream.is_captured or not record.has_sync),
+            sms=call.sms or record.sms,
+        )
+        sums.append(out)
+    return x, torch.cat(sums, 1)[:, :experts].contiguous()
