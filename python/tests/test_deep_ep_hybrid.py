@@ -290,3 +290,230 @@ def flat(world, case, domains):
 def test_rows_that_are_not_permuted_come_once_per_rank(ranks, case, domains):
     if case.ranks > 1 or domains == 1:
         ranks(case.ranks, flat, case, domains)
+
+
+def quantised(world, case):
+    """Rows of 8 bits and their scales pass as they are, and sums are of bfloat16."""
+    me, buffer = world.rank, hybrid(world, case, use_fp8=True)
+    assert buffer.configurer.buffer_config.token_data_type == "UINT8"
+    draw = torch.Generator().manual_seed(9)
+    tokens = case.tokens
+    x = [torch.randint(0, 256, (t, case.hidden), generator=draw).to(torch.uint8) for t in tokens]
+    scales = [torch.rand(t, 3, generator=draw) for t in tokens]
+    form = {"routing_map": case.maps[me], "probs": case.probs[me]}
+    call = {"hidden": x[me], "scaling_factor": scales[me], **form}
+    for dtype in (torch.uint8, torch.float8_e4m3fn):
+        given = {**call, "hidden": x[me].view(dtype)}
+        rows, _, row_scales, _, handle = buffer.dispatch_with_permute(
+            **given, pad_multiple=16, use_fp8=True
+        )
+        places, _ = case.permuted(me, 16)
+        same(rows, rows_of(case, places, x).view(dtype))
+        same(row_scales, rows_of(case, places, scales))
+        y = outputs_of(rows_of(case, places, case.x), places, scaled)
+        out, _ = buffer.combine_with_unpermute(hidden=y, handle=handle)
+        same(out, case.summed(me, scaled))
+        again, _, again_scales, _, _ = buffer.dispatch_with_permute(
+            hidden=given["hidden"], scaling_factor=2 * scales[me], handle=handle
+        )
+        same(again, rows)
+        same(again_scales, 2 * row_scales)
+        rows, _, row_scales, handle = buffer.dispatch(**given)
+        places = case.flat(me)
+        same(rows, rows_of(case, places, x).view(dtype))
+        same(row_scales, rows_of(case, places, scales))
+        out, _ = buffer.combine(rows_of(case, places, case.x), handle=handle)
+        assert out.dtype == BF16
+
+
+def test_quantised_rows_bring_their_scales(ranks):
+    for case in CASES[1:3]:
+        ranks(2, quantised, case)
+
+
+def kept_of(case, unit, dropped):
+    """Maps without what ranks drop, each its last rows."""
+    kept = [one.clone() for one in case.maps]
+    for rank in range(case.ranks):
+        places, _ = case.permuted(rank, unit)
+        for place in places[max(len(places) - dropped, 0) :]:
+            if place is not None:
+                kept[place[0]][place[1], place[2]] = False
+    return kept
+
+
+def without_waiting(world, case):
+    """P rows in any case; those beyond are dropped, of the last experts first, and count as zeros."""
+    me, unit, buffer = world.rank, 4, hybrid(world, case)
+    places, counts = case.permuted(me, unit)
+    starts = np.cumsum([0, *counts[:-1]])
+    true = np.array([int(sum(m[:, e].sum() for m in case.maps)) for e in range(case.experts)])
+    call = {"hidden": case.x[me], "pad_multiple": unit, "non_blocking": True}
+    forms_ = list(forms(case, me))
+    for number, dropped in enumerate((-8, 0, 8, 400)):
+        room = max(len(places) - dropped, 0)
+        rows, probs, _, padded, handle = buffer.dispatch_with_permute(
+            **call, **forms_[number], num_permuted_tokens=torch.tensor(room)
+        )
+        assert rows.shape == (room, case.hidden)
+        assert probs.shape == (room,)
+        filled = min(room, len(places))
+        same(rows[:filled], rows_of(case, places, case.x)[:filled])
+        same(probs[:filled], probs_of(case, places)[:filled])
+        counted = true[case.own(me)]
+        clipped = np.minimum(counted, np.maximum(room - starts, 0))
+        assert handle[7].tolist() == clipped.tolist()
+        assert padded.tolist() == (-(-clipped // unit) * unit).tolist()
+        assert padded.dtype == torch.int64
+        assert handle[-1].tolist() == [int(starts[-1] + counted[-1] > room)]
+        assert handle[3].tolist() == [len(case.flat(me))]
+        y = torch.full_like(rows, float("nan"))
+        y[:filled] = outputs_of(rows[:filled], places[:filled], shifted)
+        out, back = buffer.combine_with_unpermute(hidden=y, probs=probs, handle=handle)
+        kept = kept_of(case, unit, dropped)[me]
+        expected = torch.zeros(case.x[me].shape)
+        for expert in range(case.experts):
+            copies = shifted(case.x[me].float(), expert)
+            expected += torch.where(kept[:, expert, None], copies, 0)
+        same(out + 0, expected.to(BF16) + 0)
+        same(back, torch.where(kept, case.probs[me], 0))
+        again, *_ = buffer.dispatch_with_permute(
+            hidden=case.x[me], handle=handle, num_permuted_tokens=room
+        )
+        same(again[:filled], rows[:filled])
+    with pytest.raises((errors.InvalidInputError, errors.RefusedError)) as raised:
+        buffer.dispatch_with_permute(**call, **forms_[0], num_permuted_tokens=2 + 4 * (me == 1))
+    assert "num_permuted_tokens: found" in str(raised.value)
+    # Where the host waits, too few rows are an error of the rank that has more, once they have arrived.
+    call["non_blocking"] = False
+    room = max(len(places) - 1, 0)
+    if room < len(places):
+        says = f"num_permuted_tokens: found {room}; expected at least the {len(places)} rows"
+        with pytest.raises(errors.InvalidInputError, match=says):
+            buffer.dispatch_with_permute(**call, **forms_[0], num_permuted_tokens=room)
+    else:
+        buffer.dispatch_with_permute(**call, **forms_[0], num_permuted_tokens=room)
+    rows, *_ = buffer.dispatch_with_permute(
+        **call, **forms_[0], num_permuted_tokens=len(places) + 5
+    )
+    same(rows[: len(places)], rows_of(case, places, case.x))
+    assert len(rows) == len(places) + 5
+
+
+def test_rows_beyond_the_number_asked_for_are_dropped_where_the_host_does_not_wait(ranks):
+    for case in (*CASES, WIDE):
+        ranks(case.ranks, without_waiting, case)
+
+
+def grown(world, case):
+    """Sizes grow with the calls, for all ranks; a handle from before is refused on all."""
+    me, buffer = world.rank, hybrid(world, case)
+    assert buffer.rank == me
+    assert (buffer.group_size, buffer.local_rank, buffer.node_rank) == (case.ranks, me, 0)
+    assert (buffer.num_of_nodes, buffer.group) == (1, world)
+    assert buffer.num_of_hybrid_ep_ranks_per_nvlink_domain == case.ranks
+    config = buffer.configurer.buffer_config
+    found = config.hidden_dim, config.max_num_of_tokens_per_rank, config.num_of_experts_per_rank
+    assert found == (case.hidden, 512, case.local)
+    assert (config.num_of_ranks_per_node, config.num_of_nodes) == (case.ranks, 1)
+    assert config.token_data_type == "UINT16"
+    assert config.is_valid()
+    x, form = case.x[me], {"routing_map": case.maps[me]}
+    rows, none, _, _, handle = buffer.dispatch_with_permute(hidden=x, **form)
+    assert none is None
+    assert buffer.runtime.buffer_generation == 0
+    template = buffer.update_template_config(
+        num_of_tokens_per_rank=100, pad_multiple=32, use_fp8=True, num_of_blocks_permute=7
+    )
+    assert (template.num_of_tokens_per_rank, template.pad_multiple) == (112, 32)
+    assert (template.token_data_type, template.num_of_blocks_permute) == ("UINT8", 7)
+    assert "pad_multiple=32" in repr(template)
+    assert buffer.configurer.adjust_template(template, True) is template
+    assert buffer.configurer.get_default_config(True).hidden_dim == case.hidden
+    buffer.combine_with_unpermute(hidden=rows, handle=handle)
+    with pytest.raises(AssertionError, match="a row for each token"):
+        indices_to_map(torch.zeros((2, 3), dtype=torch.int64), None, 3, 4)
+    for given in ({"num_of_tokens_per_rank": -1}, {"use_fp8": 7}):
+        with pytest.raises(errors.InvalidInputError, match=": found"):
+            buffer.update_template_config(**given)
+    slots = 513
+    rows, *_, handle2 = buffer.dispatch_with_permute(hidden=x, **form, num_of_tokens_per_rank=slots)
+    assert handle2[8] == 528
+    assert buffer.runtime.buffer_generation == 1
+    assert config.max_num_of_tokens_per_rank == 576
+    flat_rows, _, _, flat_handle = buffer.dispatch(x, **form)
+    for call in (
+        lambda: buffer.combine_with_unpermute(hidden=rows, handle=handle),
+        lambda: buffer.dispatch_with_permute(hidden=x, handle=handle),
+    ):
+        with pytest.raises(RuntimeError, match="generation 0; expected one of generation 1"):
+            call()
+    buffer.update_template_config(hidden_dim=2 * case.hidden)
+    assert buffer.runtime.buffer_generation == 2
+    with pytest.raises(RuntimeError, match="generation"):
+        buffer.combine(flat_rows, handle=flat_handle)
+    raises(
+        world,
+        "num_of_tokens_per_rank: found 3; expected at least the 9 tokens",
+        buffer.dispatch_with_permute,
+        hidden=x,
+        **form,
+        **({"num_of_tokens_per_rank": 3} if me == 1 else {}),
+    )
+    *_, handle = buffer.dispatch_with_permute(hidden=x, **form)
+    *_, flat_handle = buffer.dispatch(x, **form)
+    raises(
+        world,
+        "handle: found one of the other dispatch",
+        buffer.dispatch,
+        x,
+        handle=handle if me == 1 else flat_handle,
+    )
+    raises(
+        world,
+        "handle: found one that no dispatch of this process returned",
+        buffer.dispatch_with_permute,
+        hidden=x,
+        handle=(1, 2) if me == 1 else handle,
+    )
+    buffer.dispatch_with_permute(hidden=x, handle=handle)
+
+
+def test_a_buffer_grows_and_handles_from_before_are_refused(ranks):
+    ranks(2, grown, CASES[1])
+
+
+def of_arrays(world, case):
+    """Arrays of numpy go in and come out; handles are found again, also as another tuple of the same tensors."""
+    me, buffer = world.rank, hybrid(world, case)
+    x = case.x[me].float().numpy()
+    form = {"routing_map": case.maps[me].numpy(), "probs": case.probs[me].numpy()}
+    places, _ = case.permuted(me)
+    rows, probs, _, counts, handle = buffer.dispatch_with_permute(hidden=x, **form)
+    assert all(isinstance(one, np.ndarray) for one in (rows, probs, counts, handle[0], handle[-1]))
+    np.testing.assert_array_equal(rows, rows_of(case, places, [one.float() for one in case.x]))
+    out, back = buffer.combine_with_unpermute(hidden=rows, probs=probs, handle=[*handle])
+    assert isinstance(out, np.ndarray)
+    np.testing.assert_array_equal(back, case.probs[me])
+    ids, weights = case.columns(me, case.most)
+    routing_map, probs = indices_to_map(ids.numpy(), weights.numpy(), len(x), case.experts)
+    np.testing.assert_array_equal(routing_map, case.maps[me])
+    np.testing.assert_array_equal(probs, case.probs[me])
+    assert indices_to_map(ids, None, len(x), case.experts)[1] is None
+    # Ranks may have other numbers of tokens, and of experts of a token, in every call.
+    for step in range(3):
+        tokens, most = 3 + 600 * step * (1 - me), 1 + (step + me) % 4
+        chosen = np.arange(case.experts)[None] < np.full((tokens, 1), most)
+        rows, _, _, counts, handle = buffer.dispatch_with_permute(
+            hidden=np.ones((tokens, case.hidden), np.float32), routing_map=chosen
+        )
+        out, _ = buffer.combine_with_unpermute(hidden=rows, handle=handle)
+        np.testing.assert_array_equal(out, np.full((tokens, case.hidden), most, np.float32))
+    with pytest.warns(UserWarning, match="num_dispatched_tokens is deprecated"):
+        buffer.combine_with_unpermute(hidden=rows, handle=handle, num_dispatched_tokens=3)
+    with pytest.warns(UserWarning, match="use_host_meta is deprecated"):
+        buffer.dispatch_with_permute(hidden=x, **form, use_host_meta=True)
+
+
+def test_arrays_are_taken_and_sizes_may_differ_in_every_call(ranks):
+    ranks(2, of_arrays, CASES[1])

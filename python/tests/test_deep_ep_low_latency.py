@@ -325,7 +325,6 @@ def other_calls(world, case):
     with pytest.raises(errors.InvalidInputError, match="handle: found"):
         buffer.get_next_low_latency_combine_buffer((1, 2))
     assert buffer.runtime.get_num_rdma_ranks() == 1
-    assert not hasattr(tokenyard.deep_ep, "HybridEPBuffer")
     buffer.destroy()
 
 

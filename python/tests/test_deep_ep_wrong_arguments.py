@@ -12,7 +12,7 @@ from test_deep_ep_normal import buffer_of, layout_of, same
 
 import tokenyard.deep_ep
 from tokenyard import errors
-from tokenyard.deep_ep import Buffer, ElasticBuffer, EPBuffer, EventOverlap
+from tokenyard.deep_ep import Buffer, ElasticBuffer, EPBuffer, EventOverlap, HybridEPBuffer
 
 CASE = Case(2, seed=9, tokens=(5, 7))
 OWN, OTHERS = errors.InvalidInputError, errors.RefusedError
@@ -47,6 +47,7 @@ class Calls:
         self.buffer = buffer_of(world)
         self.elastic = ElasticBuffer(world, explicitly_destroy=True)
         self.ep = EPBuffer(world, explicitly_destroy=True)
+        self.hybrid = HybridEPBuffer(world, 64, 12, 4)
         me, x, routing = self.me, CASE.x[self.me], (CASE.idx[self.me], CASE.weights[self.me])
         names = ("topk_idx", "topk_weights")
         routed = dict(zip(names, routing, strict=True))
@@ -63,6 +64,9 @@ class Calls:
         v2 = {"x": x, **routed, "num_experts": 8, "num_max_tokens_per_rank": 12}
         rows, _, _, v2_handle, _ = self.elastic.dispatch(**v2)
         ep_rows, _, _, ep_handle, _ = self.ep.dispatch(**v2)
+        hybrid = {"hidden": x, **routed, "num_of_experts": 8}
+        flat_rows, _, _, flat_handle = self.hybrid.dispatch(**hybrid)
+        hybrid_rows, *_, hybrid_handle = self.hybrid.dispatch_with_permute(**hybrid)
         low_combine = {"x": packed, **routed, "handle": low_handle}
         self.right = {
             "Buffer.get_dispatch_layout": {"topk_idx": routing[0], "num_experts": 8},
@@ -84,12 +88,29 @@ class Calls:
             "EPBuffer.dispatch by a handle": {"x": x, "handle": ep_handle},
             "EPBuffer.combine": {"x": ep_rows, "handle": ep_handle},
             "EPBuffer.barrier": {},
+            "HybridEPBuffer.dispatch": hybrid,
+            "HybridEPBuffer.dispatch by a handle": {"hidden": x, "handle": flat_handle},
+            "HybridEPBuffer.combine": {"hidden": flat_rows, "handle": flat_handle},
+            "HybridEPBuffer.dispatch_with_permute": hybrid,
+            "HybridEPBuffer.dispatch_with_permute by a handle": {
+                "hidden": x,
+                "handle": hybrid_handle,
+            },
+            "HybridEPBuffer.combine_with_unpermute": {
+                "hidden": hybrid_rows,
+                "handle": hybrid_handle,
+            },
         }
         self.expected = CASE.rows(CASE.sources(me))
 
     def call(self, name, **others):
         kind, method = name.split(" ")[0].split(".")
-        owners = {"Buffer": self.buffer, "ElasticBuffer": self.elastic, "EPBuffer": self.ep}
+        owners = {
+            "Buffer": self.buffer,
+            "ElasticBuffer": self.elastic,
+            "EPBuffer": self.ep,
+            "HybridEPBuffer": self.hybrid,
+        }
         owner = owners[kind]
         results = getattr(owner, method)(**{**self.right[name], **others})
         # Of a call that asks wrongly to be deferred.
@@ -100,6 +121,8 @@ class Calls:
         self.call("Buffer.low_latency_dispatch")
         same(self.call("ElasticBuffer.dispatch")[0], self.expected)
         same(self.call("EPBuffer.dispatch")[0], self.expected)
+        same(self.call("HybridEPBuffer.dispatch")[0], self.expected)
+        self.call("HybridEPBuffer.dispatch_with_permute")
 
     def close(self):
         self.buffer.destroy()
@@ -123,9 +146,17 @@ CALLS = (
     "EPBuffer.dispatch by a handle",
     "EPBuffer.combine",
     "EPBuffer.barrier",
+    "HybridEPBuffer.dispatch",
+    "HybridEPBuffer.dispatch by a handle",
+    "HybridEPBuffer.combine",
+    "HybridEPBuffer.dispatch_with_permute",
+    "HybridEPBuffer.dispatch_with_permute by a handle",
+    "HybridEPBuffer.combine_with_unpermute",
 )
 # Parameters that a call does not read, by its name.
 _OF_LAYOUTS = {"num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"}
+_OF_ROUTINGS = {"topk_idx", "routing_map", "num_of_experts", "num_of_tokens_per_rank"}
+_OLD = {"num_dispatched_tokens", "use_host_meta"}
 UNREAD = {
     "Buffer.dispatch": {"config", "num_tokens_per_rdma_rank"},
     "Buffer.dispatch by a handle": {"config", "num_tokens_per_rdma_rank", *_OF_LAYOUTS},
@@ -135,9 +166,21 @@ UNREAD = {
         "hidden",
         "num_experts",
     },
+    "HybridEPBuffer.dispatch": {"num_dispatched_tokens_tensor"},
+    "HybridEPBuffer.dispatch by a handle": {"num_dispatched_tokens_tensor", *_OF_ROUTINGS},
+    "HybridEPBuffer.dispatch_with_permute": _OLD,
+    "HybridEPBuffer.dispatch_with_permute by a handle": {
+        "num_of_experts_per_rank",
+        "pad_multiple",
+        *_OF_ROUTINGS,
+        *_OLD,
+    },
+    "HybridEPBuffer.combine_with_unpermute": {"pad_multiple", *_OLD},
 }
 # A handle makes it another operation: that is the case of its own.
-WITHOUT = {f"{kind}.dispatch": {"handle"} for kind in ("Buffer", "ElasticBuffer", "EPBuffer")}
+_KINDS = ("Buffer", "ElasticBuffer", "EPBuffer", "HybridEPBuffer")
+WITHOUT = {f"{kind}.dispatch": {"handle"} for kind in _KINDS}
+WITHOUT["HybridEPBuffer.dispatch_with_permute"] = {"handle"}
 # Calls that no other rank takes part in.
 LOCAL = {"Buffer.get_dispatch_layout"}
 # Calls of the classes that are no exchange of all ranks, and do not wait.
@@ -167,6 +210,8 @@ OTHER_CALLS = {
     "pp_recv",
     "pp_send",
     "pp_set_config",
+    # It exchanges nothing: test_deep_ep_hybrid.py has what is wrong there.
+    "update_template_config",
 }
 
 
@@ -202,7 +247,7 @@ def test_what_cannot_be_is_refused_in_every_call_of_the_drop_in(ranks, name):
 
 
 def test_every_call_of_the_drop_in_is_walked():
-    for kind in (Buffer, ElasticBuffer, EPBuffer):
+    for kind in (Buffer, ElasticBuffer, EPBuffer, HybridEPBuffer):
         found = set()
         for name, method in inspect.getmembers(kind, inspect.isfunction):
             is_static = isinstance(inspect.getattr_static(kind, name), staticmethod)
@@ -249,13 +294,14 @@ def wrong_constructors(world):
     try:
         # Of what is missing a rank raises alone.
         beside = ("group", "comm", "lb_allocation_plan_or_num_bytes")
-        for kind in (Buffer, ElasticBuffer, EPBuffer):
+        sizes = {"hidden_dim": 64, "max_num_of_tokens_per_rank": 12, "num_local_experts": 4}
+        for kind in (Buffer, ElasticBuffer, EPBuffer, HybridEPBuffer):
+            right = sizes if kind is HybridEPBuffer else {"explicitly_destroy": True}
             found = [it for it in parameters_of(kind) if it.name not in beside]
             assert len(found) >= 8
             for parameter in found:
                 for value in wrong_values(parameter):
-                    given = {"explicitly_destroy": True}
-                    given |= {parameter.name: value} if world.rank == 1 else {}
+                    given = right | ({parameter.name: value} if world.rank == 1 else {})
                     with pytest.raises(OWN if world.rank == 1 else OTHERS) as raised:
                         kind(world, **given)
                     text = str(raised.value)

@@ -130,6 +130,10 @@ class Call:
         # A copy: a debugger writes into the locals of a frame.
         self.__dict__ = given.copy()
 
+    def usual(self) -> Any:
+        """The communicator of calls of this kind, where a handle does not say which; None for that of the last call."""
+        return None
+
     def expect_right(self) -> None:
         """Raises Refusal with what is wrong."""
         if self.wrong is not None:

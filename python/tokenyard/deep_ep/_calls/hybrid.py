@@ -51,6 +51,10 @@ class OfBuffer(Call):
         given["x"], given["async_finish"], given["bias"] = given["hidden"], False, None
         super().__init__(given)
 
+    def usual(self) -> Any:
+        opened = self.buffer.last_opened.get(self.record_type)
+        return None if opened is None or opened.communicator.closed else opened
+
     @property
     def own_handle(self) -> tuple[Any, ...]:
         """The handle, the caller's object."""
@@ -281,6 +285,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         given, _, _ = rows.give(call, record, received, stream)
         return given.x, given.weights, given.scales, None, call.own_handle
     opened, received, native = rows.send(call, stream)
+    call.buffer.last_opened[Record] = opened
     most = native.rows if call.room is None else call.room
     record = Record(
         opened,

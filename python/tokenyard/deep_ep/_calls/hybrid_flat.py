@@ -14,7 +14,7 @@ from .._torch import torch
 from ..utils.math import align
 from . import hybrid, hybrid_routing, rows, tensors
 from .arguments import MOST_CHOICES, first_tokens
-from .call import expect_integer
+from .call import expect_integer, judge_integers
 from .streams import CallStream
 from .tensors import read
 
@@ -35,8 +35,11 @@ class DispatchCall(hybrid.HybridDispatchCall):
     def __init__(self, given: dict[str, Any]) -> None:
         given["num_of_experts_per_rank"] = None
         super().__init__(given)
-        # A wrong one counts as none: the others may make a call that waits.
-        self.has_cpu_sync = self.num_dispatched_tokens is None
+        own, name = vars(self), "num_dispatched_tokens"
+        if own[name] is not None and (wrong := judge_integers(own, (name,))):
+            # A wrong one counts as none: the others may make a call that waits.
+            self.wrong, own[name] = self.wrong or wrong, None
+        self.has_cpu_sync = own[name] is None
 
     @property
     def experts(self) -> int:
@@ -54,13 +57,8 @@ class DispatchCall(hybrid.HybridDispatchCall):
     def is_worst(self, opened: Any) -> bool:
         return not self.has_cpu_sync
 
-    def _read_bound(self) -> None:
-        if not self.has_cpu_sync:
-            expect_integer("num_dispatched_tokens", self.num_dispatched_tokens, 0)
-
     def read(self) -> Sizes:
         tokens, ranks = self.read_tokens(), self.pool.ranks
-        self._read_bound()
         self.sent, self.sent_probs = self.routing.dense()
         is_in = self.sent.view(tokens, ranks, self.routing.experts // ranks).any(2)
         choices = min(ranks, MOST_CHOICES)
@@ -81,7 +79,6 @@ class DispatchCall(hybrid.HybridDispatchCall):
     def read_again(self, record: rows.Record) -> None:
         assert isinstance(record, Record)
         self.sent_probs = self.read_rows_again(record)
-        self._read_bound()
 
 
 Result = tuple[Any, Any, Any, tuple[Any, ...]]
@@ -96,11 +93,12 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         probs, _ = _beside(call, record, None, stream, 0)
         return given.x, probs, given.scales, call.own_handle
     opened, received, native = rows.send(call, stream)
+    call.buffer.last_opened[Record] = opened
     bound = call.num_dispatched_tokens
     record = Record(
         opened,
         native,
-        native.rows if bound is None else int(bound),
+        native.rows if bound is None else bound,
         call.has_cpu_sync,
         call.sms,
         generation=call.buffer.runtime.buffer_generation,

@@ -172,7 +172,7 @@ def begin_replay(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[R
             pool.deferred.expect_room()
         call.read_again(record)
     except Exception as error:
-        pool.refuse(opened, "replay", error, layout)
+        pool.refuse(opened or call.usual(), "replay", error, layout)
     tensors.name_stream(opened, stream)
     no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
     act: Any = opened.communicator.replay_send if in_halves else opened.communicator.replay
@@ -351,7 +351,7 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any, EventOverl
         if weights is not None:
             out_weights = weights.new_empty((native.tokens, opened.sizes.topk))
     except Exception as error:
-        pool.refuse(opened, "combine", error)
+        pool.refuse(opened or call.usual(), "combine", error)
     tensors.name_stream(opened, stream)
     # Otherwise each weight is that of its expert's rank: the same where masked ones are 0, as dispatch gives them.
     sums_weights = call.sums_weights and weights is not None and opened.takes("sum_weights")

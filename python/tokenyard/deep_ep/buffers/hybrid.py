@@ -83,6 +83,8 @@ class HybridEPBuffer:
         self.num_sms_combine = given["num_sms_combine_api"] or 0
         # The most experts of a token so far.
         self.most_experts = 0
+        # The communicators of the last dispatches, by their kind.
+        self.last_opened: dict[type, Any] = {}
         self.runtime = Runtime()
         chosen = {name: given[name] for name in _CHOICES[:-1] if given[name] is not None}
         config = HybridEpConfigInstance(
@@ -219,7 +221,7 @@ class HybridEPBuffer:
         _warn_of(num_dispatched_tokens, "num_dispatched_tokens")
         if use_host_meta is not None:
             _warn_of(use_host_meta, "use_host_meta")
-            non_blocking = not use_host_meta
+            non_blocking = use_host_meta is False
         return on_stream(hybrid.dispatch, hybrid.DispatchCall(locals()))
 
     def combine_with_unpermute(
