@@ -21,6 +21,7 @@ import gpu_graphs
 import gpu_groups
 import gpu_growth
 import gpu_host_time
+import gpu_hybrid
 import gpu_kill
 import gpu_lifetimes
 import gpu_low_latency
@@ -49,6 +50,7 @@ MODULES = [
     gpu_v2,
     gpu_v2_more,
     gpu_ep,
+    gpu_hybrid,
     gpu_beside,
     gpu_low_latency,
     gpu_streams,

@@ -299,7 +299,9 @@ class Pool:
                         f"{getattr(first, name)}, as on rank {first_rank}",
                         rank,
                     )
-        tokens, topk = (max(getattr(it, name) for it in wanted.values()) for name in ("tokens", "topk"))
+        tokens, topk = (
+            max(getattr(it, name) for it in wanted.values()) for name in ("tokens", "topk")
+        )
         named = first.max_tokens if self.on_device else None
         self.current = self._open(
             sizes_of(

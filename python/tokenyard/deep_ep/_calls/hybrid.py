@@ -65,7 +65,9 @@ class OfBuffer(Call):
         record = _handles.record_of(self.handle, Record)
         self.pool.expect_own(record.opened)
         if type(record) is not self.record_type:
-            raise Refusal("handle: found one of the other dispatch; expected one of the same kind of call")
+            raise Refusal(
+                "handle: found one of the other dispatch; expected one of the same kind of call"
+            )
         now = self.buffer.runtime.buffer_generation
         if record.generation != now:
             raise Refusal(
@@ -89,11 +91,12 @@ class HybridDispatchCall(OfBuffer, rows.DispatchCall):
     @property
     def experts(self) -> int:
         """All experts, by the number on each rank that the call names, or else the buffer's."""
-        own = self.num_of_experts_per_rank
+        own: Any = self.num_of_experts_per_rank
         if own is None:
             own = self.buffer.configurer.buffer_config.num_of_experts_per_rank
         expect_integer("num_of_experts_per_rank", own, 1)
-        return int(own) * int(self.pool.ranks)
+        ranks: int = self.pool.ranks
+        return int(own) * ranks
 
     def read_tokens(self) -> int:
         """Reads the rows and the routing, and grows the buffer to them. Returns T."""
@@ -181,7 +184,9 @@ class DispatchCall(HybridDispatchCall):
         if is_unknown and buffer.most_experts:
             return int(buffer.most_experts)
         if is_unknown and self.pool.is_capturing():
-            raise Refusal("routing_map: found the buffer's first in a capture; expected a call before it")
+            raise Refusal(
+                "routing_map: found the buffer's first in a capture; expected a call before it"
+            )
         most: int = self.routing.most()
         buffer.most_experts = max(buffer.most_experts, most)
         return most
@@ -221,7 +226,7 @@ class CombineCall(OfBuffer, rows.CombineCall):
     """A combine of permuted rows."""
 
     operation = "HybridEPBuffer.combine_with_unpermute"
-    flags = ("async_finish", "fuse_unpermute_combine")
+    flags: tuple[str, ...] = ("async_finish", "fuse_unpermute_combine")
 
     def __init__(self, given: dict[str, Any]) -> None:
         given["topk_weights"] = given["probs"]
@@ -244,7 +249,9 @@ def read_returned(call: Any, record: rows.Record) -> Any:
     x = read("hidden", call.x, tensors.floats(), (None, record.opened.sizes.hidden)).contiguous()
     least = min(record.given, record.native.rows)
     if x.shape[0] < least:
-        raise Refusal(f"hidden: found {x.shape[0]} rows; expected {record.given}, those of the dispatch")
+        raise Refusal(
+            f"hidden: found {x.shape[0]} rows; expected {record.given}, those of the dispatch"
+        )
     return x
 
 
@@ -306,7 +313,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         # The other ranks have their rows.
         raise invalid(
             call.operation,
-            f"num_permuted_tokens: found {most}; expected at least the {native.rows} rows that arrived, or non_blocking",
+            f"num_permuted_tokens: found {most}; expected at least the {native.rows} rows that came, or non_blocking",
             call.pool.rank,
         )
     counts = _Counts(call, record, received)
@@ -323,7 +330,10 @@ class _Counts:
         local = record.routing.experts // call.pool.ranks
         self._lengths = (received.tokens, local, call.pool.ranks)
         block = torch.empty(sum(self._lengths), dtype=torch.int32, device=call.rows.device)
-        self.beside: dict[str, Any] = {"block": block, "parts": ("source", "expert_counts", "source_ends")}
+        self.beside: dict[str, Any] = {
+            "block": block,
+            "parts": ("source", "expert_counts", "source_ends"),
+        }
 
     def take(self) -> None:
         """Computes them from copies of what arrived."""
@@ -381,7 +391,10 @@ def maps_of(record: Record, pool: Any, device: Any) -> tuple[Any, Any, Any]:
     """The first three fields of a handle, by the first of which the record is found."""
     size = pool.ranks // pool.domains
     anchor = torch.empty((record.slots * pool.domains, size), dtype=torch.int32, device=device)
-    others = dummy(device, record.slots, pool.domains), dummy(device, record.slots, pool.domains - 1)
+    others = (
+        dummy(device, record.slots, pool.domains),
+        dummy(device, record.slots, pool.domains - 1),
+    )
     return tensors.anchored(anchor, record), *others
 
 

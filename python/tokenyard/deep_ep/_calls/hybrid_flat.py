@@ -72,9 +72,7 @@ class DispatchCall(hybrid.HybridDispatchCall):
     def looks(self) -> Sizes:
         tokens, hidden = self.first.shape
         ranks = self.pool.ranks
-        return sizes_of(
-            ranks, min(ranks, MOST_CHOICES), hidden, first_tokens(tokens), None, False
-        )
+        return sizes_of(ranks, min(ranks, MOST_CHOICES), hidden, first_tokens(tokens), None, False)
 
     def read_again(self, record: rows.Record) -> None:
         assert isinstance(record, Record)

@@ -45,7 +45,7 @@ class Routing:
     def most(self) -> int:
         """The most experts of a token. Of a map the host has to read it."""
         if self.ids is not None:
-            return max(self.ids.shape[1], 1)
+            return max(int(self.ids.shape[1]), 1)
         return max(int(self.map.sum(1).max()), 1) if self.tokens else 1
 
     def columns(self, count: int) -> tuple[Any, Any, Any]:
@@ -83,9 +83,7 @@ def _widened(columns: Any, count: int, value: int) -> Any:
 
 
 def _scattered(places: Any, values: Any, count: int, value: int) -> Any:
-    room = torch.full(
-        (len(places), count + 1), value, dtype=values.dtype, device=places.device
-    )
+    room = torch.full((len(places), count + 1), value, dtype=values.dtype, device=places.device)
     return room.scatter_(1, places, values)[:, :count].contiguous()
 
 

@@ -39,8 +39,10 @@ def _judge(given: dict[str, Any]) -> str | None:
 def indices_to_map(
     topk_idx: Tensor, topk_weights: Tensor | None, num_of_tokens: int, num_of_experts: int
 ) -> tuple[Tensor, Tensor | None]:
-    """`[T, K]` ids as a map `[T, E]` of bool, and their weights as `[T, E]` float32 or None. Ids outside of the experts,
-    such as -1, select nothing."""
+    """`[T, K]` ids as a map `[T, E]` of bool, and their weights as `[T, E]` float32 or None.
+
+    Ids outside of the experts, such as -1, select nothing.
+    """
     assert topk_idx.shape[0] == num_of_tokens, "`topk_idx` must have a row for each token"
     return spread(topk_idx, topk_weights, num_of_experts)
 
@@ -48,8 +50,8 @@ def indices_to_map(
 class HybridEPBuffer:
     """Dispatch and combine of Hybrid-EP, by the names of DeepEP's branch `hybrid-ep`.
 
-    To construct it is collective, and so are `dispatch`, `combine` and their relatives: all ranks make the same calls in
-    the same order, on the current stream. `group` is a process group of torch (or a tokenyard.World). Ranks may have
+    To construct it is collective, and so are `dispatch`, `combine` and their relatives: all ranks make the same calls
+    in the same order, on the current stream. `group` is a process group of torch (or a tokenyard.World). Ranks may have
     other numbers of tokens. Sizes grow with the calls; a handle from before is refused then, on all ranks.
     """
 
