@@ -27,6 +27,7 @@ import namespaces
 import overlap
 import pool as pools
 import visible
+import with_hybrid
 import with_lmdeploy
 import with_megatron
 import with_megatron_layer
@@ -63,6 +64,10 @@ CHECKS = [
     ("torchtitan", with_torchtitan.checkpoints_save_the_communication_of_a_compiled_layer),
     ("torchtitan", with_torchtitan.makes_its_buffer_in_a_compiled_function),
     ("torchtitan", with_torchtitan.compiles_by_inductor),
+    ("megatron-core", with_hybrid.hybrid_ep_trains_as_its_own_all_to_all),
+    ("megatron-core", with_hybrid.hybrid_ep_keeps_to_its_budget),
+    ("torchtitan", with_hybrid.torchtitan_hybrid_ep_is_a_dense_layer),
+    ("nemo-automodel", with_hybrid.nemo_hybrid_ep_is_a_dense_layer),
 ]
 NEED_GPUS = {
     *overlap.NEED_GPUS,

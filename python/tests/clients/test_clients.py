@@ -6,6 +6,7 @@ processes, because an import of torch costs seconds.
 
 import gpu_clients
 import pytest
+import with_hybrid
 import with_lmdeploy
 import with_megatron
 import with_megatron_layer
@@ -24,6 +25,8 @@ SIZES = pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
         with_megatron.fused_calls_are_a_dense_layer,
         with_megatron.trains_as_its_own_all_to_all,
         with_megatron_layer.layer_trains_as_over_its_own_all_to_all,
+        with_hybrid.hybrid_ep_trains_as_its_own_all_to_all,
+        with_hybrid.hybrid_ep_keeps_to_its_budget,
     ],
     ids=lambda f: f.__name__,
 )
@@ -39,6 +42,7 @@ def test_megatron_core(check, function, size):
         with_torchtitan.checkpoints_save_the_communication,
         with_torchtitan.compiles_around_a_layer,
         with_torchtitan.inference_has_the_values_of_training,
+        with_hybrid.torchtitan_hybrid_ep_is_a_dense_layer,
     ],
     ids=lambda f: f.__name__,
 )
@@ -80,6 +84,7 @@ def test_vllm(check, function, size):
         with_nemo.flex_dispatcher_is_a_dense_layer,
         with_nemo.checkpoints_replay_the_dispatch,
         with_nemo.buffer_is_freed_before_the_group,
+        with_hybrid.nemo_hybrid_ep_is_a_dense_layer,
     ],
     ids=lambda f: f.__name__,
 )

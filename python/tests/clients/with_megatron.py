@@ -44,8 +44,8 @@ def cuda_of_the_host():
         yield
 
 
-def config_of(layer):
-    return types.SimpleNamespace(
+def config_of(layer, **others):
+    config = types.SimpleNamespace(
         cuda_graph_impl="none",
         cuda_graph_modules=[],
         fp4=None,
@@ -64,13 +64,15 @@ def config_of(layer):
         overlap_moe_expert_parallel_comm=False,
         use_transformer_engine_op_fuser=False,
     )
+    vars(config).update(others)
+    return config
 
 
-def dispatcher_of(layer, name):
+def dispatcher_of(layer, name, **others):
     module = importlib.import_module(f"{PACKAGE}.token_dispatcher")
     groups = types.SimpleNamespace(ep=layer.group, expt_tp=own_group(), tp_ep=layer.group)
     local = list(range(layer.first, layer.first + layer.local))
-    return getattr(module, name)(layer.local, local, config_of(layer), groups)
+    return getattr(module, name)(layer.local, local, config_of(layer, **others), groups)
 
 
 def splits_as_lists(dispatcher):
@@ -110,9 +112,8 @@ def tokens_of(layer, step):
     return 8 + (5 * step + 3 * layer.me) % 9
 
 
-def train(layer, name):
+def train(layer, dispatcher):
     """The losses of 50 steps, and the router and expert weights after them."""
-    dispatcher = dispatcher_of(layer, name)
     draw = torch.Generator().manual_seed(7)
     # Drawn on the host, as the layer's numbers are.
     router = torch.randn(layer.hidden, layer.experts, generator=draw).to(device()).requires_grad_()
@@ -137,9 +138,14 @@ def train(layer, name):
 def trains_as_its_own_all_to_all(world, port, size, folder):
     on_path(folder)
     layer = Layer(group_of(world, port, size), experts=8, hidden=32, topk=3, seed=11)
-    losses, router, weights = train(layer, "MoEFlexTokenDispatcher")
+    return compare_with_its_own(layer, dispatcher_of(layer, "MoEFlexTokenDispatcher"))
+
+
+def compare_with_its_own(layer, dispatcher):
+    """Trains over a dispatcher, and over megatron's own all to all. Returns how far their losses are apart."""
+    losses, router, weights = train(layer, dispatcher)
     with cuda_of_the_host():
-        of_oracle = train(layer, "MoEAlltoAllTokenDispatcher")
+        of_oracle = train(layer, dispatcher_of(layer, "MoEAlltoAllTokenDispatcher"))
     # Sums of a token's rows are in another order, so that bits differ: docs/semantics.md. Training carries that on.
     close(losses[0], of_oracle[0][0], 1e-6)
     close(losses, of_oracle[0], 1e-4)

@@ -95,14 +95,13 @@ class HybridDispatchCall(OfBuffer, rows.DispatchCall):
         if own is None:
             own = self.buffer.configurer.buffer_config.num_of_experts_per_rank
         expect_integer("num_of_experts_per_rank", own, 1)
-        ranks: int = self.pool.ranks
-        return int(own) * ranks
+        return int(own) * int(self.pool.ranks)
 
     def read_tokens(self) -> int:
         """Reads the rows and the routing, and grows the buffer to them. Returns T."""
         self.expect_right()
         x, scales = hybrid_routing.read_hidden(self, None, None)
-        tokens, experts = x.shape[0], self.experts
+        tokens, experts = int(x.shape[0]), self.experts
         hybrid_routing.expect_all_experts(self.num_of_experts, experts, self.pool.ranks)
         self.routing = hybrid_routing.read_routing(self, tokens, experts)
         expect_device(self.pool, hidden=x, scaling_factor=scales, **self.routing.tensors)
