@@ -66,8 +66,8 @@ CHECKS = [
     ("torchtitan", with_torchtitan.compiles_by_inductor),
     ("megatron-core", with_hybrid.hybrid_ep_trains_as_its_own_all_to_all),
     ("megatron-core", with_hybrid.hybrid_ep_keeps_to_its_budget),
-    ("torchtitan", with_hybrid.torchtitan_hybrid_ep_is_a_dense_layer),
-    ("nemo-automodel", with_hybrid.nemo_hybrid_ep_is_a_dense_layer),
+    ("torchtitan", with_hybrid.hybrid_ep_is_dense),
+    ("nemo-automodel", with_hybrid.hybrid_ep_is_a_dense_layer),
 ]
 NEED_GPUS = {
     *overlap.NEED_GPUS,

@@ -42,7 +42,7 @@ def test_megatron_core(check, function, size):
         with_torchtitan.checkpoints_save_the_communication,
         with_torchtitan.compiles_around_a_layer,
         with_torchtitan.inference_has_the_values_of_training,
-        with_hybrid.torchtitan_hybrid_ep_is_a_dense_layer,
+        with_hybrid.hybrid_ep_is_dense,
     ],
     ids=lambda f: f.__name__,
 )
@@ -84,7 +84,7 @@ def test_vllm(check, function, size):
         with_nemo.flex_dispatcher_is_a_dense_layer,
         with_nemo.checkpoints_replay_the_dispatch,
         with_nemo.buffer_is_freed_before_the_group,
-        with_hybrid.nemo_hybrid_ep_is_a_dense_layer,
+        with_hybrid.hybrid_ep_is_a_dense_layer,
     ],
     ids=lambda f: f.__name__,
 )

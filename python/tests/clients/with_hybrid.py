@@ -86,7 +86,7 @@ def hybrid_ep_keeps_to_its_budget(world, port, size, folder):
                 close(out, dense, 1e-5)
 
 
-def nemo_hybrid_ep_is_a_dense_layer(world, port, size, folder):
+def hybrid_ep_is_a_dense_layer(world, port, size, folder):
     """Its dispatcher, forward and backward, with checkpoints that replay the dispatch by a handle."""
     on_path(folder)
     fused = importlib.import_module("nemo_automodel.components.moe.megatron.fused_a2a")
@@ -149,7 +149,7 @@ def torchtitan_of(folder):
     return module
 
 
-def torchtitan_hybrid_ep_is_a_dense_layer(world, port, size, folder):
+def hybrid_ep_is_dense(world, port, size, folder):
     """Forward and backward, with padding and without; where the host waits for rows, and where it does not."""
     module = torchtitan_of(folder)
     group = group_of(world, port, size)

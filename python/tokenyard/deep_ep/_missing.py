@@ -13,7 +13,7 @@ _REASONS = {
     "waiting times per source rank on this kernel set": "dispatch_wait_recv_cost_stats combine_wait_recv_cost_stats",
     "views of the memory that rows arrive in": "borrow_recv",
     "calls outside of EPBuffer whose event gives their results": "defer_epilogue",
-    "calls that drop rows above a limit": "non_blocking",
+    "calls outside of HybridEPBuffer that drop rows above a limit": "non_blocking",
     "redundant experts": "lb_allocation_plan_or_num_bytes lb_prefetch_weights lb_reduce_grads "
     "lb_get_theoretical_num_sms",
     # Of `deep_ep.comm`.

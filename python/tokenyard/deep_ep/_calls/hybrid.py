@@ -27,8 +27,7 @@ class Record(rows.Record):
 
     # Of the buffer's memory at the dispatch.
     generation: int = 0
-    # The routing, T, and the rows that each token was sent as.
-    routing: Any = None
+    # T, the rows that each token was sent as, and their ids.
     routed: int = 0
     pieces: int = 1
     ids: Any = None
@@ -127,7 +126,7 @@ class HybridDispatchCall(OfBuffer, rows.DispatchCall):
         """Reads rows by the routing of a handle. Returns the probabilities that go beside them, or None."""
         self.expect_no_routing()
         x, scales = hybrid_routing.read_hidden(self, record.routed, record.opened.sizes.hidden)
-        probs = hybrid_routing.read_probs(self, record.routed, record.routing.experts)
+        probs = hybrid_routing.read_probs(self, record.routed, record.experts)
         expect_device(self.pool, hidden=x, scaling_factor=scales, probs=probs)
         self.take(x, scales, None, None)
         return probs
@@ -302,7 +301,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         True,
         alignment=call.unit,
         generation=call.buffer.runtime.buffer_generation,
-        routing=call.routing,
+        experts=call.routing.experts,
         routed=call.routing.tokens,
         pieces=call.pieces,
         ids=call.ids,
@@ -326,7 +325,7 @@ class _Counts:
 
     def __init__(self, call: DispatchCall, record: Record, received: Any) -> None:
         self._call, self._record, self._received = call, record, received
-        local = record.routing.experts // call.pool.ranks
+        local = record.experts // call.pool.ranks
         self._lengths = (received.tokens, local, call.pool.ranks)
         block = torch.empty(sum(self._lengths), dtype=torch.int32, device=call.rows.device)
         self.beside: dict[str, Any] = {
@@ -368,7 +367,7 @@ class _Counts:
         return is_new.sum(dtype=torch.int32).view(1)
 
     def handle(self) -> tuple[Any, ...]:
-        """The tuple that DeepEP would return. What its kernels alone read is a dummy."""
+        """The tuple that DeepEP would return. Fields that its kernels alone read are dummies."""
         record, pool, device = self._record, self._call.pool, self.counts.device
         local = len(self.counts)
         config = self._call.buffer.configurer.template(num_of_tokens_per_rank=record.slots)
@@ -415,5 +414,5 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any]:
     if weights is None:
         return x, None
     places = record.columns
-    _, probs = hybrid_routing.spread(places, weights.view(places.shape), record.routing.experts)
+    _, probs = hybrid_routing.spread(places, weights.view(places.shape), record.experts)
     return x, probs

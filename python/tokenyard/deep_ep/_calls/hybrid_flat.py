@@ -100,7 +100,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         call.has_cpu_sync,
         call.sms,
         generation=call.buffer.runtime.buffer_generation,
-        routing=call.routing,
+        experts=call.routing.experts,
         routed=call.routing.tokens,
         slots=call.slots,
     )
@@ -122,9 +122,9 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
 def _beside(
     call: DispatchCall, record: Record, sent_map: Any, stream: CallStream, most: int
 ) -> tuple[Any, Any]:
-    """What comes beside the rows: the probabilities of this rank's experts `[rows, experts of a domain]`, or None where
-    none are sent; and the map of them, `[most, own experts]`, unless the handle has it."""
-    experts, pool = record.routing.experts, call.pool
+    """Numbers that come beside the rows: the probabilities of this rank's experts `[rows, experts of a domain]`, or
+    None where none are sent; and the map of them, `[most, own experts]`, unless the handle has it."""
+    experts, pool = record.experts, call.pool
     local = experts // pool.ranks
     parts = [call.sent_probs, sent_map]
     sent = [one.contiguous().view(torch.uint8) for one in parts if one is not None]
@@ -179,7 +179,7 @@ class CombineCall(hybrid.CombineCall):
         x, count = hybrid.read_returned(self, record), record.native.rows
         if self.topk_weights is not None:
             pool = self.pool
-            local, size = record.routing.experts // pool.ranks, pool.ranks // pool.domains
+            local, size = record.experts // pool.ranks, pool.ranks // pool.domains
             shape = (x.shape[0], size * local)
             probs = read("probs", self.topk_weights, (torch.float32,), shape)
             first = pool.rank % size * local
@@ -194,7 +194,7 @@ def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any]:
         return x, None
     record = _handles.record_of(call.handle, Record)
     opened, native, pool = record.opened, record.native, call.pool
-    experts, hidden = record.routing.experts, opened.sizes.hidden
+    experts, hidden = record.experts, opened.sizes.hidden
     local = experts // pool.ranks
     wide = call.returned.new_zeros((native.rows, align(experts, hidden)))
     wide[:, pool.rank * local : (pool.rank + 1) * local] = call.returned

@@ -27,7 +27,7 @@ _CHOICES = (
 
 
 def _judge(given: dict[str, Any]) -> str | None:
-    """What is wrong with the arguments of the constructor."""
+    """The fault of the first argument of the constructor that has one."""
     wrong = judge_integers(given, _SIZES)
     chosen = tuple(name for name in _CHOICES if given[name] is not None)
     wrong = wrong or judge_integers(given, chosen)

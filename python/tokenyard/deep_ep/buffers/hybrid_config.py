@@ -34,7 +34,7 @@ class HybridEpConfigInstance:
 
 
 class Runtime:
-    """What is counted of a buffer's memory."""
+    """The count of how often a buffer has grown."""
 
     def __init__(self) -> None:
         self.buffer_generation = 0
