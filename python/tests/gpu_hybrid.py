@@ -73,4 +73,34 @@ def in_a_graph(world):
         hybrid_cases.same(found["out"] + 0, (x.float() * ones).to(x.dtype) + 0)
 
 
-CHECKS = [permuted_rows, flat_rows, quantised_rows, rows_without_waiting, in_a_graph]
+def more_experts_than_before(world):
+    """Where the host does not wait, a token has as many experts as one had before; the flag says that some are lost."""
+    buffer, case = made(world, CASE)
+    me, room = world.rank, 2048
+    call = {"hidden": case.x[me], "non_blocking": True, "num_permuted_tokens": room}
+    chosen = case.maps[me]
+    first_two = chosen & (chosen.cumsum(1) <= 2)
+    for routing_map, flag in ((first_two, 0), (chosen, 1)):
+        rows, _, _, _, handle = buffer.dispatch_with_permute(routing_map=routing_map, **call)
+        assert rows.shape[0] == room
+        assert handle[-1].tolist() == [flag]
+        out, _ = buffer.combine_with_unpermute(hidden=rows, handle=handle)
+        counts = first_two.sum(1)[:, None]
+        hybrid_cases.same(out + 0, (case.x[me].float() * counts).to(out.dtype) + 0)
+    # A call that waits learns how many there are.
+    buffer.dispatch_with_permute(hidden=case.x[me], routing_map=chosen)
+    rows, _, _, _, handle = buffer.dispatch_with_permute(routing_map=chosen, **call)
+    assert handle[-1].tolist() == [0]
+    out, _ = buffer.combine_with_unpermute(hidden=rows, handle=handle)
+    counts = chosen.sum(1)[:, None]
+    hybrid_cases.same(out + 0, (case.x[me].float() * counts).to(out.dtype) + 0)
+
+
+CHECKS = [
+    permuted_rows,
+    flat_rows,
+    quantised_rows,
+    rows_without_waiting,
+    more_experts_than_before,
+    in_a_graph,
+]
