@@ -201,6 +201,13 @@ class DispatchCall(HybridDispatchCall):
         self.weights = None if weights is None else weights.view(-1, topk)
         self.repeat(self.pieces)
 
+    def cap(self, opened: Opened) -> dict[str, Any]:
+        """P, where the host does not wait and the kernel set takes it. Elsewhere there is room for all rows, of which a
+        caller gets P."""
+        if self.has_cpu_sync or not self.room or not opened.takes("max_rows"):
+            return {}
+        return {"max_rows": self.room, "overflow": "drop"}
+
     def repeat(self, pieces: int) -> None:
         """Each row once for each part of its experts."""
         if pieces > 1 and len(self.rows) != len(self.ids):
@@ -346,6 +353,9 @@ class _Counts:
             ends_of_experts = _aligned(counts, unit).cumsum(0)
             starts = ends_of_experts - _aligned(counts, unit)
             self.overflow |= starts[-1] + counts[-1] > record.given
+            if self._call.cap(record.opened):
+                # The counts are of what is left.
+                self.overflow |= tensors.take(self._received.overflow)
             counts = torch.minimum(counts, (record.given - starts).clamp(min=0)).to(torch.int32)
             self.padded = _aligned(counts, unit).to(torch.int64)
         if self._call.spilled is not None:

@@ -73,6 +73,10 @@ class DispatchCall(Call):
         """Keeps what was read."""
         self.rows, self.scales, self.ids, self.weights = rows, scales, ids, weights
 
+    def cap(self, opened: Opened) -> dict[str, Any]:
+        """The most rows that may arrive, where there is such a number, and what happens to others."""
+        return {}
+
     def prepare(self, opened: Opened) -> None:
         """Makes ready what was read, for the communicator that takes it."""
 
@@ -139,6 +143,7 @@ def begin(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[Opened, 
             stream=stream.raw,
             without_sync=not call.has_cpu_sync and opened.takes("without_sync"),
             sms=call.sms,
+            **call.cap(opened),
         )
         return DelayedReceive(sent, before, stream) if in_halves else sent
 
