@@ -41,7 +41,8 @@ what a plain copy of the same bytes between the same processes reaches in the sa
 scenarios are checks for developers: `steady` shows what steps allocate; `scaling` counts commands and
 bytes; `proxy` shows what a proxy thread costs; `all` runs all four.
 `dispatch` and `combine` are for GPUs, `gather`, `pipe` and `table` for both. Exit code 0: it measured;
-1, with --check: a required figure was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
+1, with --check: a required figure was missed; 2: nothing could be measured. Repeating the figures:
+docs/performance.md.";
 
 /// The fix for sizes that take too much memory.
 const FEWER: &str = "choose fewer tokens, experts or ranks, or a smaller hidden size or top-k";
