@@ -2,7 +2,8 @@ use super::memory::Argument;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
 use crate::moe::{
-    Cast, Compression, DType, Layout, ScaleLayout, Shape, SourceIndex, TopkScratch, validate_topk,
+    Cast, Compression, DType, Layout, RowCap, ScaleLayout, Shape, SourceIndex, TopkScratch,
+    validate_topk,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -37,6 +38,10 @@ pub struct Dispatch<'a> {
     /// M of this call, 1 to M of the communicator; none means the communicator's. No rank has more tokens. It
     /// bounds worst-case sizes, and packed and rank-major blocks, and it is the factor in `source`. Equal on all ranks.
     pub max_tokens: Option<u32>,
+    /// A cap on the rows of this rank's output, in the flat and the expert-major layout, if the kernel set [takes
+    /// one](super::CallForm::RowCap). With worst-case sizes it drops: nobody counts before rows move. Ranks may have
+    /// different ones, or none.
+    pub cap: Option<RowCap>,
     /// How received scales lie in memory. By columns in the packed layout alone, if the kernel set [supports
     /// it](super::CallForm::PackedForms); so is the next one.
     pub scale_layout: ScaleLayout,
@@ -215,6 +220,7 @@ impl<'a> Dispatch<'a> {
             cast: Cast::None,
             sizes: Sizes::Exact,
             max_tokens: None,
+            cap: None,
             scale_layout: ScaleLayout::default(),
             source_index: SourceIndex::default(),
         }
@@ -254,11 +260,38 @@ impl<'a> Dispatch<'a> {
         if alignment == 0 || alignment > 4096 {
             return refuse(format!("alignment: found {alignment}; expected 1 to 4096"));
         }
+        self.check_cap()?;
         // The host cannot read a device's memory: there the kernel set checks the values.
         if self.topk_idx.is_on_device() {
             return Ok(());
         }
         validate_topk(shape, self.topk_idx.elements::<i64>(), scratch)
+    }
+}
+
+impl Dispatch<'_> {
+    /// Checks the cap on its rows.
+    fn check_cap(&self) -> Result<()> {
+        let Some(cap) = self.cap else { return Ok(()) };
+        if cap.rows == 0 {
+            return refuse("max_rows: found 0; expected at least 1, or none for no cap".into());
+        }
+        if self.layout.has_fixed_places() {
+            return refuse(format!(
+                "max_rows: found {} with {} rows, whose places do not depend on counts; expected none, or the flat or \
+                 expert-major layout",
+                cap.rows,
+                self.layout.name()
+            ));
+        }
+        if self.sizes == Sizes::WorstCase && !cap.drops() {
+            return refuse(format!(
+                "overflow: found an error beyond max_rows = {} with worst-case sizes; expected rows to be dropped, or \
+                 exact sizes, for which rows are counted before they move",
+                cap.rows
+            ));
+        }
+        Ok(())
     }
 }
 

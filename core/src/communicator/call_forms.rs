@@ -4,7 +4,7 @@ use super::arguments::{Combine, Dispatch, PackedForms};
 use super::components::{CallForm, Components};
 use super::output::{Handle, Received};
 use crate::moe::combine::compression::LOGFMT10;
-use crate::moe::{Compression, Layout};
+use crate::moe::{Compression, Layout, RowCap};
 use crate::{Error, ErrorKind, Result};
 
 impl Components {
@@ -21,6 +21,10 @@ impl Components {
             return Ok(());
         }
         Err(self.not_taken("layout: found rank-major; expected flat, expert-major or packed"))
+    }
+
+    pub(super) fn check_row_cap(&self, cap: Option<RowCap>) -> Result<()> {
+        self.check_form(cap.is_some(), CallForm::RowCap, "max_rows of a call")
     }
 
     pub(super) fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {

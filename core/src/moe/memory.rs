@@ -75,7 +75,7 @@ pub fn buffers(
     let expert_major = Layout::ExpertMajor { alignment, zero_padding: false };
     let rank_major = Layout::RankMajor { zero_padding: false };
     for layout in [Layout::Flat, expert_major, Layout::Packed, rank_major] {
-        add_region(&mut report, &RegionSpec { shape: *shape, layout, row })?;
+        add_region(&mut report, &RegionSpec::new(*shape, layout, row))?;
     }
     let control = ControlLayout::new(shape);
     report.push(BufferSize {
@@ -94,7 +94,7 @@ pub fn buffers(
     report.push(BufferSize {
         name: "receive plan".to_owned(),
         bytes: RecvPlan::bytes_for(shape),
-        formula: "4 * R + 4 * E + 8 * El + 8".to_owned(),
+        formula: "4 * R + 4 * E + 12 * El + 8".to_owned(),
     });
     Ok(report)
 }
@@ -141,7 +141,7 @@ mod tests {
         // A header of 64 bytes and a text of 192, which is more than 3 experts * 4 bytes; twice.
         assert_eq!(line("control area").bytes, 2 * 4 * (256 + 256));
         assert_eq!(line("send plan").bytes, 12 * 4 + 4 * 12 + 4 * 5 + 12 * 5 * 2 + 8);
-        assert_eq!(line("receive plan").bytes, 4 * 4 + 4 * 12 + 8 * 3 + 8);
+        assert_eq!(line("receive plan").bytes, 4 * 4 + 4 * 12 + 12 * 3 + 8);
         assert!(report().iter().all(|line| line.bytes > 0 && !line.name.contains("scales")));
     }
 

@@ -98,6 +98,15 @@ pub struct RegionSpec {
     pub layout: Layout,
     /// The parts of a row.
     pub row: RowFormat,
+    /// P of a region whose rows are capped (flat and expert-major).
+    pub max_rows: Option<u64>,
+}
+
+impl RegionSpec {
+    /// A region of this layout without a cap.
+    pub const fn new(shape: Shape, layout: Layout, row: RowFormat) -> Self {
+        Self { shape, layout, row, max_rows: None }
+    }
 }
 
 /// The number of rows that a region must hold. Packed and rank-major regions have room for all rows; packed ones
@@ -112,7 +121,7 @@ pub struct RegionRows {
 
 impl RegionRows {
     /// The most rows that can arrive: R*M tokens, and
-    /// `align_up(R*M*min(K, El) + (A-1)*El, A)` expert rows.
+    /// `align_up(R*M*min(K, El) + (A-1)*El, A)` expert rows. Of the rows of x, at most P where they are capped.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the alignment is 0.
@@ -127,7 +136,17 @@ impl RegionRows {
         // Below 2^31 * 2^5 + 2^32 * 2^32, which fits: tokens are at most i32::MAX (see Shape).
         let experts = tokens * u64::from(topk).min(local) + (alignment - 1) * local;
         let experts = experts.checked_next_multiple_of(alignment).ok_or_else(too_large)?;
-        Ok(Self { tokens, experts })
+        Ok(Self { tokens, experts }.capped(spec.layout, spec.max_rows))
+    }
+
+    /// As many of these rows as a cap leaves. The tokens of expert-major rows are not capped.
+    pub fn capped(self, layout: Layout, max_rows: Option<u64>) -> Self {
+        let most = max_rows.unwrap_or(u64::MAX);
+        match layout {
+            Layout::Flat => Self { tokens: self.tokens.min(most), ..self },
+            Layout::ExpertMajor { .. } => Self { experts: self.experts.min(most), ..self },
+            Layout::Packed | Layout::RankMajor { .. } => self,
+        }
     }
 }
 
@@ -191,6 +210,8 @@ pub struct RegionLayout {
     pub totals: Span,
     /// u8 `[R]`: 1 where rows of a source rank are left out, because it was lost.
     pub lost: Span,
+    /// Where rows are capped: u32 `[El + 1]`, the dropped rows of each local expert, then 1 where any was dropped.
+    pub dropped: Span,
     /// Bytes of the region, a multiple of [`REGION_ALIGN`].
     pub bytes: u64,
 }
@@ -222,7 +243,7 @@ impl RegionLayout {
         }
         Ok(layout! {
             x, scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts, expert_ends,
-            rank_ends, ranges, landed_scales, landed_weights, landed_source, totals, lost
+            rank_ends, ranges, landed_scales, landed_weights, landed_source, totals, lost, dropped
         })
     }
 
@@ -235,7 +256,7 @@ impl RegionLayout {
     }
 }
 
-pub(super) const ARRAYS: usize = 17;
+pub(super) const ARRAYS: usize = 18;
 
 /// One array of a region.
 pub(super) struct Array {
@@ -305,6 +326,8 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Layout::ExpertMajor { .. } => ArrayLength::new(local, "El"),
         Layout::Flat | Layout::Packed | Layout::RankMajor { .. } => NONE,
     };
+    let is_capped = spec.max_rows.is_some() && !spec.layout.has_fixed_places();
+    let dropped = if is_capped { ArrayLength::new(local + 1, "El + 1") } else { NONE };
     let spreads = !spec.layout.has_a_row_per_token();
     let landed = |count, wanted: bool| if spreads && wanted { count } else { NONE };
     let landed_scales = landed(tokens, spec.row.scale_bytes > 0);
@@ -330,6 +353,7 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Array::new("landed source", landed_source, 4)?,
         Array::new("totals", ArrayLength::new(2, "2"), 8)?,
         Array::new("lost", ArrayLength::new(ranks, "R"), 1)?,
+        Array::new("dropped", dropped, 4)?,
     ])
 }
 
@@ -370,7 +394,7 @@ mod tests {
     const RANK_MAJOR: Layout = Layout::RankMajor { zero_padding: false };
 
     fn spec(layout: Layout) -> RegionSpec {
-        RegionSpec { shape: SHAPE, layout, row: ROW }
+        RegionSpec::new(SHAPE, layout, ROW)
     }
 
     fn sizes(region: &RegionLayout) -> [u64; ARRAYS] {
@@ -396,6 +420,7 @@ mod tests {
             r.landed_source,
             r.totals,
             r.lost,
+            r.dropped,
         ]
     }
 
@@ -405,7 +430,26 @@ mod tests {
         let flat = RegionLayout::new(&spec(Layout::Flat), rows).unwrap();
         assert_eq!(
             sizes(&flat),
-            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 16, 0, 0, 0, 0, 16, 4]
+            [
+                7 * 128,
+                7 * 4,
+                7 * 2 * 4,
+                7 * 2 * 4,
+                7 * 4,
+                0,
+                16,
+                12,
+                0,
+                0,
+                16,
+                0,
+                0,
+                0,
+                0,
+                16,
+                4,
+                0
+            ]
         );
         let major = RegionLayout::new(&spec(MAJOR), rows).unwrap();
         let landed = [7 * 4, 7 * 2 * 4];
@@ -428,7 +472,8 @@ mod tests {
                 landed[1],
                 0,
                 16,
-                4
+                4,
+                0
             ]
         );
         let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
@@ -451,7 +496,8 @@ mod tests {
                 landed[1],
                 28,
                 16,
-                4
+                4,
+                0
             ]
         );
     }
@@ -463,7 +509,7 @@ mod tests {
             let region = RegionLayout::new(&spec(RANK_MAJOR), rows).unwrap();
             assert_eq!(
                 sizes(&region),
-                [20 * 128, 20 * 4, 160, 160, 20 * 4, 0, 16, 12, 0, 0, 16, 0, 0, 0, 0, 16, 4]
+                [20 * 128, 20 * 4, 160, 160, 20 * 4, 0, 16, 12, 0, 0, 16, 0, 0, 0, 0, 16, 4, 0]
             );
         }
     }
@@ -481,6 +527,23 @@ mod tests {
         );
         assert_eq!(RegionLayout::worst(&spec(Layout::Packed)).unwrap().x.bytes, 60 * 128);
         assert_eq!(RegionLayout::worst(&spec(RANK_MAJOR)).unwrap().x.bytes, 20 * 128);
+    }
+
+    #[test]
+    fn a_cap_bounds_the_rows_of_x_and_adds_counts_of_dropped_rows() {
+        let capped = |layout| RegionSpec { max_rows: Some(9), ..spec(layout) };
+        let rows = |layout| RegionRows::worst(&capped(layout)).unwrap();
+        assert_eq!(rows(Layout::Flat), RegionRows { tokens: 9, experts: 40 });
+        assert_eq!(rows(MAJOR), RegionRows { tokens: 20, experts: 9 });
+        let bytes = |layout| {
+            let region = RegionLayout::worst(&capped(layout)).unwrap();
+            (region.x.bytes, region.dropped.bytes)
+        };
+        assert_eq!([Layout::Flat, MAJOR].map(bytes), [(9 * 128, 16); 2]);
+        assert_eq!(bytes(Layout::Packed), (60 * 128, 0));
+        assert_eq!(bytes(RANK_MAJOR), (20 * 128, 0));
+        let wide = RegionSpec { max_rows: Some(u64::MAX), ..spec(MAJOR) };
+        assert_eq!(RegionRows::worst(&wide).unwrap(), RegionRows::worst(&spec(MAJOR)).unwrap());
     }
 
     #[test]

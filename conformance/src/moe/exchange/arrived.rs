@@ -9,7 +9,7 @@ use tokenyard_core::moe::ScaleLayout;
 use crate::moe::oracle::{self, Arrived, Case, ExpertOutput, Inputs};
 
 /// The arrays of an output, by the oracle's names.
-pub(crate) const ARRAYS: [&str; 11] = [
+pub(crate) const ARRAYS: [&str; 13] = [
     "x",
     "scales",
     "ids",
@@ -21,6 +21,8 @@ pub(crate) const ARRAYS: [&str; 11] = [
     "rank_ends",
     "expert_ends",
     "ranges",
+    "dropped",
+    "overflow",
 ];
 
 /// The array of an output that the oracle calls `name`.
@@ -37,6 +39,8 @@ pub(crate) fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<
         "rank_ends" => received.source_ends(),
         "expert_ends" => received.expert_ends(),
         "ranges" => received.ranges(),
+        "dropped" => received.dropped(),
+        "overflow" => received.overflow(),
         _ => None,
     }
 }
