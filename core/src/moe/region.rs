@@ -300,9 +300,17 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
     let most_tokens = ranks * u64::from(shape.max_tokens);
     let token_rows = index_limit(rows.tokens)?;
     const NONE: ArrayLength = ArrayLength::NONE;
-    let tokens = ArrayLength::new(token_rows, "R*M");
-    let by_k = ArrayLength::new(token_rows * topk, "R*M * K");
-    let expert_rows = "align_up(R*M * min(K, El) + (A-1) * El, A)";
+    let is_capped = spec.max_rows.is_some() && !spec.layout.has_fixed_places();
+    let (of_tokens, of_topk) = match (is_capped, spec.layout) {
+        (true, Layout::Flat) => ("min(P, R*M)", "min(P, R*M) * K"),
+        _ => ("R*M", "R*M * K"),
+    };
+    let tokens = ArrayLength::new(token_rows, of_tokens);
+    let by_k = ArrayLength::new(token_rows * topk, of_topk);
+    let expert_rows = match is_capped {
+        true => "min(P, align_up(R*M * min(K, El) + (A-1) * El, A))",
+        false => "align_up(R*M * min(K, El) + (A-1) * El, A)",
+    };
     // Lengths of x and scales, weights, ids, source, slots, starts, ranges.
     let (x, weights, ids, source, slots, starts, ranges) = match spec.layout {
         Layout::Flat => (tokens, by_k, by_k, tokens, NONE, NONE, NONE),
@@ -326,7 +334,6 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Layout::ExpertMajor { .. } => ArrayLength::new(local, "El"),
         Layout::Flat | Layout::Packed | Layout::RankMajor { .. } => NONE,
     };
-    let is_capped = spec.max_rows.is_some() && !spec.layout.has_fixed_places();
     let dropped = if is_capped { ArrayLength::new(local + 1, "El + 1") } else { NONE };
     let spreads = !spec.layout.has_a_row_per_token();
     let landed = |count, wanted: bool| if spreads && wanted { count } else { NONE };

@@ -19,7 +19,11 @@ fn full(layout: Layout, max_rows: [usize; 2]) -> Case {
     Case { layout, tokens: Tokens::Full, max_rows: max_rows.to_vec(), ..usual() }
 }
 
+/// Caps within one domain: among several of several ranks, kernel sets refuse them.
 pub(super) fn caps(suite: &mut Suite) {
+    if suite.domains > 1 {
+        return;
+    }
     let about = "rows beyond the cap are dropped, and counted";
     for layout in [Layout::Flat, EXPERT_MAJOR, ALIGNED, DENSE] {
         // Fewer rows than any expert has, caps inside of an expert and behind it, one that cuts nothing, and none.

@@ -133,10 +133,8 @@ pub(crate) fn find_partials(runner: &mut Runner, op: &CombineOp) -> Result<()> {
         let area = if runner.places.stores() {
             let rows = taken[peer as usize].into();
             let at = entry_at(runner, op, place, rows)?;
-            // Nothing is read where there are no rows; the offset was not checked.
-            if rows == 0 {
-                continue;
-            }
+            // Nothing is read where there are no rows; the offset was not checked. The peer counts all the same.
+            let at = if rows == 0 { Offsets::default() } else { at };
             let area = &runner.places.peers[peer as usize][usize::from(ARENA)];
             (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
         } else {
