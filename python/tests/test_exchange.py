@@ -679,6 +679,7 @@ def seen_before_the_rows(world):
             "packed_forms",
             "logfmt10",
             "rank_major",
+            "max_rows",
         }
         assert set(comm.forms) == known
         with pytest.raises(ValueError, match="without_sync: found True without a stream"):
