@@ -113,7 +113,7 @@ pub struct LateTopk<'a> {
     pub ids: Option<TensorRef<'a>>,
 }
 
-fn refuse<T>(message: String) -> Result<T> {
+pub(super) fn refuse<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, "check arguments", message))
 }
 
@@ -260,38 +260,11 @@ impl<'a> Dispatch<'a> {
         if alignment == 0 || alignment > 4096 {
             return refuse(format!("alignment: found {alignment}; expected 1 to 4096"));
         }
-        self.check_cap()?;
         // The host cannot read a device's memory: there the kernel set checks the values.
         if self.topk_idx.is_on_device() {
             return Ok(());
         }
         validate_topk(shape, self.topk_idx.elements::<i64>(), scratch)
-    }
-}
-
-impl Dispatch<'_> {
-    /// Checks the cap on its rows.
-    fn check_cap(&self) -> Result<()> {
-        let Some(cap) = self.cap else { return Ok(()) };
-        if cap.rows == 0 {
-            return refuse("max_rows: found 0; expected at least 1, or none for no cap".into());
-        }
-        if self.layout.has_fixed_places() {
-            return refuse(format!(
-                "max_rows: found {} with {} rows, whose places do not depend on counts; expected none, or the flat or \
-                 expert-major layout",
-                cap.rows,
-                self.layout.name()
-            ));
-        }
-        if self.sizes == Sizes::WorstCase && !cap.drops() {
-            return refuse(format!(
-                "overflow: found an error beyond max_rows = {} with worst-case sizes; expected rows to be dropped, or \
-                 exact sizes, for which rows are counted before they move",
-                cap.rows
-            ));
-        }
-        Ok(())
     }
 }
 

@@ -54,7 +54,7 @@ impl Communicator {
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
             .and_then(|()| components.check_call_tokens(dispatch))
             .and_then(|()| components.check_layout(dispatch.layout))
-            .and_then(|()| components.check_row_cap(dispatch.cap))
+            .and_then(|()| components.check_row_cap(dispatch))
             .and_then(|()| components.check_packed_forms(dispatch.forms(), dispatch.layout))
             .and_then(|()| check_memory(&dispatch.arguments(), self.course.components.user.device))
             .and_then(|()| dispatch.check(&components.shape, &mut self.scratch));
