@@ -651,8 +651,8 @@ struct TyTransportTable;
  * `is_full` on all ranks, before a row moves; it has exact sizes then.
  *
  * The rows of x have the places that they have without a cap: an expert-major expert starts behind the aligned rows of
- * those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its sums,
- * and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows that are
+ * those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its
+ * sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows that are
  * left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
  */
 #define TY_DISPATCH_DROP 256
@@ -1717,8 +1717,8 @@ typedef struct TyDispatch {
    */
   int64_t *waited_ns;
   /**
-   * The most rows of x of this rank's output (flat and expert-major), worst-case sizes too; 0: no cap. Ranks may name
-   * different ones. Zero in a replay, which takes that of its dispatch. Only with `TY_KERNELS_CAP_ROW_CAP`.
+   * The most rows of x of this rank's output (flat and expert-major), worst-case sizes too; 0: no cap. Ranks may
+   * name different ones. Zero in a replay, which takes that of its dispatch. Only with `TY_KERNELS_CAP_ROW_CAP`.
    */
   uint64_t max_rows;
 } TyDispatch;

@@ -82,8 +82,8 @@ pub const TY_DISPATCH_SOURCE_TOKENS: u32 = 128;
 /// `is_full` on all ranks, before a row moves; it has exact sizes then.
 ///
 /// The rows of x have the places that they have without a cap: an expert-major expert starts behind the aligned rows of
-/// those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its sums,
-/// and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows that are
+/// those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its
+/// sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows that are
 /// left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
 pub const TY_DISPATCH_DROP: u32 = 256;
 
@@ -155,8 +155,8 @@ pub struct TyDispatch {
     /// i64 `[R]` beside it, or null: the nanoseconds are added for which this rank has waited until each rank had
     /// entered.
     pub waited_ns: *mut i64,
-    /// The most rows of x of this rank's output (flat and expert-major), worst-case sizes too; 0: no cap. Ranks may name
-    /// different ones. Zero in a replay, which takes that of its dispatch. Only with `TY_KERNELS_CAP_ROW_CAP`.
+    /// The most rows of x of this rank's output (flat and expert-major), worst-case sizes too; 0: no cap. Ranks may
+    /// name different ones. Zero in a replay, which takes that of its dispatch. Only with `TY_KERNELS_CAP_ROW_CAP`.
     pub max_rows: u64,
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct ShapeArgs {
     /// The alignment of each expert's group in rows (expert-major).
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     alignment: u32,
-    /// P: a cap on the rows of an output, as `max_rows` of a dispatch (flat and expert-major, cpu kernels) [default: none].
+    /// P: a cap on flat and expert-major rows, as `max_rows` of a dispatch, of cpu kernels [default: none].
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u64).range(1..))]
     max_rows: Option<u64>,
     /// Operations that may be sent and not yet received.

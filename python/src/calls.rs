@@ -67,8 +67,8 @@ both_halves! {
     ///   Of packed rows, where `forms` has `"packed_forms"`. They need not be equal on all ranks.
     /// - `max_rows`: the most rows of `Received.x`, at least 1, of flat and expert-major rows, where `forms` has
     ///   `"max_rows"`; None for no cap. Ranks may give different ones. `overflow` says what happens to more rows:
-    ///   `"error"` raises FullError on all ranks before a row moves, and `"drop"` leaves out the rows from `max_rows` on,
-    ///   as `Received.dropped` says. Worst-case sizes take `"drop"` alone.
+    ///   `"error"` raises FullError on all ranks before a row moves, and `"drop"` leaves out the rows from `max_rows`
+    ///   on, as `Received.dropped` says. Worst-case sizes take `"drop"` alone.
     ///
     /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError,
     /// RefusedError, FullError: nothing was moved. DeadlineError, PeerLostError, TransportError: the

@@ -81,7 +81,7 @@ class Case:
         return [len(self.expert_rows(rank, expert)) for expert in range(self.local)]
 
     def capped(self, rank, most, alignment=None):
-        """What a cap leaves on `rank`: the sources of flat rows, or by expert the rows and the first row of them."""
+        """The rest on `rank` with a cap: sources of flat rows, or each expert's rows and the first row."""
         if alignment is None:
             return self.sources(rank)[:most]
         experts, start = [], 0

@@ -88,7 +88,7 @@ fn a_row_beyond_the_cap_is_caught() {
 }
 
 #[test]
-fn dropped_rows_that_are_not_told_of_are_caught() {
+fn dropped_rows_that_are_not_counted_right_are_caught() {
     for layout in [Layout::Flat, GROUPED] {
         caught::<SilentOverflow>(run_exchange, &case(layout), "after dispatch: overflow");
         caught::<WrongExpert>(run_exchange, &case(layout), "after dispatch: dropped");

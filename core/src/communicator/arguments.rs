@@ -39,8 +39,8 @@ pub struct Dispatch<'a> {
     /// bounds worst-case sizes, and packed and rank-major blocks, and it is the factor in `source`. Equal on all ranks.
     pub max_tokens: Option<u32>,
     /// A cap on the rows of this rank's output, in the flat and the expert-major layout, if the kernel set [takes
-    /// one](super::CallForm::RowCap). With worst-case sizes it drops: nobody counts before rows move. Ranks may have
-    /// different ones, or none.
+    /// one](super::CallForm::RowCap). With worst-case sizes it drops: rows are not counted before they move.
+    /// Ranks may have different ones, or none.
     pub cap: Option<RowCap>,
     /// How received scales lie in memory. By columns in the packed layout alone, if the kernel set [supports
     /// it](super::CallForm::PackedForms); so is the next one.

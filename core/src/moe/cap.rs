@@ -6,11 +6,11 @@
 pub struct RowCap {
     /// P: the most rows of x, padding included. At least 1. Ranks may have different ones.
     pub rows: u64,
-    /// What happens to the rows from P on.
+    /// The fate of the rows from P on.
     pub overflow: Overflow,
 }
 
-/// What happens to rows that are too many.
+/// The fate of rows that are too many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Overflow {
     /// The dispatch fails on all ranks, before a row moves.

@@ -60,8 +60,8 @@ pub struct BufferSize {
 /// The most memory that one dispatch of `shape` can need on one rank, buffer by buffer.
 ///
 /// Lists the arena region of each layout, array by array and in total, then the control area for
-/// `in_flight` operations and the routing plans. `max_rows`: P, a cap on flat and expert-major rows. A communicator holds one region per dispatch whose result
-/// the caller still holds; regions that are not worst-case are smaller.
+/// `in_flight` operations and the routing plans. `max_rows`: P, a cap on flat and expert-major rows. A communicator
+/// holds one region per dispatch whose result the caller still holds; regions that are not worst-case are smaller.
 ///
 /// # Errors
 /// The errors of [`RegionLayout::worst`], for the first layout that does not fit.

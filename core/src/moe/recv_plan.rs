@@ -131,8 +131,8 @@ impl RecvPlan {
         self.row_bases.iter_mut().for_each(|base| *base = most.min(*base));
     }
 
-    /// Takes the local experts of the flat rows that a cap has left. All other rows of experts were dropped. Ids that are
-    /// no experts count nowhere.
+    /// Takes the local experts of the flat rows that a cap has left. All other rows of experts were dropped. Ids that
+    /// are no experts count nowhere.
     pub fn keep_rows(&mut self, ids: &[i32]) {
         std::mem::swap(&mut self.dropped, &mut self.expert_counts);
         self.expert_counts.fill(0);

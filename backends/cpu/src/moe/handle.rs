@@ -147,8 +147,8 @@ impl HandleState {
         }
     }
 
-    /// Takes the counts of the receive plan. Where more rows come than the cap takes, the rest is left out, or this is an
-    /// error.
+    /// Takes the counts of the receive plan. Where more rows come than the cap takes, the rest is left out, or this is
+    /// an error.
     pub(crate) fn take_counts(&mut self) -> Result<()> {
         let by_token = self.arrangement.layout.has_a_row_per_token();
         let needed = if by_token { self.recv.num_rows() } else { self.recv.num_expert_rows() };

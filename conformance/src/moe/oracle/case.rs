@@ -39,8 +39,8 @@ pub struct Case {
     pub source_tokens: bool,
     /// Outputs have worst-case sizes: rows after the expected ones exist and are unspecified.
     pub worst_case: bool,
-    /// P of each rank, which drops its rows of x from P on: experts keep the places that they have without a cap. 0: the
-    /// rank has no cap. Empty: none has one. Flat and expert-major.
+    /// P of each rank, which drops its rows of x from P on: experts keep the places that they have without a cap. 0:
+    /// the rank has no cap. Empty: none has one. Flat and expert-major.
     pub max_rows: Vec<usize>,
     /// Tokens have `topk_weights`, which travel with dispatch, and back with combine.
     pub weights: bool,

@@ -108,8 +108,8 @@ fn round_trip_without(
 
 /// The combined rows: biases, then one partial per destination rank, summed in that order; among
 /// several domains, one row per domain instead, which is the sum of its ranks' partials.
-/// `partial(token, destination)` is the row that comes back for a token from a rank; none where the rank has dropped its
-/// row. A rank that has dropped all copies of a token has a sum of nothing: +0.0.
+/// `partial(token, destination)` is the row that comes back for a token from a rank; none where the rank has dropped
+/// its row. A rank that has dropped all copies of a token has a sum of nothing: +0.0.
 fn combined_rows(
     case: &Case,
     mine: &RankInputs,

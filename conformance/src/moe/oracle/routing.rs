@@ -149,7 +149,7 @@ impl Placement {
         Self { rows: most.min(self.rows), ..self }
     }
 
-    /// What is left out of `copies`.
+    /// Counts the rows of `copies` that are left out.
     fn with_dropped_of(self, copies: &[Vec<Copy>]) -> Self {
         let left = self.experts.iter().map(Vec::len);
         let dropped = copies.iter().zip(left).map(|(all, left)| all.len() - left).collect();

@@ -79,8 +79,8 @@ pub(crate) fn write_counts(
     }
 }
 
-/// Counts the rows of each local expert among flat rows of which a cap has dropped some: no count says which experts the
-/// dropped ones had. Rows of a lost source, which have no ids, count as dropped then.
+/// Counts the rows of each local expert among flat rows of which a cap has dropped some: no count says which experts
+/// the dropped ones had. Rows of a lost source, which have no ids, count as dropped then.
 pub(crate) fn count_taken(
     routing: &mut RoutingTable,
     places: &Places,

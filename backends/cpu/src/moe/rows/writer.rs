@@ -37,7 +37,8 @@ impl Default for Target {
     }
 }
 
-/// The expert-major row to which a token crosses: that of the first k whose expert lives on `rank` and does not drop it.
+/// The expert-major row to which a token crosses: that of the first k whose expert lives on `rank` and does not drop
+/// it.
 /// `slots`: the row of each k.
 pub(crate) fn first_copy(shape: &Shape, topk: &[i32], slots: &[u32], rank: u32) -> Option<u32> {
     let is_local = |e: &i32| u32::try_from(*e).is_ok_and(|e| shape.rank_of(e) == rank);
