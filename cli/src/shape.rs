@@ -27,7 +27,7 @@ Examples:
       --max-tokens 4096 --card-memory 80
   tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 \\
       --dtype fp8 --layout packed --in-flight 2 --json
-  tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096 \
+  tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096 \\
       --layout expert-major --alignment 128 --max-rows 49152
   tokenyard shape --ranks 64 --domains 8 --experts 256 --topk 8 --hidden 7168 \\
       --max-tokens 4096 --dtype fp8 --groups 8 --topk-groups 4

@@ -533,6 +533,10 @@ def capped_by_expert(world, case, caps, worst_case):
         counts = np.array([len(rows) for rows, _ in left])
         same(received.dropped, np.array(case.expert_counts(me)) - counts)
         same(received.overflow, [counts.sum() < sum(case.expert_counts(me))])
+        dropped, flag = np.zeros((case.local, 1), "i4"), np.zeros((1, 1), "i4")
+        comm.copy_out(received, dropped=dropped, overflow=flag)
+        same(dropped[:, 0], received.dropped)
+        same(flag[:, 0], received.overflow)
         y = np.full_like(x, np.nan)
         for expert, (rows, start) in enumerate(left):
             for row, (source, token, k) in enumerate(rows, start):

@@ -181,7 +181,8 @@ impl HandleState {
 /// It fits into a record, so that all ranks read it whole.
 #[cold]
 fn too_many_rows(needed: u32, cap: RowCap) -> Error {
-    let text = format!("max_rows: {needed} rows come; expected at most {}", cap.rows);
+    let text =
+        format!("max_rows: {needed} rows come, padding included; expected at most {}", cap.rows);
     Error::new(ErrorKind::Full, "dispatch", text)
         .with_fix("raise max_rows, or drop the rows beyond it (overflow)")
 }

@@ -116,7 +116,8 @@ pub(super) fn too_many(comm: &mut Communicator, round: &Round) -> Result<()> {
     let text = error.to_string();
     ensure!(error.kind() == ErrorKind::Full, "found {text}; expected an error of no room");
     let needed = Placement::new(&free, inputs, 0).rows;
-    let words = [format!("{needed} rows"), format!("at most {}", case.max_rows[0]), "rank".into()];
+    let words =
+        [format!("{needed} rows"), format!("at most {}", case.max_rows[0]), "rank 0 ".into()];
     for word in words {
         ensure!(text.contains(&word), "found {text}; expected {word:?} in it");
     }
