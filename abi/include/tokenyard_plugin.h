@@ -652,8 +652,8 @@ struct TyTransportTable;
  *
  * The rows of x have the places that they have without a cap: an expert-major expert starts behind the aligned rows of
  * those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its
- * sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows that are
- * left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
+ * sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows
+ * that are left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
  */
 #define TY_DISPATCH_DROP 256
 

@@ -83,8 +83,8 @@ pub const TY_DISPATCH_SOURCE_TOKENS: u32 = 128;
 ///
 /// The rows of x have the places that they have without a cap: an expert-major expert starts behind the aligned rows of
 /// those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its
-/// sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows that are
-/// left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
+/// sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows
+/// that are left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
 pub const TY_DISPATCH_DROP: u32 = 256;
 
 /// In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
