@@ -179,7 +179,7 @@ struct TyTransportTable;
 /**
  * Minor version of the kernel set ABI.
  */
-#define TY_KERNELS_MINOR 15
+#define TY_KERNELS_MINOR 16
 
 /**
  * In [`TyShape`]: dispatches and combines. Each set takes it.
@@ -316,6 +316,11 @@ struct TyTransportTable;
  * `TY_FINISH_REDUCE`.
  */
 #define TY_KERNELS_CAP_REDUCE 65536
+
+/**
+ * In [`TyKernelNeeds`]: it takes `max_rows` of a dispatch.
+ */
+#define TY_KERNELS_CAP_ROW_CAP 131072
 
 /**
  * In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
@@ -642,6 +647,17 @@ struct TyTransportTable;
 #define TY_DISPATCH_SOURCE_TOKENS 128
 
 /**
+ * With `max_rows`: rows from there on are dropped. Without it, a dispatch of which more rows come is refused with
+ * `is_full` on all ranks, before a row moves; it has exact sizes then.
+ *
+ * The rows of x have the places that they have without a cap: an expert-major expert starts behind the aligned rows of
+ * those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its
+ * sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows
+ * that are left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
+ */
+#define TY_DISPATCH_DROP 256
+
+/**
  * In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
  */
 #define TY_EXCHANGE_OWNERS 0
@@ -730,7 +746,7 @@ struct TyTransportTable;
 /**
  * Layout hash of the kernel set ABI on 64-bit targets.
  */
-#define TY_KERNELS_LAYOUT 2625442353838726413
+#define TY_KERNELS_LAYOUT 16531797373215281530ull
 
 /**
  * Major version of the topology ABI.
@@ -1700,6 +1716,11 @@ typedef struct TyDispatch {
    * entered.
    */
   int64_t *waited_ns;
+  /**
+   * The most rows of x of this rank's output (flat and expert-major), worst-case sizes too; 0: no cap. Ranks may
+   * name different ones. Zero in a replay, which takes that of its dispatch. Only with `TY_KERNELS_CAP_ROW_CAP`.
+   */
+  uint64_t max_rows;
 } TyDispatch;
 
 /**
@@ -1783,6 +1804,14 @@ typedef struct TyReceived {
    * rows have places already, the places hold zeros, with ids, slots and source -1.
    */
   struct TyTensor lost;
+  /**
+   * `[E/R, 1]` i32: rows of each local expert that were dropped. Absent where rows are not capped, as is `overflow`.
+   */
+  struct TyTensor dropped;
+  /**
+   * `[1, 1]` i32: 1 where any row was dropped, else 0.
+   */
+  struct TyTensor overflow;
 } TyReceived;
 
 /**

@@ -11,7 +11,7 @@ use crate::transport::TyConfig;
 /// Major version of the kernel set ABI.
 pub const TY_KERNELS_MAJOR: u32 = 0;
 /// Minor version of the kernel set ABI.
-pub const TY_KERNELS_MINOR: u32 = 15;
+pub const TY_KERNELS_MINOR: u32 = 16;
 
 /// A kernel set. All slots of one instance are called by one thread at a time.
 ///

@@ -143,9 +143,11 @@ const fn kernels_layout() -> u64 {
         TyPlan { size, scale_up, scale_out, windows, window_count, board, cap_ns, lost }
         TyRefusal { text, rank, is_full }
         TyDispatch { size, operation, handle, flags, layout, alignment, cast, max_tokens, exchange,
-            sms, x, scales, topk_idx, topk_weights, refusal, stream, tokens, expert_totals, waited_ns }
+            sms, x, scales, topk_idx, topk_weights, refusal, stream, tokens, expert_totals, waited_ns,
+            max_rows }
         TyReceived { size, region, tokens, rows, x, scales, ids, weights, source, slots,
-            expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost }
+            expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges, totals, lost,
+            dropped, overflow }
         TyCombine { size, operation, handle, flags, exchange, sms, x, weights, beside, bias0, bias1,
             out, out_weights, missing, refusal, stream, topk_weights, topk_idx, waited_ns }
         TyCopy { from, to, elements, room, columns, modulus, fill, flags }
@@ -183,7 +185,7 @@ pub const TY_TRANSPORT_LAYOUT: u64 = 0x1c03_1776_4461_33ca;
 /// Layout hash of the topology ABI on 64-bit targets.
 pub const TY_TOPOLOGY_LAYOUT: u64 = 0x8fee_3cc4_13c3_52a7;
 /// Layout hash of the kernel set ABI on 64-bit targets.
-pub const TY_KERNELS_LAYOUT: u64 = 0x246f_71e9_1ed2_9d0d;
+pub const TY_KERNELS_LAYOUT: u64 = 0xe56c_be1f_293b_917a;
 
 /// Layout hashes of the transport ABI of minor versions 8 to 11, which this version only appends to. For hosts: the C
 /// header has constants alone.

@@ -78,6 +78,15 @@ pub const TY_DISPATCH_COLUMN_SCALES: u32 = 64;
 /// In the packed layout: `source` has source tokens alone, without their rank. As `TY_DISPATCH_COLUMN_SCALES`.
 pub const TY_DISPATCH_SOURCE_TOKENS: u32 = 128;
 
+/// With `max_rows`: rows from there on are dropped. Without it, a dispatch of which more rows come is refused with
+/// `is_full` on all ranks, before a row moves; it has exact sizes then.
+///
+/// The rows of x have the places that they have without a cap: an expert-major expert starts behind the aligned rows of
+/// those before it. The row of a copy from `max_rows` on is dropped: its slot is -1, a combine leaves it out of its
+/// sums, and the weight that returns for it is 0. `expert_counts`, `expert_starts` and `expert_ends` name the rows
+/// that are left. Of flat rows, those from `max_rows` on are dropped, and N counts the others. So does a replay.
+pub const TY_DISPATCH_DROP: u32 = 256;
+
 /// In `exchange`: with the owners of experts, which are the ranks of this domain where there are several.
 pub const TY_EXCHANGE_OWNERS: u32 = 0;
 /// In `exchange`: with the ranks of other domains that have this rank's index there.
@@ -146,6 +155,9 @@ pub struct TyDispatch {
     /// i64 `[R]` beside it, or null: the nanoseconds are added for which this rank has waited until each rank had
     /// entered.
     pub waited_ns: *mut i64,
+    /// The most rows of x of this rank's output (flat and expert-major), worst-case sizes too; 0: no cap. Ranks may
+    /// name different ones. Zero in a replay, which takes that of its dispatch. Only with `TY_KERNELS_CAP_ROW_CAP`.
+    pub max_rows: u64,
 }
 
 /// The output of a dispatch, in the arena. Absent tensors have null data.
@@ -193,6 +205,10 @@ pub struct TyReceived {
     /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost, else 0. Where such
     /// rows have places already, the places hold zeros, with ids, slots and source -1.
     pub lost: TyTensor,
+    /// `[E/R, 1]` i32: rows of each local expert that were dropped. Absent where rows are not capped, as is `overflow`.
+    pub dropped: TyTensor,
+    /// `[1, 1]` i32: 1 where any row was dropped, else 0.
+    pub overflow: TyTensor,
 }
 
 /// In [`TyCopy`]: `to` has elements of 8 bytes, signed as those of `from` are.

@@ -142,6 +142,8 @@ pub const TY_KERNELS_CAP_TABLE: u32 = 32768;
 /// In [`TyKernelNeeds`], of an instance that was opened with `TY_RUNS_REDUCE`: it takes `TY_SUBMIT_REDUCE` and
 /// `TY_FINISH_REDUCE`.
 pub const TY_KERNELS_CAP_REDUCE: u32 = 65536;
+/// In [`TyKernelNeeds`]: it takes `max_rows` of a dispatch.
+pub const TY_KERNELS_CAP_ROW_CAP: u32 = 131072;
 
 /// In `lost` of [`TyPlan`]: the rank is a member of its teams, and is lost.
 pub const TY_RANK_LOST: u8 = 1;

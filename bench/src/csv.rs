@@ -52,12 +52,12 @@ impl BenchReport {
                 topk: row.sizes.topk,
                 experts: row.sizes.experts,
                 sms: None,
-                samples: row.samples,
-                min_us: rounded(row.min_ms * 1e3),
-                median_us: rounded(row.ms * 1e3),
-                p99_us: rounded(row.p99_ms * 1e3),
-                gb_per_s: rounded(row.gb_per_s),
-                ratio: rounded(row.ratio),
+                samples: row.figures.samples,
+                min_us: rounded(row.figures.min_ms * 1e3),
+                median_us: rounded(row.figures.ms * 1e3),
+                p99_us: rounded(row.figures.p99_ms * 1e3),
+                gb_per_s: rounded(row.figures.gb_per_s),
+                ratio: rounded(row.figures.ratio),
             })?;
         }
         for (gpu, sizes) in self.gpu.iter().filter_map(|gpu| Some((gpu, gpu.sizes?))) {

@@ -1,8 +1,7 @@
 //! Dispatch and combine against a plain copy of the same bytes, sample by sample.
 //!
-//! Each sample is a pair: the ceiling, then the exchange, each behind a barrier, so that both run
-//! under the same conditions. A sample lasts from the first rank's start to the last rank's end.
-//! The figure is the median of the pairs' ratios.
+//! Each sample is a pair (see [`pairs`](crate::pairs)): the ceiling, then the exchange. The figure is the median of the
+//! pairs' ratios.
 
 use std::sync::Arc;
 
@@ -16,8 +15,8 @@ use tokenyard_core::wait::monotonic_ns;
 
 use crate::ceiling::Ceiling;
 use crate::job::{Output, Sizes};
+use crate::pairs::{Lasted, PairFigures};
 use crate::ranks::Speaker;
-use crate::spread::{Spread, median};
 use crate::workload::Workload;
 
 /// The fraction of the ceiling that dispatch of bf16 rows must reach on CPUs.
@@ -84,9 +83,6 @@ impl Variant {
     }
 }
 
-/// Start and end on this rank, of `CLOCK_MONOTONIC` in nanoseconds.
-pub type Lasted = (u64, u64);
-
 /// The times of one variant on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Samples {
@@ -114,22 +110,9 @@ pub struct ExchangeRow {
     pub phase: &'static str,
     /// Bytes of rows per rank: the mean over ranks.
     pub bytes: u64,
-    /// Median of the plain copy, in milliseconds.
-    pub ceiling_ms: f64,
-    /// Median of the exchange, in milliseconds.
-    pub ms: f64,
-    /// Fastest exchange, in milliseconds.
-    pub min_ms: f64,
-    /// 99 of 100 exchanges take no longer; in milliseconds.
-    pub p99_ms: f64,
-    /// GB/s per rank at the median.
-    pub gb_per_s: f64,
-    /// Median of ceiling / exchange over the pairs.
-    pub ratio: f64,
-    /// Fastest plain copy / fastest exchange: about the ratio on an idle machine.
-    pub fastest_ratio: f64,
-    /// Pairs measured.
-    pub samples: usize,
+    /// Times and rates; the ceiling is the plain copy.
+    #[serde(flatten)]
+    pub figures: PairFigures,
     /// The ratio that must be reached, if there is one.
     pub required: Option<f64>,
 }
@@ -249,12 +232,11 @@ pub(crate) fn rows(ranks: u32, sizes: &Sizes, outputs: &[Output]) -> Result<Vec<
         let combine: Vec<_> = all.iter().map(|s| s.combine.as_slice()).collect();
         let bytes = all.iter().map(|s| s.bytes).sum::<u64>() / u64::from(ranks);
         for (phase, samples) in [("dispatch", dispatch), ("combine", combine)] {
-            let pairs = pairs(&samples);
-            if let Some(row) = row(&pairs, bytes) {
+            if let Some(figures) = PairFigures::of(&samples, bytes) {
                 let variant = all[0].variant;
                 let required = required(variant, phase, sizes);
-                let variant = variant.name();
-                rows.push(ExchangeRow { ranks, sizes: *sizes, variant, phase, required, ..row });
+                let (sizes, variant) = (*sizes, variant.name());
+                rows.push(ExchangeRow { ranks, sizes, variant, phase, bytes, figures, required });
             }
         }
     }
@@ -272,54 +254,9 @@ fn required(variant: Variant, phase: &str, sizes: &Sizes) -> Option<f64> {
     }
 }
 
-/// Milliseconds of (ceiling, exchange) per sample: first start to last end over all ranks.
-fn pairs(by_rank: &[&[(Lasted, Lasted)]]) -> Vec<(f64, f64)> {
-    let samples = by_rank.iter().map(|samples| samples.len()).min().unwrap_or(0);
-    let span = |index: usize, pick: &dyn Fn(&(Lasted, Lasted)) -> Lasted| {
-        let spans = || by_rank.iter().map(|samples| pick(&samples[index]));
-        let start = spans().map(|s| s.0).min().unwrap_or(0);
-        let end = spans().map(|s| s.1).max().unwrap_or(0);
-        end.saturating_sub(start).max(1) as f64 / 1e6
-    };
-    (0..samples).map(|index| (span(index, &|pair| pair.0), span(index, &|pair| pair.1))).collect()
-}
-
-fn row(pairs: &[(f64, f64)], bytes: u64) -> Option<ExchangeRow> {
-    let ratio = median(pairs.iter().map(|(ceiling, ms)| ceiling / ms))?;
-    let ceiling = Spread::of(pairs.iter().map(|pair| pair.0))?;
-    let exchange = Spread::of(pairs.iter().map(|pair| pair.1))?;
-    Some(ExchangeRow {
-        bytes,
-        ceiling_ms: ceiling.median,
-        ms: exchange.median,
-        min_ms: exchange.min,
-        p99_ms: exchange.p99,
-        gb_per_s: bytes as f64 / exchange.median / 1e6,
-        ratio,
-        fastest_ratio: ceiling.min / exchange.min,
-        samples: pairs.len(),
-        ..ExchangeRow::default()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_sample_lasts_from_the_first_start_to_the_last_end() {
-        let ms = 1_000_000;
-        let first = [((0, 2 * ms), (10 * ms, 14 * ms))];
-        let second = [((ms, 3 * ms), (9 * ms, 13 * ms))];
-        assert_eq!(pairs(&[&first, &second]), [(3.0, 5.0)]);
-    }
-
-    #[test]
-    fn the_figure_is_the_median_of_the_ratios_not_the_ratio_of_the_medians() {
-        let row = row(&[(1.0, 1.0), (1.0, 2.0), (10.0, 100.0)], 2_000_000).expect("samples");
-        assert_eq!((row.ratio, row.fastest_ratio, row.ms, row.ceiling_ms), (0.5, 1.0, 2.0, 1.0));
-        assert_eq!((row.min_ms, row.p99_ms, row.gb_per_s), (1.0, 100.0, 1.0));
-    }
 
     #[test]
     fn other_sizes_have_no_requirement() {

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{exchange, gpu, link, proxy, scaling, steady};
+use crate::{exchange, gpu, link, ops, proxy, scaling, steady};
 
 /// A scenario of `tokenyard bench`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +103,8 @@ pub enum Job {
     Scaling(scaling::ScalingTask),
     /// See [`mod@link`].
     Link(link::LinkTask),
+    /// See [`ops`].
+    Operations(ops::OperationsTask),
     /// See [`gpu`].
     Gpu(gpu::GpuTask),
     /// See [`proxy`]; one task per line.
@@ -124,6 +126,8 @@ pub enum Output {
     Scaling(Vec<scaling::ScalingFigures>),
     /// See [`mod@link`].
     Link(link::LinkFigures),
+    /// See [`ops`].
+    Operations(Box<ops::OperationFigures>),
     /// See [`gpu`].
     Gpu(Box<gpu::GpuFigures>),
     /// See [`proxy`].

@@ -10,6 +10,7 @@
 //! - [`scaling`]: commands and bytes of a step, counted by a transport that counts;
 //! - [`levels`]: what two levels cost on paper;
 //! - [`mod@link`]: one link between two ranks, bare and with tokenyard on top;
+//! - [`ops`]: gathers, pipes and tables against a plain copy, or copy engines;
 //! - [`gpu`]: dispatch and combine on GPUs, against the rate of the link between them;
 //! - [`proxy`]: commands through proxy threads into an engine that moves nothing;
 //! - the package `tokenyard-bench-abi` measures the plugin ABI.
@@ -25,6 +26,8 @@ pub mod gpu;
 pub mod job;
 pub mod levels;
 pub mod link;
+pub mod ops;
+pub mod pairs;
 pub mod proxy;
 pub mod ranks;
 pub mod report;
@@ -35,7 +38,9 @@ mod table;
 pub mod workload;
 
 pub use job::{Job, Output, Plan, Scenario, Sizes};
-pub use ranks::{Join, Progress, measure_gpu, measure_link, run, run_gpu, run_link, run_rank};
+pub use ranks::{
+    Join, Progress, measure_gpu, measure_link, run, run_gpu, run_link, run_operations, run_rank,
+};
 pub use report::{BenchReport, SCHEMA_VERSION};
 
 /// Links the measured components into the calling program.

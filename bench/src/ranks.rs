@@ -15,7 +15,7 @@ use tokenyard_launch::{Event, Exit, Hosts, Launcher, Running, Stderr, interrupt}
 
 use crate::job::{Job, Output, Plan, Scenario};
 use crate::report::BenchReport;
-use crate::{exchange, gpu, link, proxy, scaling, steady};
+use crate::{exchange, gpu, link, ops, proxy, scaling, steady};
 
 /// The longest pause between the ends of the other ranks, after one has failed.
 const OTHERS_END: Duration = Duration::from_millis(500);
@@ -119,6 +119,26 @@ pub fn run_link(
     let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
     let outputs = group(start, 2, &Job::Link(task.clone()), &mut tell).context("measure link")?;
     Ok(BenchReport { link: link::rows(&outputs)?, ..BenchReport::new(&config) })
+}
+
+/// Measures operations beside MoE between ranks that it starts. Blocks until everything is done.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_operations(
+    task: &ops::OperationsTask,
+    ranks: u32,
+    start: &Start,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<BenchReport> {
+    task.check(ranks)?;
+    let config = Config::load(&start.config)?;
+    let what = format!("operations, {ranks} ranks");
+    let mut tell = |done, all| progress(Progress { what: what.clone(), done, all });
+    let outputs = group(start, ranks, &Job::Operations(task.clone()), &mut tell)
+        .with_context(|| format!("measure {what}"))?;
+    let operations = Some(ops::report(&config, &outputs)?);
+    Ok(BenchReport { operations, ..BenchReport::new(&config) })
 }
 
 /// Measures GPUs, one rank on each of `ranks`. Blocks until everything is done.
@@ -298,6 +318,9 @@ pub fn run_rank(config: &Path, job: &str) -> Result<()> {
         Job::Steady(task) => Output::Steady(steady::measure(&world, &config, &task, &say)?),
         Job::Scaling(task) => Output::Scaling(scaling::measure(&world, &config, &task)?),
         Job::Link(task) => Output::Link(link::measure(&world, &config, &task, &say)?),
+        Job::Operations(task) => {
+            Output::Operations(Box::new(ops::measure(&world, &config, &task, &say)?))
+        }
         Job::Gpu(task) => Output::Gpu(Box::new(gpu::measure(&world, &config, &task, &say)?)),
         Job::Proxy(tasks) => {
             Output::Proxy(tasks.iter().map(proxy::measure).collect::<Result<_>>()?)

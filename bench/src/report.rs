@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::job::Sizes;
 use crate::table::table;
-use crate::{exchange, gpu, link, proxy, scaling, steady};
+use crate::{exchange, gpu, link, ops, proxy, scaling, steady};
 use tokenyard_core::conditions::Conditions;
 use tokenyard_core::config::Config;
 
@@ -35,6 +35,8 @@ pub struct BenchReport {
     pub link: Vec<link::LinkRow>,
     /// Commands through proxy threads.
     pub proxy: Vec<proxy::ProxyRow>,
+    /// Operations beside MoE.
+    pub operations: Option<ops::OperationsReport>,
     /// Dispatch, combine and the link on GPUs.
     pub gpu: Option<gpu::GpuReport>,
     /// Commands of kernels through the ring of the host.
@@ -58,10 +60,10 @@ impl BenchReport {
     pub fn missed(&self) -> Vec<String> {
         let mut missed = Vec::new();
         for row in &self.exchange {
-            if let Some(required) = row.required.filter(|required| row.ratio < *required) {
+            if let Some(required) = row.required.filter(|required| row.figures.ratio < *required) {
                 missed.push(format!(
                     "{} of {} rows, {} ranks: found {:.2} of the plain copy; required {required}",
-                    row.phase, row.variant, row.ranks, row.ratio
+                    row.phase, row.variant, row.ranks, row.figures.ratio
                 ));
             }
         }
@@ -115,6 +117,7 @@ impl BenchReport {
                 ));
             }
         }
+        missed.extend(self.operations.iter().flat_map(ops::OperationsReport::missed));
         missed.extend(self.gpu.iter().flat_map(gpu::GpuReport::missed));
         missed.extend(self.ring.iter().flat_map(gpu::ring::RingReport::missed));
         missed.extend(self.nic.iter().flat_map(gpu::nic::NicReport::missed));
@@ -128,15 +131,16 @@ impl BenchReport {
         for rows in self.exchange.chunk_by(|a, b| of(a) == of(b)) {
             let mut lines = vec![heading("exchange phase plain min median p99 GB/s ratio need")];
             for row in rows {
+                let figures = &row.figures;
                 lines.push(vec![
                     row.variant.to_owned(),
                     row.phase.to_owned(),
-                    short(row.ceiling_ms * 1e3),
-                    short(row.min_ms * 1e3),
-                    short(row.ms * 1e3),
-                    short(row.p99_ms * 1e3),
-                    short(row.gb_per_s),
-                    format!("{:.2}", row.ratio),
+                    short(figures.ceiling_ms * 1e3),
+                    short(figures.min_ms * 1e3),
+                    short(figures.ms * 1e3),
+                    short(figures.p99_ms * 1e3),
+                    short(figures.gb_per_s),
+                    format!("{:.2}", figures.ratio),
                     row.required.map_or_else(|| "-".to_owned(), |ratio| ratio.to_string()),
                 ]);
             }
@@ -233,7 +237,7 @@ impl BenchReport {
 }
 
 /// Two decimals of small values, none of large ones.
-fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     let decimals = if value < 100.0 { 2 } else { 0 };
     format!("{value:.decimals$}")
 }
@@ -256,6 +260,7 @@ impl fmt::Display for BenchReport {
         for (_, table) in tables.iter().filter(|(empty, _)| !empty) {
             write!(f, "\n{table}")?;
         }
+        self.operations.as_ref().map_or(Ok(()), |operations| write!(f, "\n{operations}"))?;
         self.ring.as_ref().map_or(Ok(()), |ring| write!(f, "\n{ring}"))?;
         self.nic.as_ref().map_or(Ok(()), |nic| write!(f, "\n{nic}"))?;
         self.gpu.as_ref().map_or(Ok(()), |gpu| write!(f, "\n{}", gpu::tables(gpu)))
@@ -265,6 +270,7 @@ impl fmt::Display for BenchReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pairs::PairFigures;
 
     fn report() -> BenchReport {
         BenchReport {
@@ -277,14 +283,16 @@ mod tests {
                 variant: "flat bf16",
                 phase: "dispatch",
                 bytes: 16_000_000,
-                ceiling_ms: 2.0,
-                ms: 4.0,
-                min_ms: 3.5,
-                p99_ms: 6.0,
-                gb_per_s: 4.0,
-                ratio: 0.5,
-                fastest_ratio: 0.55,
-                samples: 30,
+                figures: PairFigures {
+                    ceiling_ms: 2.0,
+                    ms: 4.0,
+                    min_ms: 3.5,
+                    p99_ms: 6.0,
+                    gb_per_s: 4.0,
+                    ratio: 0.5,
+                    fastest_ratio: 0.55,
+                    samples: 30,
+                },
                 required: Some(0.6),
             }],
             steady: vec![steady::SteadyRow {
@@ -301,6 +309,7 @@ mod tests {
             link: Vec::new(),
             proxy: Vec::new(),
             gpu: None,
+            operations: None,
             ring: None,
             nic: None,
         }
@@ -312,7 +321,7 @@ mod tests {
         let missed = report.missed();
         assert_eq!(missed.len(), 1, "{missed:?}");
         assert!(missed[0].contains("2 ranks: found 0.50 of the plain copy; required 0.6"));
-        report.exchange[0].ratio = 0.6;
+        report.exchange[0].figures.ratio = 0.6;
         assert!(report.missed().is_empty());
     }
 
@@ -352,8 +361,9 @@ mod tests {
         let mut large = report.exchange[0].clone();
         large.sizes.tokens = 8192;
         large.variant = "expert-major bf16";
-        (large.ceiling_ms, large.min_ms) = (234.5, 200.25);
-        (large.ms, large.p99_ms, large.gb_per_s) = (345.6, 456.7, 10.0);
+        let figures = &mut large.figures;
+        (figures.ceiling_ms, figures.min_ms) = (234.5, 200.25);
+        (figures.ms, figures.p99_ms, figures.gb_per_s) = (345.6, 456.7, 10.0);
         report.exchange.push(large);
         let text = report.exchange_tables();
         assert_eq!(text.matches("; times in us").count(), 2, "{text}");

@@ -1,6 +1,7 @@
 //! `tokenyard bench`.
 
 mod gpu;
+mod operations;
 mod plot;
 
 use std::path::{Path, PathBuf};
@@ -32,14 +33,16 @@ Example:
   tokenyard bench configs/cpu.toml --scenario exchange --ranks 2,4 --out figures.json
   tokenyard bench configs/cpu.toml --scenario exchange --tokens 1,8,128 --csv sweep.csv
   tokenyard bench link configs/libfabric.toml
+  tokenyard bench gather configs/cpu.toml
   tokenyard bench dispatch configs/nvlink.toml
 
 Ranks are processes of this machine. `exchange`, the default, shows dispatch and combine as a part of
 what a plain copy of the same bytes between the same processes reaches in the same run. The other
 scenarios are checks for developers: `steady` shows what steps allocate; `scaling` counts commands and
 bytes; `proxy` shows what a proxy thread costs; `all` runs all four.
-`dispatch` and `combine` are for GPUs. Exit code 0: it measured; 1, with --check: a required figure
-was missed; 2: nothing could be measured. Repeating the figures: docs/performance.md.";
+`dispatch` and `combine` are for GPUs, `gather`, `pipe` and `table` for both. Exit code 0: it measured;
+1, with --check: a required figure was missed; 2: nothing could be measured. Repeating the figures:
+docs/performance.md.";
 
 /// The fix for sizes that take too much memory.
 const FEWER: &str = "choose fewer tokens, experts or ranks, or a smaller hidden size or top-k";
@@ -84,6 +87,12 @@ enum Which {
     Combine(gpu::OperationArgs),
     /// A dispatch and the combine of its handle, on GPUs: one step of a layer
     Pair(gpu::OperationArgs),
+    /// All-gathers, and sums over all ranks, by size
+    Gather(operations::GatherArgs),
+    /// Messages of a pipe between ranks, by size
+    Pipe(operations::PipeArgs),
+    /// Fetches of table entries that all ranks have
+    Table(operations::TableArgs),
     /// Commands of GPU kernels through the host's ring, into a transport that only counts
     Ring(RingArgs),
     /// A transport whose kernels put, alone: rate, latency, puts a second, and lateness of a stand-in
@@ -251,6 +260,9 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode> {
         Some(Which::Dispatch(args)) => return gpu::operation(Phase::Dispatch, args),
         Some(Which::Combine(args)) => return gpu::operation(Phase::Combine, args),
         Some(Which::Pair(args)) => return gpu::operation(Phase::Pair, args),
+        Some(Which::Gather(args)) => return args.run(),
+        Some(Which::Pipe(args)) => return args.run(),
+        Some(Which::Table(args)) => return args.run(),
         Some(Which::Ring(args)) => return ring(args),
         Some(Which::Nic(args)) => return nic(args),
         Some(Which::Plot(args)) => return plot::plot(args),
@@ -466,6 +478,7 @@ impl BenchArgs {
             Some(Which::Dispatch(args) | Which::Combine(args) | Which::Pair(args)) => {
                 args.starts_ranks()
             }
+            Some(Which::Gather(_) | Which::Pipe(_) | Which::Table(_)) => true,
             Some(Which::Plot(_) | Which::Ring(_) | Which::Nic(_)) => false,
             None => self.rank_job.is_none(),
         }

@@ -7,7 +7,7 @@ mod windows;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 use tokenyard_bench::levels::TwoLevels;
@@ -27,6 +27,8 @@ Examples:
       --max-tokens 4096 --card-memory 80
   tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 128 \\
       --dtype fp8 --layout packed --in-flight 2 --json
+  tokenyard shape --ranks 8 --experts 256 --topk 8 --hidden 7168 --max-tokens 4096 \\
+      --layout expert-major --alignment 128 --max-rows 49152
   tokenyard shape --ranks 64 --domains 8 --experts 256 --topk 8 --hidden 7168 \\
       --max-tokens 4096 --dtype fp8 --groups 8 --topk-groups 4
 
@@ -79,6 +81,9 @@ pub(crate) struct ShapeArgs {
     /// The alignment of each expert's group in rows (expert-major).
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     alignment: u32,
+    /// P: a cap on flat and expert-major rows, as `max_rows` of a dispatch, of cpu kernels [default: none].
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u64).range(1..))]
+    max_rows: Option<u64>,
     /// Operations that may be sent and not yet received.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     in_flight: u32,
@@ -282,7 +287,10 @@ fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
         LayoutName::Packed => "packed region",
         LayoutName::RankMajor => "rank-major region",
     });
-    let mut list: Vec<Buffer> = buffers(shape, row_format(args)?, args.alignment, args.in_flight)?
+    check_cap(args)?;
+    let row = row_format(args)?;
+    let buffers = buffers(shape, row, args.alignment, args.in_flight, args.max_rows)?;
+    let mut list: Vec<Buffer> = buffers
         .into_iter()
         .filter(|b| !b.name.contains("region") || layout.is_none_or(|l| b.name.starts_with(l)))
         .filter(|b| b.name != "send plan" || args.domains == 1)
@@ -300,6 +308,22 @@ fn list(args: &ShapeArgs, shape: &Shape) -> Result<Vec<Buffer>> {
     list.push(handles(args, shape));
     list.extend(windows::of_cpu(args, shape)?);
     Ok(list)
+}
+
+/// Checks that a cap is one that a dispatch can have.
+fn check_cap(args: &ShapeArgs) -> Result<()> {
+    let found = match args.layout {
+        _ if args.max_rows.is_none() => return Ok(()),
+        _ if args.kernels.is_gpu() => format!("--kernels {}", args.kernels.name()),
+        _ if args.domains > 1 => format!("--domains {}", args.domains),
+        Some(LayoutName::Packed) => "--layout packed".to_owned(),
+        Some(LayoutName::RankMajor) => "--layout rank-major".to_owned(),
+        None | Some(LayoutName::Flat | LayoutName::ExpertMajor) => return Ok(()),
+    };
+    bail!(
+        "read options: found --max-rows with {found}; expected the cpu kernel set, one domain, and the flat or \
+         expert-major layout"
+    )
 }
 
 /// The plans that replace the send plan where there are several domains.
@@ -329,10 +353,10 @@ fn domain_plans(domains: u32, shape: &Shape) -> [Buffer; 3] {
 
 /// The routing that handles store.
 fn handles(args: &ShapeArgs, shape: &Shape) -> Buffer {
-    let routing = "4 * M*K of routing, 24 * S of places, 4 * E/D of bases";
+    let routing = "4 * M*K of routing, 36 * S of places, 4 * E/D of bases";
     let of_domains = match args.domains {
         1 => "",
-        _ => "; and 4 * M*K, 24 * D and 4 * E between domains",
+        _ => "; and 4 * M*K, 36 * D and 4 * E between domains",
     };
     let formula = format!("{} * (the plans above; D times {routing}{of_domains})", args.handles);
     let bytes = u64::from(args.handles) * handle_bytes(shape, args.domains);

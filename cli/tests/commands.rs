@@ -197,7 +197,16 @@ fn without_a_command_it_says_what_the_node_has_and_what_to_try() {
 
 #[test]
 fn help_fits_a_terminal_of_eighty_columns() {
-    for command in ["", "run", "doctor", "bench dispatch", "conformance", "warm", "config check"] {
+    for command in [
+        "",
+        "run",
+        "doctor",
+        "bench dispatch",
+        "bench gather",
+        "conformance",
+        "warm",
+        "config check",
+    ] {
         let words: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
         let text = stdout(&call(&words));
         // Examples are lines to copy: they stay whole.
@@ -274,6 +283,9 @@ fn the_help_of_each_command_has_an_example() {
         "completions",
         "bench",
         "bench dispatch",
+        "bench gather",
+        "bench pipe",
+        "bench table",
         "bench ring",
         "bench nic",
     ] {
@@ -304,6 +316,34 @@ fn figures_of_gpus_need_a_config_of_gpus_and_plots_a_report_of_them() {
     let output = call(&["bench", "link", path, "--plot", "a.svg"]);
     expect_code(&output, 2);
     assert!(stderr(&output).contains("expected a config of GPUs"), "{}", stderr(&output));
+}
+
+#[test]
+fn operations_beside_moe_are_measured_beside_a_plain_copy() {
+    let config = Config::with("");
+    let path = config.path();
+    let path = path.to_str().unwrap();
+    for (command, options, expected) in [
+        (
+            "gather",
+            "--bytes 4096,8192",
+            &["all-gather", "reduce-scatter", "all-reduce", "all-gather"][..],
+        ),
+        ("pipe", "--ranks 3 --bytes 8", &["message", "one way"]),
+        ("table", "--entries 100 --entry-bytes 24 --indices 7", &["fetch"]),
+    ] {
+        let options = options.split(' ').chain(["--samples", "2", "--json"]);
+        let words: Vec<&str> = ["bench", command, path].into_iter().chain(options).collect();
+        let output = call(&words);
+        expect_code(&output, 0);
+        let report = common::json(&output)["operations"].take();
+        assert_eq!(report["ceiling"], "plain copy", "{report}");
+        let rows = report["rows"].as_array().unwrap();
+        let found: Vec<_> = rows.iter().filter_map(|row| row["operation"].as_str()).collect();
+        assert!(found.starts_with(expected), "{command}: {found:?}");
+        let is_measured = |row: &serde_json::Value| row["ms"].as_f64() > Some(0.0);
+        assert!(rows.iter().all(|row| row["samples"] == 2 && is_measured(row)), "{report}");
+    }
 }
 
 #[test]

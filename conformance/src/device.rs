@@ -9,24 +9,11 @@ use anyhow::Result;
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Buffer, Communicator, Dispatch, Handle, Replay, TensorRef};
 use tokenyard_core::config::Config;
-use tokenyard_core::host::{OpenKernels, Registry};
-use tokenyard_core::kernels::{KernelShape, kernel_shape};
-use tokenyard_core::moe::{DType, Shape};
+use tokenyard_core::host::OpenKernels;
+use tokenyard_core::host::tensors::open_kernels;
+use tokenyard_core::moe::DType;
 use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_core::{Error, ErrorKind};
-
-/// The kernel set of a config, open for the least exchange of a world. It holds this rank's device until it
-/// is dropped.
-///
-/// # Errors
-/// Errors of the kernel set.
-pub(crate) fn open_kernels(config: &Config, world: &World) -> Result<OpenKernels> {
-    let ranks = world.ranks();
-    let any = Shape { ranks, experts: ranks, topk: 1, hidden: 1, max_tokens: 1 };
-    let shape = KernelShape { rank: world.rank(), ..kernel_shape(&any, 1, 1, 1) };
-    let kernels = Registry::for_config(config)?.choose_kernels(&config.kernels)?;
-    Ok(kernels.open(&config.kernels.table, &shape)?)
-}
 
 /// Memory of a kernel set's device, for windows.
 #[derive(Debug)]

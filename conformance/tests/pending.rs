@@ -98,6 +98,7 @@ fn send_owned(comm: &mut Communicator, round: &Arc<Round>) -> Result<PendingDisp
         cast: borrowed.cast,
         sizes: borrowed.sizes,
         max_tokens: borrowed.max_tokens,
+        cap: borrowed.cap,
         scale_layout: borrowed.scale_layout,
         source_index: borrowed.source_index,
     };

@@ -52,6 +52,8 @@ impl ArenaOutput<'_> {
             ScaleLayout::ColumnMajor if packed => [local * format.scale_cols, rows / local],
             _ => [rows, format.scale_cols],
         };
+        let is_capped = layout.dropped.bytes > 0;
+        let at_end = Span { offset: layout.dropped.offset + 4 * local, bytes: 4 };
         let weight_shape = [rows, if by_token { topk } else { 1 }];
         abi::TyReceived {
             size: size_of::<abi::TyReceived>(),
@@ -72,6 +74,8 @@ impl ArenaOutput<'_> {
             ranges: array(packed, layout.ranges, DType::I64, [local, ranks]),
             totals: array(true, layout.totals, DType::I64, [2, 1]),
             lost: tensor(self.lost, DType::U8.code(), [ranks, 1]),
+            dropped: array(is_capped, layout.dropped, DType::I32, [local, 1]),
+            overflow: array(is_capped, at_end, DType::I32, [1, 1]),
         }
     }
 }
@@ -93,8 +97,18 @@ mod tests {
         scale_cols: u64,
         scale_layout: ScaleLayout,
     ) -> abi::TyReceived {
+        described_under(None, arrangement, rows, scale_cols, scale_layout)
+    }
+
+    fn described_under(
+        max_rows: Option<u64>,
+        arrangement: Layout,
+        rows: u64,
+        scale_cols: u64,
+        scale_layout: ScaleLayout,
+    ) -> abi::TyReceived {
         let row = RowFormat { x_bytes: 128, scale_bytes: 4 * scale_cols as u32, weights: true };
-        let spec = RegionSpec { shape: SHAPE, layout: arrangement, row };
+        let spec = RegionSpec { max_rows, ..RegionSpec::new(SHAPE, arrangement, row) };
         let layout = RegionLayout::new(&spec, RegionRows { tokens: 5, experts: rows }).unwrap();
         let format = WireFormat {
             row,
@@ -146,6 +160,19 @@ mod tests {
             ([16, 64], [16, 2], [16, 2], [16, 1])
         );
         assert!(!is_there(&by_rank.slots) && !is_there(&by_rank.ranges));
+    }
+
+    #[test]
+    fn capped_rows_have_counts_of_those_that_were_dropped() {
+        for arrangement in [Layout::Flat, Layout::ExpertMajor { alignment: 4, zero_padding: false }]
+        {
+            let free = described(arrangement, 8, 0);
+            assert!(!is_there(&free.dropped) && !is_there(&free.overflow), "{arrangement:?}");
+            let capped = described_under(Some(8), arrangement, 8, 0, ScaleLayout::RowMajor);
+            let (dropped, overflow) = (capped.dropped, capped.overflow);
+            assert_eq!((dropped.shape, overflow.shape), ([2, 1], [1, 1]));
+            assert_eq!(overflow.data.addr(), dropped.data.addr() + 8, "{arrangement:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::ffi::c_void;
 
 use crate::abi;
 use crate::host::NO_TENSOR;
-use crate::moe::{Cast, Compression, DType, Layout, RowFormat, ScaleLayout, SourceIndex};
+use crate::moe::{Cast, Compression, DType, Layout, RowCap, RowFormat, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
 use crate::signature::Signature;
 
@@ -69,6 +69,8 @@ pub struct DispatchCall<'a> {
     pub layout: Layout,
     /// Outputs have room for the most rows that may come.
     pub worst_case: bool,
+    /// A cap on the rows of this rank's output. None in a replay, which has that of its dispatch.
+    pub cap: Option<RowCap>,
     /// The conversion of rows on their way.
     pub cast: Cast,
     /// Rows on their way, after the cast. Of no meaning where the call is refused.
@@ -208,6 +210,7 @@ impl DispatchCall<'_> {
             is_replay: false,
             layout,
             worst_case: false,
+            cap: None,
             cast: Cast::None,
             format: NO_ROW,
             max_tokens: 0,

@@ -65,6 +65,10 @@ both_halves! {
     /// - `scale_layout`: `"row_major"`, or `"column_major"`: the scales of each block lie by columns, as
     ///   `Received.scales` says. `source_index`: `"rank_and_token"`, or `"token"`: `Received.source` has tokens alone.
     ///   Of packed rows, where `forms` has `"packed_forms"`. They need not be equal on all ranks.
+    /// - `max_rows`: the most rows of `Received.x`, at least 1, of flat and expert-major rows, where `forms` has
+    ///   `"max_rows"`; None for no cap. Ranks may give different ones. `overflow` says what happens to more rows:
+    ///   `"error"` raises FullError on all ranks before a row moves, and `"drop"` leaves out the rows from `max_rows`
+    ///   on, as `Received.dropped` says. Worst-case sizes take `"drop"` alone.
     ///
     /// `layout`, `cast`, `worst_case` and `max_tokens` are equal on all ranks. Raises InvalidInputError,
     /// RefusedError, FullError: nothing was moved. DeadlineError, PeerLostError, TransportError: the
@@ -76,11 +80,12 @@ both_halves! {
                  alignment=Argument::Fits(1), zero_padding=Argument::Fits(false), cast=None,
                  worst_case=Argument::Fits(false), max_tokens=None, stream=None,
                  without_sync=Argument::Fits(false), sms=Argument::Fits(0), expert_totals=None, waited_ns=None,
-                 scale_layout=word("row_major"), source_index=word("rank_and_token")),
+                 scale_layout=word("row_major"), source_index=word("rank_and_token"), max_rows=None,
+                 overflow=word("error")),
     text_signature = "($self, x, topk_idx, topk_weights=None, *, scales=None, layout='flat', alignment=1, \
                       zero_padding=False, cast=None, worst_case=False, max_tokens=None, stream=None, \
                       without_sync=False, sms=0, expert_totals=None, waited_ns=None, scale_layout='row_major', \
-                      source_index='rank_and_token')";
+                      source_index='rank_and_token', max_rows=None, overflow='error')";
     |x: &Bound<'_, PyAny>,
      topk_idx: &Bound<'_, PyAny>,
      topk_weights: Option<&Bound<'_, PyAny>>,
@@ -97,9 +102,11 @@ both_halves! {
      expert_totals: Option<&Bound<'_, PyAny>>,
      waited_ns: Option<&Bound<'_, PyAny>>,
      scale_layout: Word<'_>,
-     source_index: Word<'_>,| {
+     source_index: Word<'_>,
+     max_rows: Option<Argument<u64>>,
+     overflow: Word<'_>,| {
         let stream = StreamArguments { raw: stream, without_sync, sms };
-        let order = Order { alignment, zero_padding, worst_case, max_tokens };
+        let order = Order { alignment, zero_padding, worst_case, max_tokens, max_rows, overflow };
         let counted = Counted { expert_totals, waited_ns };
         let forms = Forms { scale_layout, source_index };
         DispatchArguments {

@@ -260,7 +260,7 @@ impl Communicator {
 
     /// The calls that it takes of those that not every kernel set takes: `"streams"`, `"without_sync"`, `"max_tokens"`,
     /// `"round_once"` (with it `topk_weights` of a combine), `"sum_weights"`, `"statistics"`,
-    /// `"packed_forms"`, `"logfmt10"` of `compress`, `"rank_major"` of `layout`.
+    /// `"packed_forms"`, `"logfmt10"` of `compress`, `"rank_major"` of `layout`, `"max_rows"`.
     #[getter]
     fn forms(&self) -> Vec<&'static str> {
         self.shared.forms.clone()

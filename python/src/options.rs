@@ -2,7 +2,7 @@
 
 use tokenyard_core::Result;
 use tokenyard_core::communicator::{Cast, RefusedCall};
-use tokenyard_core::moe::{Compression, Layout, ScaleLayout, SourceIndex};
+use tokenyard_core::moe::{Compression, Layout, Overflow, ScaleLayout, SourceIndex};
 use tokenyard_core::ops::gather::reduce::Precision;
 
 use crate::argument::{Argument, Word};
@@ -89,6 +89,19 @@ pub(crate) fn source_index(word: &Word<'_>) -> Result<SourceIndex> {
         _ => Err(invalid(format!(
             "source_index: found {word:?}; expected \"rank_and_token\" or \"token\""
         ))),
+    }
+}
+
+/// Reads `overflow`.
+///
+/// # Errors
+/// Another word.
+pub(crate) fn overflow(word: &Word<'_>) -> Result<Overflow> {
+    let word = word.get("overflow")?;
+    match &*word {
+        "error" => Ok(Overflow::Error),
+        "drop" => Ok(Overflow::Drop),
+        _ => Err(invalid(format!("overflow: found {word:?}; expected \"error\" or \"drop\""))),
     }
 }
 

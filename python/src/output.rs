@@ -55,7 +55,7 @@ macro_rules! arrays {
 
 arrays! {
     scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends, source_counts, source_ends, ranges,
-    totals, lost,
+    totals, lost, dropped, overflow,
 }
 
 impl Source {
@@ -265,6 +265,18 @@ impl Received {
     #[getter]
     fn totals(&self) -> Option<Array> {
         self.list(self.core.totals())
+    }
+
+    /// `[E / R]` int32: rows of each local expert that were dropped. With `max_rows` only.
+    #[getter]
+    fn dropped(&self) -> Option<Array> {
+        self.list(self.core.dropped())
+    }
+
+    /// `[1]` int32: 1 where any row was dropped, else 0. With `max_rows` only.
+    #[getter]
+    fn overflow(&self) -> Option<Array> {
+        self.list(self.core.overflow())
     }
 
     /// `[R]` uint8: 1 where rows of a source rank are left out, because it was lost or masked. Each replay of a graph

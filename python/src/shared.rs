@@ -60,6 +60,7 @@ fn forms(comm: &CoreCommunicator) -> Vec<&'static str> {
         ("logfmt10", comm.takes(CallForm::LogFmt10)),
         ("packed_sums", comm.sends_weights(Layout::Packed)),
         ("rank_major", comm.takes(CallForm::RankMajor)),
+        ("max_rows", comm.takes(CallForm::RowCap)),
     ];
     all.into_iter().filter(|(_, takes)| *takes).map(|(word, _)| word).collect()
 }

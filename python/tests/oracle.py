@@ -80,6 +80,24 @@ class Case:
     def expert_counts(self, rank):
         return [len(self.expert_rows(rank, expert)) for expert in range(self.local)]
 
+    def capped(self, rank, most, alignment=None):
+        """The rest on `rank` with a cap: sources of flat rows, or each expert's rows and the first row."""
+        if alignment is None:
+            return self.sources(rank)[:most]
+        experts, start = [], 0
+        for expert in range(self.local):
+            rows = self.expert_rows(rank, expert)
+            experts.append((rows[: max(0, most - start)], min(start, most)))
+            start += -(-len(rows) // alignment) * alignment
+        return experts
+
+    def is_left(self, rank, most, alignment=None):
+        """The (source, token, k) whose copy on `rank` a cap leaves."""
+        left = self.capped(rank, most, alignment)
+        if alignment is None:
+            return {(*row, k) for row in left for k, _ in self.selections(rank, *row)}
+        return {row for rows, _ in left for row in rows}
+
     def combined(self, me, expert, is_weighted=False):
         """Sums `expert(global expert, row)` over the selections of every token of `me`, per rank first."""
         out = np.zeros((self.tokens[me], self.hidden), np.float64)

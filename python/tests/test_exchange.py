@@ -476,6 +476,127 @@ def test_worst_case_outputs_have_room_for_all_and_can_be_copied_out(ranks, case)
     ranks(case.ranks, worst_case, case)
 
 
+def capped_flat(world, case, caps, worst_case):
+    me = world.rank
+    left = case.capped(me, caps[me])
+    with opened(world, case) as comm:
+        assert "max_rows" in comm.forms
+        options = {"max_rows": caps[me], "overflow": "drop", "worst_case": worst_case}
+        received, handle = comm.dispatch(case.x[me], case.idx[me], case.weights[me], **options)
+        room = min(caps[me], case.ranks * case.max_tokens) if worst_case else len(left)
+        assert (received.tokens, received.rows, handle.rows) == (room,) * 3
+        x, ids = np.asarray(received.x), np.asarray(received.ids)
+        same(x[: len(left)], case.rows(left))
+        same(ids[: len(left)], case.flat(me)[0][: len(left)])
+        same(ids[len(left) :], -1)
+        counts = [int((ids == expert).sum()) for expert in range(case.local)]
+        same(received.expert_counts, counts)
+        same(received.dropped, np.array(case.expert_counts(me)) - counts)
+        same(received.overflow, [len(left) < len(case.sources(me))])
+        same(received.totals, [len(left)] * 2)
+
+        # Each rank that has left the token's row adds it once.
+        taken = [set(case.capped(rank, caps[rank])) for rank in range(case.ranks)]
+        times = [sum((me, t) in rows for rows in taken) for t in range(case.tokens[me])]
+        y = np.where(np.arange(room)[:, None] < len(left), x, np.nan)
+        out, out_weights = comm.combine(handle, y, received.weights)
+        close(out, case.x[me] * np.array(times).reshape(-1, 1))
+        is_left = set().union(*(case.is_left(r, caps[r]) for r in range(case.ranks)))
+        same(out_weights, kept_weights(case, me, is_left))
+
+        again = comm.replay(handle, 2 * case.x[me])
+        same(np.asarray(again.x)[: len(left)], 2 * case.rows(left))
+        same(again.dropped, np.asarray(received.dropped))
+
+
+def kept_weights(case, me, is_left):
+    """The weights of this rank's copies that no cap has dropped; 0 for the others."""
+    weights = np.zeros_like(case.weights[me])
+    for source, token, k in is_left:
+        if source == me:
+            weights[token, k] = case.weights[me][token, k]
+    return weights
+
+
+def capped_by_expert(world, case, caps, worst_case):
+    me, alignment = world.rank, 4
+    left = case.capped(me, caps[me], alignment)
+    with opened(world, case) as comm:
+        options = {"layout": "expert_major", "alignment": alignment, "worst_case": worst_case}
+        options |= {"max_rows": caps[me], "overflow": "drop"}
+        received, handle = comm.dispatch(case.x[me], case.idx[me], case.weights[me], **options)
+        x, weights = np.asarray(received.x), np.asarray(received.weights)
+        assert len(x) == len(weights) <= caps[me]
+        same(received.expert_starts, [start for _, start in left])
+        same(received.expert_counts, [len(rows) for rows, _ in left])
+        same(received.expert_ends, [start + len(rows) for rows, start in left])
+        counts = np.array([len(rows) for rows, _ in left])
+        same(received.dropped, np.array(case.expert_counts(me)) - counts)
+        same(received.overflow, [counts.sum() < sum(case.expert_counts(me))])
+        dropped, flag = np.zeros((case.local, 1), "i4"), np.zeros((1, 1), "i4")
+        comm.copy_out(received, dropped=dropped, overflow=flag)
+        same(dropped[:, 0], received.dropped)
+        same(flag[:, 0], received.overflow)
+        y = np.full_like(x, np.nan)
+        for expert, (rows, start) in enumerate(left):
+            for row, (source, token, k) in enumerate(rows, start):
+                same(x[row], case.row(source, token))
+                assert weights[row] == case.weights[source][token, k]
+                y[row] = x[row] * (1 + me * case.local + expert)
+        slots, sources = np.asarray(received.slots)[: len(case.sources(me))], case.sources(me)
+        named = {
+            (*sources[n], k): slots[n, k] for n, k in zip(*np.nonzero(slots >= 0), strict=True)
+        }
+        placed = {row: start + n for rows, start in left for n, row in enumerate(rows)}
+        assert {(s, t, int(k)): int(slot) for (s, t, k), slot in named.items()} == placed
+        out, out_weights = comm.combine(handle, y, received.weights, weighted=True)
+        all_left = set().union(*(case.is_left(r, caps[r], alignment) for r in range(case.ranks)))
+        expected = np.zeros((case.tokens[me], case.hidden))
+        for source, token, k in all_left:
+            if source == me:
+                factor = case.weights[me][token, k] * (1 + int(case.idx[me][token, k]))
+                expected[token] += factor * case.row(me, token)
+        close(out, expected)
+        same(out_weights, kept_weights(case, me, all_left))
+
+
+CAPS = [(1, 3, 9, 2), (6, 400, 5, 8), (400, 400, 400, 400)]
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[5]], ids=lambda case: str(case.tokens))
+@pytest.mark.parametrize("caps", CAPS, ids=str)
+@pytest.mark.parametrize("worst_case", [False, True])
+def test_rows_beyond_the_cap_of_a_rank_are_dropped_and_add_nothing(ranks, case, caps, worst_case):
+    ranks(case.ranks, capped_flat, case, caps, worst_case)
+    ranks(case.ranks, capped_by_expert, case, caps, worst_case)
+
+
+def too_many(world, case):
+    me = world.rank
+    with opened(world, case) as comm:
+        arguments = case.x[me], case.idx[me], case.weights[me]
+        needed = len(case.sources(0))
+        cap = {"max_rows": needed - 1} if me == 0 else {}
+        with pytest.raises(errors.FullError, match=f"{needed} rows come.* at most {needed - 1}"):
+            comm.dispatch(*arguments, **cap)
+        cap = {"max_rows": needed} if me == 0 else {}
+        received, handle = comm.dispatch(*arguments, **cap)
+        assert (received.dropped is None) == (received.overflow is None) == (me != 0)
+        comm.combine(handle, received.x)
+        for wrong, text in (
+            ({"max_rows": 0}, "max_rows: found 0"),
+            ({"max_rows": 4, "layout": "packed"}, "max_rows: found 4 with packed rows"),
+            ({"max_rows": 4, "worst_case": True}, "with worst-case sizes"),
+            ({"max_rows": 4, "overflow": "cut"}, "overflow: found .cut."),
+        ):
+            with pytest.raises(errors.InvalidInputError, match=text):
+                comm.dispatch(*arguments, **wrong)
+
+
+def test_a_cap_without_drops_is_an_error_on_all_ranks_and_the_next_call_works(ranks):
+    ranks(2, too_many, CASES[1])
+
+
 def known_before(world, case, domains):
     sizes = (case.experts, case.topk, case.hidden, case.max_tokens)
     kinds = {"in_flight": 3, "handles": 5}
@@ -562,6 +683,7 @@ def seen_before_the_rows(world):
             "packed_forms",
             "logfmt10",
             "rank_major",
+            "max_rows",
         }
         assert set(comm.forms) == known
         with pytest.raises(ValueError, match="without_sync: found True without a stream"):

@@ -168,6 +168,8 @@ class Communicator:
         waited_ns: _Tensor | None = None,
         scale_layout: Literal["row_major", "column_major"] = "row_major",
         source_index: Literal["rank_and_token", "token"] = "rank_and_token",
+        max_rows: int | None = None,
+        overflow: Literal["error", "drop"] = "error",
     ) -> tuple[Received, Handle]: ...
     def dispatch_send(
         self,
@@ -189,6 +191,8 @@ class Communicator:
         waited_ns: _Tensor | None = None,
         scale_layout: Literal["row_major", "column_major"] = "row_major",
         source_index: Literal["rank_and_token", "token"] = "rank_and_token",
+        max_rows: int | None = None,
+        overflow: Literal["error", "drop"] = "error",
     ) -> PendingDispatch: ...
     def replay(
         self,
@@ -534,6 +538,10 @@ class Received:
     def ranges(self) -> Array | None: ...
     @property
     def totals(self) -> Array | None: ...
+    @property
+    def dropped(self) -> Array | None: ...
+    @property
+    def overflow(self) -> Array | None: ...
     @property
     def lost(self) -> Array | None: ...
     def lost_ranks(self) -> list[int]: ...

@@ -135,8 +135,12 @@ impl KernelSet for CpuKernels {
                 | abi::TY_KERNELS_CAP_PACKED_FORMS
                 | abi::TY_KERNELS_CAP_NO_REGION
                 | abi::TY_KERNELS_CAP_RANK_MAJOR
-                // Sums of a domain would be encoded once more on the rail.
-                | if domains > 1 { 0 } else { abi::TY_KERNELS_CAP_LOGFMT10 },
+                // Sums of a domain would be encoded once more on the rail, and sources there learn no places.
+                | if domains > 1 {
+                    0
+                } else {
+                    abi::TY_KERNELS_CAP_LOGFMT10 | abi::TY_KERNELS_CAP_ROW_CAP
+                },
             scale_up,
             scale_out,
             window_bytes,

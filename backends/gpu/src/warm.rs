@@ -167,9 +167,12 @@ pub fn warm(
             folder: folder.clone(),
         })
     };
-    // A table of such a world needs them, too.
-    compile::beside(platform, config, architecture, &TABLE)?;
-    programs.iter().map(warm).collect()
+    let warmed = programs.iter().map(warm).collect::<Result<_>>()?;
+    // A table between GPUs of one machine has kernels of its own.
+    if programs.iter().any(|(over, _)| over.api == Api::Peers) {
+        compile::beside(platform, config, architecture, &TABLE)?;
+    }
+    Ok(warmed)
 }
 
 /// Compiles the kernels over a device API, without a GPU and without the cache: for tests, and for callers

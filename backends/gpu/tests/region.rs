@@ -63,7 +63,7 @@ fn cases() -> Result<Vec<(RegionSpec, RegionRows)>> {
         for (scale_bytes, weights) in [(0, false), (4, true), (224, false), (36, true)] {
             let row = RowFormat { x_bytes: 48, scale_bytes, weights };
             for layout in layouts {
-                let spec = RegionSpec { shape, layout, row };
+                let spec = RegionSpec::new(shape, layout, row);
                 let worst = RegionRows::worst(&spec)?;
                 let few = |tokens| RegionRows { tokens, experts: 2 * tokens };
                 let exact = [0, 1, u64::from(max_tokens)].map(few);

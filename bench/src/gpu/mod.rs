@@ -40,6 +40,7 @@ use tokenyard_core::report::utc;
 use tokenyard_gpu::{GpuConfig, PeersConfig, RowCopy};
 
 use crate::ranks::Speaker;
+use crate::spread::median;
 use backend::Backend;
 use machine::Machine;
 
@@ -201,6 +202,32 @@ pub(crate) fn measure(
     };
     let machine = Machine::new(backend, &about, world.rank() == 0);
     Ok(GpuFigures { machine, gpus, ceiling, exchange })
+}
+
+/// The rate of copy engines between GPUs, for operations that use them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Engines {
+    /// This rank's GPU; rank 0 adds the clocks.
+    pub machine: Machine,
+    /// GPUs that the ranks have, all together.
+    pub gpus: u32,
+    /// Bytes per second out of this rank, by the median of launches.
+    pub bytes_per_s: f64,
+}
+
+/// Measures the copy engines of a rank. Collective.
+pub(crate) fn engines(world: &Arc<World>, config: &Config, say: &Speaker) -> Result<Engines> {
+    let components = Components::of(config)?;
+    let backend = components.backend;
+    let about = tokenyard_gpu::probe::about(backend.platform(), &components.kernels)?;
+    let gpus = gpus_of(world, world.ranks(), backend, about.ordinal)?;
+    let (about, figures) =
+        backend.ceiling(world, &components, &[], say).context("measure the link")?;
+    let launches = figures.launches.iter().find(|all| all.copy == ceiling::Copy::PushEngines);
+    let us = launches.and_then(|all| median(all.us.iter().copied()));
+    let us = us.context("measure the link: found no launch of copy engines")?;
+    let machine = Machine::new(backend, &about, world.rank() == 0);
+    Ok(Engines { machine, gpus, bytes_per_s: figures.bytes as f64 / us * 1e6 })
 }
 
 /// The GPUs that the first `working` ranks have, of which this one has that with an ordinal. Collective.

@@ -42,6 +42,24 @@ fn one_layout_can_be_asked_for() {
 }
 
 #[test]
+fn a_cap_bounds_the_rows_of_flat_and_expert_major_regions() {
+    let x = |more: &str| buffer(more, "expert-major region: x").unwrap().bytes;
+    // 32 tokens, each for 2 of the 4 experts of a rank.
+    assert_eq!((x(""), x("--max-rows 10"), x("--max-rows 100")), (64 * 512, 10 * 512, 64 * 512));
+    assert_eq!(buffer("--max-rows 10", "flat region: source").unwrap().bytes, 10 * 4);
+    let shape = Shape { ranks: 4, experts: 16, topk: 2, hidden: 256, max_tokens: 8 }.new().unwrap();
+    for (more, word) in [
+        ("--kernels cuda", "--kernels cuda"),
+        ("--domains 2", "--domains 2"),
+        ("--layout packed", "--layout packed"),
+        ("--layout rank-major", "--layout rank-major"),
+    ] {
+        let error = list(&args(&format!("--max-rows 10 {more}")), &shape).unwrap_err().to_string();
+        assert!(error.contains(&format!("found --max-rows with {word}")), "{error}");
+    }
+}
+
+#[test]
 fn staging_is_needed_only_where_rows_are_put() {
     assert_eq!(buffer("", "staging").unwrap().bytes, 0);
     assert!(buffer("--path put", "staging").unwrap().bytes > 0);

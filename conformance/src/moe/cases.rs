@@ -2,6 +2,7 @@
 //! them; what both need to run a case is here. A new rule of an operation gets its cases in its file.
 //! Watched by `tests/mutants`: each mutant of a kernel set fails in a case.
 
+mod caps;
 mod combine;
 mod dispatch;
 
@@ -38,6 +39,10 @@ enum ExchangeWay {
     CopiedOut,
     /// The communicator takes four times as many tokens as the calls.
     CallTokens,
+    /// Other rows follow with the same routing, before the combine.
+    Replayed,
+    /// More rows come to rank 0 than its cap takes, and it drops none.
+    TooMany,
 }
 
 impl ExchangeWay {
@@ -49,6 +54,8 @@ impl ExchangeWay {
             Self::StridedScales => ".strided-scales",
             Self::CopiedOut => ".copied-out",
             Self::CallTokens => ".call-tokens",
+            Self::Replayed => ".replayed",
+            Self::TooMany => ".too-many",
         }
     }
 }
@@ -73,6 +80,7 @@ pub fn tests(domains: u32) -> Vec<Test> {
     combine::forms(&mut suite);
     dispatch::packed_forms(&mut suite);
     combine::coded(&mut suite);
+    caps::caps(&mut suite);
     suite.tests
 }
 
@@ -109,7 +117,8 @@ fn spread(case: Case, domains: usize) -> Case {
         other => other,
     };
     let (ranks, experts) = (case.ranks * domains, case.experts * domains);
-    Case { ranks, experts, domains, tokens, ..case }
+    let max_rows = case.max_rows.repeat(domains);
+    Case { ranks, experts, domains, tokens, max_rows, ..case }
 }
 
 /// Two ranks, ragged, some entries negative: the base of most cases.
@@ -141,6 +150,7 @@ fn run(rank: &Rank<'_>, case: &Case, way: ExchangeWay) -> Result<Outcome> {
 fn forms_of(case: &Case, way: ExchangeWay) -> impl Iterator<Item = CallForm> + use<> {
     let tokens = (way == ExchangeWay::CallTokens).then_some(CallForm::CallTokens);
     let packed = (case.scale_columns || case.source_tokens).then_some(CallForm::PackedForms);
+    let cap = (!case.max_rows.is_empty()).then_some(CallForm::RowCap);
     let (layout, given) = match case.layout {
         Layout::Packed => (None, CallForm::PackedSums),
         Layout::Flat | Layout::ExpertMajor { .. } => (None, CallForm::RoundOnce),
@@ -153,7 +163,7 @@ fn forms_of(case: &Case, way: ExchangeWay) -> impl Iterator<Item = CallForm> + u
         Sums::LateWeightsCoded => (Some(given), Some(CallForm::LogFmt10)),
         Sums::WeightsOfAllRanks => (Some(CallForm::SumWeights), None),
     };
-    [layout, tokens, packed, sums, code].into_iter().flatten()
+    [layout, tokens, packed, cap, sums, code].into_iter().flatten()
 }
 
 fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Result<()> {
@@ -172,6 +182,8 @@ fn exchange_once(comm: &mut Communicator, round: &Round, way: ExchangeWay) -> Re
             round.check_combined(&got)
         }
         ExchangeWay::StridedScales => dispatch::strided_scales(comm, round),
+        ExchangeWay::Replayed => caps::replayed(comm, round),
+        ExchangeWay::TooMany => caps::too_many(comm, round),
         ExchangeWay::CopiedOut => {
             let between =
                 Round::new(&Case { seed: case.seed + ROUNDS, ..case.clone() }, comm.rank());

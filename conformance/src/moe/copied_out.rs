@@ -131,6 +131,8 @@ fn outputs<'a>(rooms: &'a mut BTreeMap<&'static str, Room>) -> Result<Outputs<'a
             "rank_rows" => &mut outputs.source_counts,
             "rank_ends" => &mut outputs.source_ends,
             "expert_ends" => &mut outputs.expert_ends,
+            "dropped" => &mut outputs.dropped,
+            "overflow" => &mut outputs.overflow,
             "ranges" => &mut outputs.ranges,
             other => return Err(anyhow!("no room for {other}")),
         };

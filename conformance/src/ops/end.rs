@@ -6,10 +6,9 @@ use anyhow::{Context, Result};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::communicator::{Communicator, CommunicatorOptions};
 use tokenyard_core::config::Config;
+use tokenyard_core::host::tensors::TensorMemory;
 use tokenyard_core::ops::{SessionOptions, SessionUsers};
 use tokenyard_core::{Error, ErrorKind};
-
-use super::memory::TensorMemory;
 
 /// An operation that numbers what it passes, and checks it.
 pub(crate) trait OperationEnd: Sized + 'static {

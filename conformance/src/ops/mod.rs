@@ -8,7 +8,6 @@ mod drawn;
 pub(crate) mod end;
 pub(crate) mod faults;
 pub mod gather;
-mod memory;
 pub mod pipe;
 pub(crate) mod reduce;
 pub(crate) mod table;

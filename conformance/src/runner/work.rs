@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::host::Lookout;
+use tokenyard_core::host::tensors::open_kernels;
 
 use super::Settings;
 use super::order::{Answer, JobSpec, TestEnd, Work};
-use crate::device;
 use crate::faults::{Fault, Word};
 use crate::names::lasting_names;
 use crate::pace::Pace;
@@ -37,7 +37,7 @@ fn run_tests(config: &Path, pace: Pace, names: &[String]) -> Result<()> {
     let world = Arc::new(World::from_config(&settings.config().world)?);
     // A framework holds the device with tensors of its own. Without that, a GPU's driver makes its context anew
     // for each test, which takes longer than most tests.
-    let _device = device::open_kernels(settings.config(), &world)?;
+    let _device = open_kernels(settings.config(), &world)?;
     let tests = suite::tests(settings.capabilities(), settings.domains());
     for name in names {
         let test = find(&tests, name)?;

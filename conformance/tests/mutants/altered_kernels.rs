@@ -10,6 +10,7 @@ use tokenyard_core::kernels::{KernelNeeds, KernelSet, KernelShape, Limits};
 use tokenyard_core::transport::{MemoryNeeds, Window};
 use tokenyard_cpu::CpuKernels;
 
+use crate::cap_mutants::*;
 use crate::faulty_shm::NoSettings;
 use crate::kernel_mutants::*;
 use crate::operation_mutants::*;
@@ -223,6 +224,11 @@ const TABLES: &[*const abi::TyKernelsTable] = &[
     table::<RowsInOrder>(),
     table::<WithoutRankMajor>(),
     table::<NeedsRegions>(),
+    table::<LateCap>(),
+    table::<NoCap>(),
+    table::<SilentOverflow>(),
+    table::<WrongExpert>(),
+    table::<WithoutCaps>(),
     table::<CopyAfterCredit>(),
     table::<SilentRefusal>(),
     table::<RotatedShards>(),

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod altered_kernels;
+mod cap_mutants;
 mod claim_mutants;
 mod completion_mutants;
 mod contract;

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use super::{AgreeCall, CallOrder, CombineCall, DispatchCall, ExchangeKind};
 use crate::abi;
 use crate::kernels::Copies;
-use crate::moe::{Cast, Compression, Layout, ScaleLayout, SourceIndex};
+use crate::moe::{Cast, Compression, Layout, Overflow, RowCap, ScaleLayout, SourceIndex};
 use crate::refusal::CallRefusal;
 use crate::{Error, ErrorKind, Result};
 
@@ -138,6 +138,14 @@ impl Layout {
     }
 }
 
+fn cap_of(call: &abi::TyDispatch) -> Option<RowCap> {
+    let overflow = match call.flags & abi::TY_DISPATCH_DROP {
+        0 => Overflow::Error,
+        _ => Overflow::Drop,
+    };
+    (call.max_rows > 0).then_some(RowCap { rows: call.max_rows, overflow })
+}
+
 fn cast_of(code: u32) -> Result<Cast> {
     let all = [Cast::None, Cast::Fp8, Cast::Fp8Round, Cast::Fp8Ue8m0];
     let known = all.into_iter().find(|cast| cast.code() == code);
@@ -179,6 +187,7 @@ impl CForm for DispatchCall<'_> {
         let format = &self.format;
         let flags = flag(self.is_replay, abi::TY_DISPATCH_REPLAY)
             | flag(self.worst_case, abi::TY_DISPATCH_WORST_CASE)
+            | flag(self.cap.is_some_and(RowCap::drops), abi::TY_DISPATCH_DROP)
             | format.scale_layout.flag()
             | format.source_index.flag()
             | self.layout.flags()
@@ -203,6 +212,7 @@ impl CForm for DispatchCall<'_> {
             tokens: self.tokens,
             expert_totals: self.expert_totals,
             waited_ns: self.waited_ns,
+            max_rows: self.cap.map_or(0, |cap| cap.rows),
         }
     }
 
@@ -210,6 +220,7 @@ impl CForm for DispatchCall<'_> {
         let mut typed = Self {
             is_replay: call.flags & abi::TY_DISPATCH_REPLAY != 0,
             worst_case: call.flags & abi::TY_DISPATCH_WORST_CASE != 0,
+            cap: cap_of(call),
             cast: cast_of(call.cast)?,
             max_tokens: call.max_tokens,
             exchange: ExchangeKind::of(call.exchange)?,
@@ -345,6 +356,7 @@ mod tests {
         tokens: std::ptr::null(),
         expert_totals: std::ptr::null_mut(),
         waited_ns: std::ptr::null_mut(),
+        max_rows: 0,
     };
 
     fn typed(call: &abi::TyDispatch) -> Result<DispatchCall<'static>> {
@@ -424,6 +436,11 @@ mod tests {
             blank(Layout::RankMajor { zero_padding: false }),
             blank(Layout::RankMajor { zero_padding: true }),
             DispatchCall { worst_case: true, ..blank(Layout::Flat) },
+            DispatchCall { cap: Some(RowCap::dropping(5)), ..blank(Layout::Flat) },
+            DispatchCall {
+                cap: Some(RowCap { rows: 5, overflow: Overflow::Error }),
+                ..blank(Layout::Flat)
+            },
             DispatchCall { cast: Cast::Fp8Ue8m0, x, ..blank(Layout::Flat) },
             DispatchCall { max_tokens: 9, ..blank(Layout::Flat) },
             DispatchCall { exchange: ExchangeKind::Rail, ..blank(Layout::Flat) },

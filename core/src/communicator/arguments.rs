@@ -2,7 +2,8 @@ use super::memory::Argument;
 use super::output::Handle;
 use super::tensor::{TensorMut, TensorRef};
 use crate::moe::{
-    Cast, Compression, DType, Layout, ScaleLayout, Shape, SourceIndex, TopkScratch, validate_topk,
+    Cast, Compression, DType, Layout, RowCap, ScaleLayout, Shape, SourceIndex, TopkScratch,
+    validate_topk,
 };
 use crate::{Error, ErrorKind, Result};
 
@@ -37,6 +38,10 @@ pub struct Dispatch<'a> {
     /// M of this call, 1 to M of the communicator; none means the communicator's. No rank has more tokens. It
     /// bounds worst-case sizes, and packed and rank-major blocks, and it is the factor in `source`. Equal on all ranks.
     pub max_tokens: Option<u32>,
+    /// A cap on the rows of this rank's output, in the flat and the expert-major layout, if the kernel set [takes
+    /// one](super::CallForm::RowCap). With worst-case sizes it drops: rows are not counted before they move.
+    /// Ranks may have different ones, or none.
+    pub cap: Option<RowCap>,
     /// How received scales lie in memory. By columns in the packed layout alone, if the kernel set [supports
     /// it](super::CallForm::PackedForms); so is the next one.
     pub scale_layout: ScaleLayout,
@@ -108,7 +113,7 @@ pub struct LateTopk<'a> {
     pub ids: Option<TensorRef<'a>>,
 }
 
-fn refuse<T>(message: String) -> Result<T> {
+pub(super) fn refuse<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidInput, "check arguments", message))
 }
 
@@ -215,6 +220,7 @@ impl<'a> Dispatch<'a> {
             cast: Cast::None,
             sizes: Sizes::Exact,
             max_tokens: None,
+            cap: None,
             scale_layout: ScaleLayout::default(),
             source_index: SourceIndex::default(),
         }

@@ -1,6 +1,6 @@
 //! The checks of a call before it begins: its handle, and whether the kernel set takes its form.
 
-use super::arguments::{Combine, Dispatch, PackedForms};
+use super::arguments::{Combine, Dispatch, PackedForms, Sizes, refuse};
 use super::components::{CallForm, Components};
 use super::output::{Handle, Received};
 use crate::moe::combine::compression::LOGFMT10;
@@ -21,6 +21,30 @@ impl Components {
             return Ok(());
         }
         Err(self.not_taken("layout: found rank-major; expected flat, expert-major or packed"))
+    }
+
+    /// Checks the cap on the rows of a dispatch.
+    pub(super) fn check_row_cap(&self, dispatch: &Dispatch<'_>) -> Result<()> {
+        let Some(cap) = dispatch.cap else { return Ok(()) };
+        self.check_form(true, CallForm::RowCap, "max_rows of a call")?;
+        let (rows, layout) = (cap.rows, dispatch.layout);
+        if rows == 0 {
+            return refuse("max_rows: found 0; expected at least 1, or none for no cap".into());
+        }
+        if layout.has_fixed_places() {
+            return refuse(format!(
+                "max_rows: found {rows} with {} rows, whose places do not depend on counts; expected none, or the flat \
+                 or expert-major layout",
+                layout.name()
+            ));
+        }
+        if dispatch.sizes == Sizes::WorstCase && !cap.drops() {
+            return refuse(format!(
+                "overflow: found an error beyond max_rows = {rows} with worst-case sizes; expected rows to be dropped, \
+                 or exact sizes, for which rows are counted before they move"
+            ));
+        }
+        Ok(())
     }
 
     pub(super) fn check_packed_forms(&self, forms: PackedForms, layout: Layout) -> Result<()> {

@@ -30,6 +30,8 @@ pub enum CallForm {
     LogFmt10,
     /// [`Layout::RankMajor`](crate::moe::Layout::RankMajor).
     RankMajor,
+    /// [`Dispatch::cap`](super::Dispatch::cap).
+    RowCap,
 }
 
 impl std::fmt::Display for CallForm {
@@ -43,6 +45,7 @@ impl std::fmt::Display for CallForm {
             Self::PackedForms => "scale_layout and source_index of a call of the packed layout",
             Self::LogFmt10 => "LogFMT-10 of a combine of the packed layout",
             Self::RankMajor => "the rank-major layout",
+            Self::RowCap => "max_rows of a dispatch",
         })
     }
 }
@@ -59,6 +62,7 @@ impl CallForm {
             Self::PackedForms => abi::TY_KERNELS_CAP_PACKED_FORMS,
             Self::LogFmt10 => abi::TY_KERNELS_CAP_LOGFMT10,
             Self::RankMajor => abi::TY_KERNELS_CAP_RANK_MAJOR,
+            Self::RowCap => abi::TY_KERNELS_CAP_ROW_CAP,
         }
     }
 }

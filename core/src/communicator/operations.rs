@@ -54,6 +54,7 @@ impl Communicator {
             .and_then(|()| mode.mark_dispatch(&mut call, dispatch.sizes))
             .and_then(|()| components.check_call_tokens(dispatch))
             .and_then(|()| components.check_layout(dispatch.layout))
+            .and_then(|()| components.check_row_cap(dispatch))
             .and_then(|()| components.check_packed_forms(dispatch.forms(), dispatch.layout))
             .and_then(|()| check_memory(&dispatch.arguments(), self.course.components.user.device))
             .and_then(|()| dispatch.check(&components.shape, &mut self.scratch));
@@ -66,6 +67,7 @@ impl Communicator {
         call.handle = slot;
         call.worst_case = worst_case;
         call.cast = dispatch.cast;
+        call.cap = dispatch.cap;
         call.max_tokens = dispatch.max_tokens.unwrap_or(components.shape.max_tokens);
         call.x = dispatch.x.raw();
         call.scales = raw_or_none(dispatch.scales.as_ref());

@@ -128,6 +128,10 @@ impl Received {
         /// `[R, 1]` u8: 1 where rows of a source rank are left out because it was lost. Where such rows
         /// have places already, the places hold zeros, with ids, slots and source -1.
         lost,
+        /// `[E/R, 1]` i32: rows of each local expert that were dropped; where rows are capped.
+        dropped,
+        /// `[1, 1]` i32: 1 where any row was dropped, else 0; where rows are capped.
+        overflow,
     }
 
     /// The source ranks that `lost` marks, in order. The output's operation has ended on the device. If the device

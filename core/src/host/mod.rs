@@ -10,6 +10,7 @@ mod installed;
 mod kernels;
 mod loader;
 mod registry;
+pub mod tensors;
 mod topology;
 mod transport;
 mod writable;

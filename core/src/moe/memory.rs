@@ -60,8 +60,8 @@ pub struct BufferSize {
 /// The most memory that one dispatch of `shape` can need on one rank, buffer by buffer.
 ///
 /// Lists the arena region of each layout, array by array and in total, then the control area for
-/// `in_flight` operations and the routing plans. A communicator holds one region per dispatch whose result
-/// the caller still holds; regions that are not worst-case are smaller.
+/// `in_flight` operations and the routing plans. `max_rows`: P, a cap on flat and expert-major rows. A communicator
+/// holds one region per dispatch whose result the caller still holds; regions that are not worst-case are smaller.
 ///
 /// # Errors
 /// The errors of [`RegionLayout::worst`], for the first layout that does not fit.
@@ -70,12 +70,13 @@ pub fn buffers(
     row: RowFormat,
     alignment: u32,
     in_flight: u32,
+    max_rows: Option<u64>,
 ) -> Result<Vec<BufferSize>> {
     let mut report = Vec::new();
     let expert_major = Layout::ExpertMajor { alignment, zero_padding: false };
     let rank_major = Layout::RankMajor { zero_padding: false };
     for layout in [Layout::Flat, expert_major, Layout::Packed, rank_major] {
-        add_region(&mut report, &RegionSpec { shape: *shape, layout, row })?;
+        add_region(&mut report, &RegionSpec { max_rows, ..RegionSpec::new(*shape, layout, row) })?;
     }
     let control = ControlLayout::new(shape);
     report.push(BufferSize {
@@ -94,7 +95,7 @@ pub fn buffers(
     report.push(BufferSize {
         name: "receive plan".to_owned(),
         bytes: RecvPlan::bytes_for(shape),
-        formula: "4 * R + 4 * E + 8 * El + 8".to_owned(),
+        formula: "4 * R + 4 * E + 12 * El + 8".to_owned(),
     });
     Ok(report)
 }
@@ -125,7 +126,7 @@ mod tests {
 
     fn report() -> Vec<BufferSize> {
         let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: true };
-        buffers(&SHAPE, row, 8, 2).unwrap()
+        buffers(&SHAPE, row, 8, 2, None).unwrap()
     }
 
     fn line(name: &str) -> BufferSize {
@@ -141,8 +142,23 @@ mod tests {
         // A header of 64 bytes and a text of 192, which is more than 3 experts * 4 bytes; twice.
         assert_eq!(line("control area").bytes, 2 * 4 * (256 + 256));
         assert_eq!(line("send plan").bytes, 12 * 4 + 4 * 12 + 4 * 5 + 12 * 5 * 2 + 8);
-        assert_eq!(line("receive plan").bytes, 4 * 4 + 4 * 12 + 8 * 3 + 8);
+        assert_eq!(line("receive plan").bytes, 4 * 4 + 4 * 12 + 12 * 3 + 8);
         assert!(report().iter().all(|line| line.bytes > 0 && !line.name.contains("scales")));
+    }
+
+    #[test]
+    fn a_cap_bounds_the_rows_of_a_region_whatever_the_worst_case_is() {
+        let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: true };
+        let capped = buffers(&SHAPE, row, 8, 2, Some(16)).unwrap();
+        let line = |name: &str| capped.iter().find(|line| line.name == name).unwrap();
+        let x = line("expert-major region: x");
+        assert_eq!(x.bytes, 16 * 128);
+        assert_eq!(x.formula, "(min(P, align_up(R*M * min(K, El) + (A-1) * El, A))) * 128 bytes");
+        // One row per token is not capped where an expert has its own.
+        assert_eq!(line("expert-major region: slots").formula, "(R*M * K) * 4 bytes");
+        assert_eq!(line("flat region: ids").bytes, 16 * 2 * 4);
+        assert_eq!(line("flat region: dropped").bytes, 4 * 4);
+        assert_eq!(line("packed region: x").bytes, 60 * 128);
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! Watched by the tests in these files; the oracle of the suite computes the same results by code of its own.
 
 mod arena;
+mod cap;
 mod cast;
 pub(crate) mod combine;
 pub(crate) mod count_routing;
@@ -38,6 +39,7 @@ mod topk;
 mod tests;
 
 pub use arena::{Arena, Holder, Region};
+pub use cap::{Overflow, RowCap};
 pub use cast::{Cast, Compression};
 pub use count_routing::RoutingCounts;
 pub use dtype::DType;

@@ -15,12 +15,14 @@ pub struct RecvPlan {
     shape: Shape,
     /// First flat row of each source, then N; `[R + 1]`.
     row_bases: Vec<u32>,
-    /// Rows of each local expert, without padding; `[El]`.
+    /// Rows of each local expert, without padding, and without those that a cap drops; `[El]`.
     expert_counts: Vec<u32>,
     /// First row of each local expert, then X; `[El + 1]`.
     expert_starts: Vec<u32>,
-    /// First row of each source in each local expert; `[R, El]`.
+    /// First row of each source in each local expert; `[R, El]`. No cap changes them.
     expert_bases: Vec<u32>,
+    /// Rows of each local expert that a cap drops; `[El]`.
+    dropped: Vec<u32>,
 }
 
 impl RecvPlan {
@@ -33,6 +35,7 @@ impl RecvPlan {
             expert_counts: vec![0; local],
             expert_starts: vec![0; local + 1],
             expert_bases: vec![0; ranks * local],
+            dropped: vec![0; local],
         }
     }
 
@@ -61,6 +64,7 @@ impl RecvPlan {
         for ((source, &rows), counts) in (0..).zip(rows).zip(expert_counts.chunks_exact(local)) {
             self.check_source(source, rows, counts)?;
         }
+        self.dropped.fill(0);
         let mut sum = 0;
         for (base, &rows) in self.row_bases[1..].iter_mut().zip(rows) {
             sum += rows;
@@ -109,6 +113,43 @@ impl RecvPlan {
         Ok(())
     }
 
+    /// Leaves out the expert-major rows from `most` on. Each source finds them by its places, which stay as they are.
+    pub fn cap_copies(&mut self, most: u64) {
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        let counts = self.expert_counts.iter_mut().zip(&self.expert_starts);
+        for ((count, &start), dropped) in counts.zip(&mut self.dropped) {
+            let left = (*count).min(most.saturating_sub(start));
+            (*dropped, *count) = (*count - left, left);
+        }
+        self.expert_starts.iter_mut().for_each(|start| *start = most.min(*start));
+    }
+
+    /// Leaves out the flat rows from `most` on. Only their ids say which experts they had: see
+    /// [`keep_rows`](Self::keep_rows).
+    pub fn cap_tokens(&mut self, most: u64) {
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        self.row_bases.iter_mut().for_each(|base| *base = most.min(*base));
+    }
+
+    /// Takes the local experts of the flat rows that a cap has left. All other rows of experts were dropped. Ids that
+    /// are no experts count nowhere.
+    pub fn keep_rows(&mut self, ids: &[i32]) {
+        std::mem::swap(&mut self.dropped, &mut self.expert_counts);
+        self.expert_counts.fill(0);
+        for id in ids.iter().filter_map(|id| usize::try_from(*id).ok()) {
+            let Some(dropped) = self.dropped.get_mut(id).filter(|dropped| **dropped > 0) else {
+                continue;
+            };
+            *dropped -= 1;
+            self.expert_counts[id] += 1;
+        }
+    }
+
+    /// Rows of each local expert that a cap has dropped; `[El]`.
+    pub fn dropped(&self) -> &[u32] {
+        &self.dropped
+    }
+
     /// N: flat rows received, at most R*M.
     pub fn num_rows(&self) -> u32 {
         self.row_bases[self.row_bases.len() - 1]
@@ -155,8 +196,8 @@ impl RecvPlan {
     pub fn bytes_for(shape: &Shape) -> u64 {
         let [ranks, experts] = [shape.ranks, shape.experts].map(u64::from);
         let local = u64::from(shape.local_experts());
-        // Bases per source and, of each source, per expert; counts and starts per local expert.
-        4 * (ranks + 1) + 4 * experts + 4 * (2 * local + 1)
+        // Bases per source and, of each source, per expert; counts, starts and dropped rows per local expert.
+        4 * (ranks + 1) + 4 * experts + 4 * (3 * local + 1)
     }
 
     /// Bytes allocated, all of them by [`new`](Self::new).
@@ -164,7 +205,8 @@ impl RecvPlan {
         let words = self.row_bases.capacity()
             + self.expert_counts.capacity()
             + self.expert_starts.capacity()
-            + self.expert_bases.capacity();
+            + self.expert_bases.capacity()
+            + self.dropped.capacity();
         words * size_of::<u32>()
     }
 

@@ -98,6 +98,15 @@ pub struct RegionSpec {
     pub layout: Layout,
     /// The parts of a row.
     pub row: RowFormat,
+    /// P of a region whose rows are capped (flat and expert-major).
+    pub max_rows: Option<u64>,
+}
+
+impl RegionSpec {
+    /// A region of this layout without a cap.
+    pub const fn new(shape: Shape, layout: Layout, row: RowFormat) -> Self {
+        Self { shape, layout, row, max_rows: None }
+    }
 }
 
 /// The number of rows that a region must hold. Packed and rank-major regions have room for all rows; packed ones
@@ -112,7 +121,7 @@ pub struct RegionRows {
 
 impl RegionRows {
     /// The most rows that can arrive: R*M tokens, and
-    /// `align_up(R*M*min(K, El) + (A-1)*El, A)` expert rows.
+    /// `align_up(R*M*min(K, El) + (A-1)*El, A)` expert rows. Of the rows of x, at most P where they are capped.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the alignment is 0.
@@ -127,7 +136,17 @@ impl RegionRows {
         // Below 2^31 * 2^5 + 2^32 * 2^32, which fits: tokens are at most i32::MAX (see Shape).
         let experts = tokens * u64::from(topk).min(local) + (alignment - 1) * local;
         let experts = experts.checked_next_multiple_of(alignment).ok_or_else(too_large)?;
-        Ok(Self { tokens, experts })
+        Ok(Self { tokens, experts }.capped(spec.layout, spec.max_rows))
+    }
+
+    /// As many of these rows as a cap leaves. The tokens of expert-major rows are not capped.
+    pub fn capped(self, layout: Layout, max_rows: Option<u64>) -> Self {
+        let most = max_rows.unwrap_or(u64::MAX);
+        match layout {
+            Layout::Flat => Self { tokens: self.tokens.min(most), ..self },
+            Layout::ExpertMajor { .. } => Self { experts: self.experts.min(most), ..self },
+            Layout::Packed | Layout::RankMajor { .. } => self,
+        }
     }
 }
 
@@ -191,6 +210,8 @@ pub struct RegionLayout {
     pub totals: Span,
     /// u8 `[R]`: 1 where rows of a source rank are left out, because it was lost.
     pub lost: Span,
+    /// Where rows are capped: u32 `[El + 1]`, the dropped rows of each local expert, then 1 where any was dropped.
+    pub dropped: Span,
     /// Bytes of the region, a multiple of [`REGION_ALIGN`].
     pub bytes: u64,
 }
@@ -222,7 +243,7 @@ impl RegionLayout {
         }
         Ok(layout! {
             x, scales, weights, ids, source, slots, rank_counts, expert_counts, expert_starts, expert_ends,
-            rank_ends, ranges, landed_scales, landed_weights, landed_source, totals, lost
+            rank_ends, ranges, landed_scales, landed_weights, landed_source, totals, lost, dropped
         })
     }
 
@@ -235,7 +256,7 @@ impl RegionLayout {
     }
 }
 
-pub(super) const ARRAYS: usize = 17;
+pub(super) const ARRAYS: usize = 18;
 
 /// One array of a region.
 pub(super) struct Array {
@@ -279,9 +300,17 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
     let most_tokens = ranks * u64::from(shape.max_tokens);
     let token_rows = index_limit(rows.tokens)?;
     const NONE: ArrayLength = ArrayLength::NONE;
-    let tokens = ArrayLength::new(token_rows, "R*M");
-    let by_k = ArrayLength::new(token_rows * topk, "R*M * K");
-    let expert_rows = "align_up(R*M * min(K, El) + (A-1) * El, A)";
+    let is_capped = spec.max_rows.is_some() && !spec.layout.has_fixed_places();
+    let (of_tokens, of_topk) = match (is_capped, spec.layout) {
+        (true, Layout::Flat) => ("min(P, R*M)", "min(P, R*M) * K"),
+        _ => ("R*M", "R*M * K"),
+    };
+    let tokens = ArrayLength::new(token_rows, of_tokens);
+    let by_k = ArrayLength::new(token_rows * topk, of_topk);
+    let expert_rows = match is_capped {
+        true => "min(P, align_up(R*M * min(K, El) + (A-1) * El, A))",
+        false => "align_up(R*M * min(K, El) + (A-1) * El, A)",
+    };
     // Lengths of x and scales, weights, ids, source, slots, starts, ranges.
     let (x, weights, ids, source, slots, starts, ranges) = match spec.layout {
         Layout::Flat => (tokens, by_k, by_k, tokens, NONE, NONE, NONE),
@@ -305,6 +334,7 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Layout::ExpertMajor { .. } => ArrayLength::new(local, "El"),
         Layout::Flat | Layout::Packed | Layout::RankMajor { .. } => NONE,
     };
+    let dropped = if is_capped { ArrayLength::new(local + 1, "El + 1") } else { NONE };
     let spreads = !spec.layout.has_a_row_per_token();
     let landed = |count, wanted: bool| if spreads && wanted { count } else { NONE };
     let landed_scales = landed(tokens, spec.row.scale_bytes > 0);
@@ -330,6 +360,7 @@ pub(super) fn arrays(spec: &RegionSpec, rows: RegionRows) -> Result<[Array; ARRA
         Array::new("landed source", landed_source, 4)?,
         Array::new("totals", ArrayLength::new(2, "2"), 8)?,
         Array::new("lost", ArrayLength::new(ranks, "R"), 1)?,
+        Array::new("dropped", dropped, 4)?,
     ])
 }
 
@@ -361,167 +392,4 @@ fn too_large() -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SHAPE: Shape = Shape { ranks: 4, experts: 12, topk: 2, hidden: 64, max_tokens: 5 };
-    const ROW: RowFormat = RowFormat { x_bytes: 128, scale_bytes: 4, weights: true };
-    const MAJOR: Layout = Layout::ExpertMajor { alignment: 8, zero_padding: false };
-    const RANK_MAJOR: Layout = Layout::RankMajor { zero_padding: false };
-
-    fn spec(layout: Layout) -> RegionSpec {
-        RegionSpec { shape: SHAPE, layout, row: ROW }
-    }
-
-    fn sizes(region: &RegionLayout) -> [u64; ARRAYS] {
-        spans(region).map(|span| span.bytes)
-    }
-
-    fn spans(r: &RegionLayout) -> [Span; ARRAYS] {
-        [
-            r.x,
-            r.scales,
-            r.weights,
-            r.ids,
-            r.source,
-            r.slots,
-            r.rank_counts,
-            r.expert_counts,
-            r.expert_starts,
-            r.expert_ends,
-            r.rank_ends,
-            r.ranges,
-            r.landed_scales,
-            r.landed_weights,
-            r.landed_source,
-            r.totals,
-            r.lost,
-        ]
-    }
-
-    #[test]
-    fn exact_sizes_follow_the_shapes_of_the_arrays() {
-        let rows = RegionRows { tokens: 7, experts: 24 };
-        let flat = RegionLayout::new(&spec(Layout::Flat), rows).unwrap();
-        assert_eq!(
-            sizes(&flat),
-            [7 * 128, 7 * 4, 7 * 2 * 4, 7 * 2 * 4, 7 * 4, 0, 16, 12, 0, 0, 16, 0, 0, 0, 0, 16, 4]
-        );
-        let major = RegionLayout::new(&spec(MAJOR), rows).unwrap();
-        let landed = [7 * 4, 7 * 2 * 4];
-        assert_eq!(
-            sizes(&major),
-            [
-                24 * 128,
-                24 * 4,
-                24 * 4,
-                0,
-                28,
-                56,
-                16,
-                12,
-                16,
-                12,
-                16,
-                0,
-                landed[0],
-                landed[1],
-                0,
-                16,
-                4
-            ]
-        );
-        let packed = RegionLayout::new(&spec(Layout::Packed), rows).unwrap();
-        assert_eq!(
-            sizes(&packed),
-            [
-                60 * 128,
-                60 * 4,
-                60 * 4,
-                0,
-                60 * 4,
-                56,
-                16,
-                12,
-                0,
-                0,
-                16,
-                3 * 4 * 8,
-                landed[0],
-                landed[1],
-                28,
-                16,
-                4
-            ]
-        );
-    }
-
-    #[test]
-    fn a_rank_major_region_has_room_for_all_tokens_whatever_arrives() {
-        for tokens in [0, 7, 20] {
-            let rows = RegionRows { tokens, experts: 0 };
-            let region = RegionLayout::new(&spec(RANK_MAJOR), rows).unwrap();
-            assert_eq!(
-                sizes(&region),
-                [20 * 128, 20 * 4, 160, 160, 20 * 4, 0, 16, 12, 0, 0, 16, 0, 0, 0, 0, 16, 4]
-            );
-        }
-    }
-
-    #[test]
-    fn worst_sizes_follow_the_formulas() {
-        assert_eq!(
-            RegionRows::worst(&spec(Layout::Flat)).unwrap(),
-            RegionRows { tokens: 20, experts: 40 }
-        );
-        // 20 * min(2, 3) + 7 * 3 = 61, up to 64.
-        assert_eq!(
-            RegionRows::worst(&spec(MAJOR)).unwrap(),
-            RegionRows { tokens: 20, experts: 64 }
-        );
-        assert_eq!(RegionLayout::worst(&spec(Layout::Packed)).unwrap().x.bytes, 60 * 128);
-        assert_eq!(RegionLayout::worst(&spec(RANK_MAJOR)).unwrap().x.bytes, 20 * 128);
-    }
-
-    #[test]
-    fn arrays_are_aligned_and_do_not_overlap() {
-        for layout in [Layout::Flat, MAJOR, Layout::Packed, RANK_MAJOR] {
-            for tokens in [0, 1, 19] {
-                let rows = RegionRows { tokens, experts: 2 * tokens };
-                let region = RegionLayout::new(&spec(layout), rows).unwrap();
-                let mut end = 0;
-                for span in spans(&region) {
-                    assert!(span.offset >= end && span.offset % REGION_ALIGN == 0);
-                    end = span.end();
-                }
-                assert!(region.bytes >= end && region.bytes < end + REGION_ALIGN);
-                assert_eq!(region.bytes % REGION_ALIGN, 0);
-            }
-        }
-    }
-
-    #[test]
-    fn absent_components_take_no_bytes() {
-        let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: false };
-        let region = RegionLayout::worst(&RegionSpec { row, ..spec(Layout::Flat) }).unwrap();
-        assert_eq!((region.scales.bytes, region.weights.bytes), (0, 0));
-        assert_eq!(region.x.bytes, 20 * 128);
-    }
-
-    #[test]
-    fn sizes_beyond_any_index_or_offset_are_refused() {
-        let huge = Shape { ranks: 1, experts: 1 << 20, max_tokens: i32::MAX as u32, ..SHAPE };
-        for layout in [MAJOR, Layout::Packed] {
-            let error = RegionLayout::worst(&RegionSpec { shape: huge, ..spec(layout) })
-                .expect_err("too many rows");
-            assert_eq!(error.kind(), ErrorKind::InvalidInput);
-            assert!(error.message().contains("rows; expected at most 2147483647"));
-        }
-        let all = Layout::ExpertMajor { alignment: u32::MAX, zero_padding: false };
-        let wide = Shape { experts: u32::MAX, ..huge };
-        assert!(RegionLayout::worst(&RegionSpec { shape: wide, ..spec(all) }).is_err());
-        let none = Layout::ExpertMajor { alignment: 0, zero_padding: false };
-        let error = RegionLayout::worst(&spec(none)).expect_err("no alignment");
-        assert_eq!(error.message(), "found alignment = 0; expected at least 1");
-    }
-}
+mod tests;

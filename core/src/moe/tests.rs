@@ -212,7 +212,7 @@ proptest! {
             Layout::Packed,
             Layout::RankMajor { zero_padding: true },
         ] {
-            let spec = RegionSpec { shape: world.shape, layout, row };
+            let spec = RegionSpec::new(world.shape, layout, row);
             let worst = RegionRows::worst(&spec).unwrap();
             for rank in world.ranks() {
                 let plan = world.recv_plan(rank, &sends);
@@ -261,6 +261,45 @@ fn a_plan_can_be_built_again_and_forgets_the_last_routing() {
     plan.build(&[]);
     assert_eq!((plan.num_tokens(), plan.rank_counts()), (0, &[0, 0][..]));
     assert_eq!((plan.tokens(), plan.rank_offsets()), (&[][..], &[0, 0, 0][..]));
+}
+
+#[test]
+fn capped_copies_stay_in_their_places_and_those_beyond_are_counted() {
+    let shape = Shape { ranks: 2, experts: 6, topk: 2, hidden: 16, max_tokens: 8 };
+    let mut plan = RecvPlan::new(&shape);
+    // Experts 0, 1 and 2 get 3, 2 and 4 rows: they start at 0, 4 and 8, and end at 3, 6 and 12.
+    let cases = [
+        (12, [3, 2, 4], [0, 4, 8, 12], [0, 0, 0]),
+        (11, [3, 2, 3], [0, 4, 8, 11], [0, 0, 1]),
+        (7, [3, 2, 0], [0, 4, 7, 7], [0, 0, 4]),
+        (5, [3, 1, 0], [0, 4, 5, 5], [0, 1, 4]),
+        (1, [1, 0, 0], [0, 1, 1, 1], [2, 2, 4]),
+    ];
+    for (most, counts, starts, dropped) in cases {
+        plan.build(4, &[5, 3], &[2, 1, 3, 1, 1, 1]).unwrap();
+        plan.cap_copies(most);
+        assert_eq!((plan.expert_counts(), plan.expert_starts()), (&counts[..], &starts[..]));
+        assert_eq!((plan.dropped(), plan.num_expert_rows()), (&dropped[..], starts[3]));
+        // A source learns its places as they are without a cap, and N is not capped.
+        assert_eq!((plan.expert_bases(1), plan.num_rows()), (&[2, 5, 11][..], 8));
+    }
+    plan.build(4, &[5, 3], &[2, 1, 3, 1, 1, 1]).unwrap();
+    assert_eq!(plan.dropped(), [0, 0, 0], "a plan that is built again has no cap");
+}
+
+#[test]
+fn capped_tokens_leave_the_rows_of_the_first_sources_and_their_ids_say_which_experts_are_left() {
+    let shape = Shape { ranks: 2, experts: 4, topk: 2, hidden: 16, max_tokens: 8 };
+    let mut plan = RecvPlan::new(&shape);
+    plan.build(1, &[3, 2], &[3, 1, 0, 2]).unwrap();
+    plan.cap_tokens(4);
+    assert_eq!((plan.num_rows(), plan.rows_from(0), plan.rows_from(1)), (4, 3, 1));
+    // Numbers that are no experts of this rank, or too many of one, change nothing else.
+    plan.keep_rows(&[0, 1, 0, -1, -1, 0, 1, 7, 0]);
+    assert_eq!((plan.expert_counts(), plan.dropped()), (&[3, 2][..], &[0, 1][..]));
+    plan.build(1, &[3, 2], &[3, 1, 0, 2]).unwrap();
+    plan.cap_tokens(2);
+    assert_eq!((plan.num_rows(), plan.rows_from(1), plan.row_base(1)), (2, 0, 2));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tokenyard_core::communicator::{
     PendingDispatch as CorePendingDispatch, PendingReplay as CorePendingReplay, RefusedCall,
     Replay, Sizes, Statistics, Stream, TensorMut, TensorRef,
 };
-use tokenyard_core::moe::{Layout, ScaleLayout, SourceIndex};
+use tokenyard_core::moe::{Layout, RowCap, ScaleLayout, SourceIndex};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::argument::{Argument, Word};
@@ -315,11 +315,21 @@ impl PendingCombine {
 }
 
 /// How a dispatch arranges what arrives, as Python gave it.
-pub(crate) struct Order {
+pub(crate) struct Order<'a> {
     pub(crate) alignment: Argument<u32>,
     pub(crate) zero_padding: Argument<bool>,
     pub(crate) worst_case: Argument<bool>,
     pub(crate) max_tokens: Option<Argument<u32>>,
+    pub(crate) max_rows: Option<Argument<u64>>,
+    pub(crate) overflow: Word<'a>,
+}
+
+impl Order<'_> {
+    fn cap(&self) -> Result<Option<RowCap>> {
+        let overflow = options::overflow(&self.overflow)?;
+        let rows = self.max_rows.as_ref().map(|rows| rows.get("max_rows")).transpose()?;
+        Ok(rows.map(|rows| RowCap { rows, overflow }))
+    }
 }
 
 /// The forms of packed arrays, as Python gave them.
@@ -342,7 +352,7 @@ pub(crate) struct DispatchArguments<'a, 'py> {
     pub(crate) scales: Maybe<'a, 'py>,
     pub(crate) layout: Word<'a>,
     pub(crate) cast: Option<Word<'a>>,
-    pub(crate) order: Order,
+    pub(crate) order: Order<'a>,
     pub(crate) forms: Forms<'a>,
     pub(crate) stream: StreamArguments,
     pub(crate) counted: Counted<'a, 'py>,
@@ -379,6 +389,7 @@ impl DispatchArguments<'_, '_> {
                 false => Sizes::Exact,
             },
             max_tokens: self.order.max_tokens.as_ref().map(|m| m.get("max_tokens")).transpose()?,
+            cap: self.order.cap()?,
             scale_layout,
             source_index,
         };

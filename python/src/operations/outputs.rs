@@ -17,7 +17,7 @@ use crate::shared::Shared;
 use crate::tensor::Tensor;
 
 /// The arrays that can be copied out.
-const COPIED: [&str; 15] = [
+const COPIED: [&str; 17] = [
     "x",
     "scales",
     "scale_columns",
@@ -32,6 +32,8 @@ const COPIED: [&str; 15] = [
     "expert_ends",
     "source_counts",
     "source_ends",
+    "dropped",
+    "overflow",
     "ranges",
 ];
 
@@ -182,10 +184,14 @@ fn part_shapes(received: &CoreReceived, names: &[&str]) -> Result<Vec<[i64; 2]>>
             "expert_counts" => received.expert_counts(),
             "expert_ends" => received.expert_ends(),
             "source_ends" => received.source_ends(),
+            "dropped" => received.dropped(),
+            "overflow" => received.overflow(),
             _ => {
                 let text =
                     format!("parts: found {name}; expected ids, slots, source, source_tokens");
-                return Err(invalid(text + ", expert_counts, expert_ends or source_ends"));
+                return Err(invalid(
+                    text + ", expert_counts, expert_ends, source_ends, dropped or overflow",
+                ));
             }
         };
         let array = array.ok_or_else(|| {
@@ -263,6 +269,8 @@ fn place_of<'a>(
         "expert_ends" => &mut outputs.expert_ends,
         "source_counts" => &mut outputs.source_counts,
         "source_ends" => &mut outputs.source_ends,
+        "dropped" => &mut outputs.dropped,
+        "overflow" => &mut outputs.overflow,
         _ => &mut outputs.ranges,
     }
 }

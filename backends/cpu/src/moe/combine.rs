@@ -194,7 +194,7 @@ pub(crate) fn unstage(runner: &Runner, op: &CombineOp) {
 fn is_still_written(runner: &Runner, op: &CombineOp) -> bool {
     let state = &runner.routing.handles[op.handle];
     let from_owner = |peer: u32| {
-        let owes = state.legs.iter().any(|leg| leg.send.rank_counts()[peer as usize] > 0);
+        let owes = state.legs.iter().any(|leg| leg.taken[peer as usize] > 0);
         owes && runner.order.losses().may_write(runner.exchange.member.rank_of(peer), op.operation)
     };
     !runner.places.stores() && runner.exchange.member.domains.peers().any(from_owner)
@@ -277,10 +277,10 @@ fn send_entries(
             let first = state.recv.row_base(source);
             return terms(state.recv.rows_from(source), first.into(), partials);
         }
-        let send = &state.legs[group as usize].send;
-        let first = u64::from(send.rank_offsets()[peer as usize]);
+        let leg = &state.legs[group as usize];
+        let first = u64::from(leg.send.rank_offsets()[peer as usize]);
         let first = first + routing.landed_before(handle, group);
-        terms(send.rank_counts()[peer as usize], first, landing)
+        terms(leg.taken[peer as usize], first, landing)
     })
 }
 

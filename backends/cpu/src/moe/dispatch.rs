@@ -15,7 +15,7 @@ pub(crate) mod source;
 pub(crate) mod upstream;
 
 use tokenyard_core::call::DispatchCall;
-use tokenyard_core::moe::{Layout, validate_topk};
+use tokenyard_core::moe::{Layout, RowCap, validate_topk};
 use tokenyard_core::refusal::CallRefusal;
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
@@ -30,7 +30,7 @@ use crate::moe::dispatch::expert_major::{clear_padding, spread_copies};
 use crate::moe::dispatch::landed::{landed_recv, landed_send};
 use crate::moe::dispatch::lost_rows::{complete_output, lacks};
 use crate::moe::dispatch::output::{
-    allocate_output, clear_ids, describe, keep_copies, write_counts,
+    allocate_output, clear_ids, count_taken, describe, keep_copies, write_counts,
 };
 use crate::moe::dispatch::source::i64_slice;
 use crate::moe::dispatch::upstream::{Rows, Upstream};
@@ -102,8 +102,7 @@ fn route(
 ) -> Result<()> {
     let RoutingTable { handles, topk, check, exchange, .. } = &mut runner.routing;
     let state = &mut handles[call.handle as usize];
-    let arrangement = Arrangement { layout: call.layout, worst_case: call.worst_case };
-    state.begin(call.operation, arrangement, call.max_tokens);
+    state.begin(call.operation, Arrangement::of(call), call.max_tokens);
     let Some(upstream) = upstream else {
         // SAFETY: `[T, K]` i64, contiguous and validated by the host.
         state.legs[0].route(unsafe { i64_slice(&call.topk_idx) });
@@ -181,8 +180,7 @@ fn post_counting_entry(
     let alignment = state.arrangement.layout.alignment();
     let built =
         state.recv.build(alignment, &runner.routing.gathered.rows, &runner.routing.gathered.counts);
-    state.tokens = state.recv.num_rows().into();
-    state.rows = state.recv.num_expert_rows().into();
+    let built = built.and_then(|()| state.take_counts());
     let output = built.and_then(|()| allocate_output(&runner.routing, &runner.places, op));
     send_grants(runner, slot, op, &output)?;
     let received = gather_grants(runner, slot, op.operation, op.handle);
@@ -208,7 +206,8 @@ fn send_grants(
     op: &DispatchOp,
     output: &Result<Output>,
 ) -> Result<()> {
-    let recv = &runner.routing.handles[op.handle].recv;
+    let state = &runner.routing.handles[op.handle];
+    let (recv, drops) = (&state.recv, state.arrangement.cap.is_some_and(RowCap::drops));
     let text = output.as_ref().err().map(|error| error.detail());
     for source in runner.exchange.member.domains.places() {
         let record = match (output, &text) {
@@ -220,7 +219,7 @@ fn send_grants(
                     o.rows.tokens,
                     o.rows.experts,
                     recv.row_base(source).into(),
-                    0,
+                    drops.into(),
                     0,
                 ]),
                 body: Body::Counts(recv.expert_bases(source)),
@@ -258,8 +257,8 @@ fn post_replay_entry(
     };
     let (handle, base_x) = (op.handle, output.region.offset);
     announce(runner, slot, enter, &|routing, group, peer| {
-        let send = &routing.handles[handle].legs[group as usize].send;
-        Terms { base_x, ..Terms::rows(send.rank_counts()[peer as usize]) }
+        let taken = routing.handles[handle].legs[group as usize].taken[peer as usize];
+        Terms { base_x, ..Terms::rows(taken) }
     })?;
     if let Err(error) = gather_entries(runner, slot, enter) {
         runner.order.exposed = Some(Exposed { region: Some(output.region) });
@@ -334,6 +333,7 @@ pub(crate) fn dispatch_recv(runner: &mut Runner, operation: u64) -> Result<abi::
         .any(|source| lacks(&runner.routing, &runner.order, &op, source));
     let output = if torn { complete_output(runner, &op, output)? } else { output };
     runner.order.leave(slot, operation, End::Done)?;
+    count_taken(&mut runner.routing, &runner.places, &op, &output);
     write_counts(&runner.routing, &runner.places, &op, &output);
     clear_ids(&runner.routing, &runner.places, &op, &output);
     if let Layout::ExpertMajor { zero_padding, .. } =

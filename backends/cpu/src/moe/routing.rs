@@ -78,10 +78,12 @@ impl RoutingTable {
             self.exchange.member.domains.peer_of(place),
         );
         let header = record.header();
-        let granted = OwnerBlock { tokens: header.0[3], rows: header.0[4], first: header.0[5] };
+        let [tokens, rows, first, drops] = [3, 4, 5, 6].map(|word| header.0[word]);
+        let granted = OwnerBlock { tokens, rows, first, drops: drops != 0 };
         let local = self.exchange.regions.local_experts() as usize;
+        let layout = self.handles[handle].arrangement.layout;
         let leg = &mut self.handles[handle].legs[domain as usize];
-        leg.places[peer as usize] = granted;
+        leg.accept(peer, granted, layout);
         record.copy_counts(0, &mut leg.expert_bases[peer as usize * local..][..local]);
         self.gathered.regions[place as usize] = header.0[2];
     }
@@ -117,8 +119,7 @@ impl RoutingTable {
 
     /// How many rows of a domain's source a peer gets.
     pub(crate) fn rows_of_leg(&self, handle: usize, domain: u32, peer: u32) -> Terms<'_> {
-        let send = &self.handles[handle].legs[domain as usize].send;
-        Terms::rows(send.rank_counts()[peer as usize])
+        Terms::rows(self.handles[handle].legs[domain as usize].taken[peer as usize])
     }
 
     /// The values with which this rank entered a dispatch whose rows land first, as far as they are compared
@@ -130,10 +131,11 @@ impl RoutingTable {
         Enter { operation: op.operation, signature: op.signature, origin, refusal }
     }
 
-    /// The rows of a peer in the list of a move.
+    /// The rows of a peer in the list of a move, without those that it drops.
     pub(crate) fn rows_for(&self, m: &Move, peer: u32) -> Range<usize> {
-        let offsets = self.plan(m).send.rank_offsets();
-        offsets[peer as usize] as usize..offsets[peer as usize + 1] as usize
+        let Carried { send, taken, .. } = self.plan(m);
+        let first = send.rank_offsets()[peer as usize] as usize;
+        first..first + taken[peer as usize] as usize
     }
 
     /// The partial rows of a place's source, in flat order.
@@ -151,7 +153,7 @@ impl RoutingTable {
     /// The load of a move.
     pub(crate) fn plan(&self, m: &Move) -> Carried<'_> {
         let leg = &self.handles[m.handle].legs[m.group as usize];
-        Carried { send: &leg.send, topk: &leg.topk }
+        Carried { send: &leg.send, taken: &leg.taken, topk: &leg.topk }
     }
 }
 

@@ -21,18 +21,25 @@ use crate::moe::rows::moves::{Carried, Move, Spot};
 use crate::moe::rows::writer::{RowSource, RowWriter, Target};
 use crate::moe::runner::Runner;
 
+/// A copy that its owner drops.
+pub(crate) const DROPPED: u32 = u32::MAX;
+
 /// Decides the expert-major row of every copy: the owner's grant says where the source's rows of
-/// each expert start, and they follow in token order. The grants were checked.
+/// each expert start, and they follow in token order. The grants were checked. Rows that the owner's region has no room
+/// for are dropped.
 pub(crate) fn place_copies(routing: &RoutingTable, launcher: &mut Launcher, m: &Move) {
+    let shape = &routing.exchange.shape;
     let leg = &routing.handles[m.handle].legs[m.group as usize];
     let scratch = &mut launcher.scratch;
     scratch.next.copy_from_slice(&leg.expert_bases);
     for (slot, expert) in scratch.slot_of.iter_mut().zip(&leg.topk) {
-        *slot = u32::MAX;
-        if let Ok(expert) = usize::try_from(*expert) {
-            *slot = scratch.next[expert];
-            scratch.next[expert] += 1;
+        *slot = DROPPED;
+        let Ok(expert) = u32::try_from(*expert) else { continue };
+        let row = &mut scratch.next[expert as usize];
+        if u64::from(*row) < leg.places[shape.rank_of(expert) as usize].rows {
+            *slot = *row;
         }
+        *row += 1;
     }
 }
 
@@ -46,7 +53,7 @@ pub(crate) fn spot_in_region(runner: &Runner, m: &Move, peer: u32) -> Result<Spo
         return Ok(Spot::default());
     }
     let layout = state.arrangement.layout;
-    let spec = RegionSpec { shape: runner.exchange.regions, layout, row: m.format.row };
+    let spec = RegionSpec::new(runner.exchange.regions, layout, m.format.row);
     let base = runner.routing.gathered.regions
         [runner.exchange.member.domains.place(m.group, peer) as usize];
     let rows = RegionRows { tokens: place.tokens, experts: place.rows };
@@ -59,11 +66,14 @@ pub(crate) fn spot_in_region(runner: &Runner, m: &Move, peer: u32) -> Result<Spo
     let local = runner.exchange.regions.local_experts() as usize;
     let experts = peer as usize * local..(peer as usize + 1) * local;
     let bases = &leg.expert_bases[experts.clone()];
-    let sent = u64::from(leg.send.rank_counts()[peer as usize]);
-    let fits = place.first.saturating_add(sent) <= place.tokens
-        && bases.iter().zip(&leg.send.expert_counts()[experts]).all(|(base, n)| {
-            u64::from(*base) + u64::from(*n) <= place.rows || layout == Layout::Flat
-        });
+    let taken = u64::from(leg.taken[peer as usize]);
+    // Places beyond the region belong to rows that the owner drops.
+    let most = if place.drops { i32::MAX as u64 } else { place.rows };
+    let fits = place.first.saturating_add(taken) <= place.tokens
+        && bases
+            .iter()
+            .zip(&leg.send.expert_counts()[experts])
+            .all(|(base, n)| u64::from(*base) + u64::from(*n) <= most || layout == Layout::Flat);
     if !inside || !fits {
         let found = format!("places outside its region: offset {base}, {place:?}");
         return Err(bad_record(owner, found));
@@ -96,7 +106,7 @@ pub(crate) fn report_stored(
     m: &Move,
     peer: u32,
 ) -> Result<()> {
-    let rows = u64::from(routing.plan(m).send.rank_counts()[peer as usize]);
+    let rows = u64::from(routing.plan(m).taken[peer as usize]);
     let signal = order.rows_signal(m.slot, m.group);
     order.raise(m.slot, Raise { operation: m.operation, peer, signal, add: rows * m.arrays })
 }
@@ -151,7 +161,7 @@ pub(crate) unsafe fn write_rows(
     rows: Range<usize>,
 ) -> Result<()> {
     let state = &routing.handles[m.handle];
-    let Carried { send, topk } = routing.plan(m);
+    let Carried { send, taken, topk } = routing.plan(m);
     let me = routing.exchange.member.domains.index;
     let by_expert = matches!(state.arrangement.layout, Layout::ExpertMajor { .. });
     let writer = Shared(RowWriter {
@@ -180,6 +190,9 @@ pub(crate) unsafe fn write_rows(
                 continue;
             }
             let index = row - offsets[peer] as usize;
+            if index >= taken[peer] as usize {
+                continue;
+            }
             let token = send.tokens()[row] as usize;
             // SAFETY: every row of the list belongs to one task, and its targets are its own:
             // spots were checked against the peer's region.

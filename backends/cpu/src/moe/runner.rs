@@ -33,8 +33,7 @@ pub(crate) struct Runner {
 impl Runner {
     /// The layout of one source's landing places: flat, room for M rows.
     pub(crate) fn landing_layout(&self, format: &WireFormat) -> Result<RegionLayout> {
-        let spec =
-            RegionSpec { shape: self.exchange.regions, layout: Layout::Flat, row: format.row };
+        let spec = RegionSpec::new(self.exchange.regions, Layout::Flat, format.row);
         let rows = RegionRows { tokens: self.exchange.regions.max_tokens.into(), experts: 0 };
         let region = RegionLayout::new(&spec, rows)?;
         debug_assert!(region.bytes <= self.places.slots.landing_pitch);

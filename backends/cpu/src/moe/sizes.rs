@@ -90,7 +90,7 @@ impl WindowSizes {
         // byte per rank.
         let ranks = u64::from(shape.ranks).next_multiple_of(REGION_ALIGN);
         let rail_stage_bytes = if several { stage(domains).max(ranks) } else { 0 };
-        let landing = RegionSpec { shape: *shape, layout: Layout::Flat, row };
+        let landing = RegionSpec::new(*shape, Layout::Flat, row);
         let most = u64::from(shape.max_tokens);
         let landing_pitch =
             RegionLayout::new(&landing, RegionRows { tokens: most, experts: 0 })?.bytes;
@@ -169,7 +169,7 @@ fn arena_bytes(shape: &Shape, several: bool, config: &CpuConfig) -> Result<u64> 
         return Ok(mib << 20);
     }
     let worst = |layout| {
-        RegionLayout::worst(&RegionSpec { shape: *shape, layout, row }).map(|region| region.bytes)
+        RegionLayout::worst(&RegionSpec::new(*shape, layout, row)).map(|region| region.bytes)
     };
     let flat = worst(Layout::Flat)?;
     // Shapes whose other layouts have more rows than an index can name still work flat.

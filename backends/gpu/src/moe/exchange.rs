@@ -204,7 +204,7 @@ pub(crate) mod tests {
         for (exchange, max_tokens) in [(whole, 5), (inside, 8), (inside, 5), (between, 8)] {
             let shape = Shape { max_tokens, ..exchange.regions };
             let row = RowFormat { x_bytes: 128, scale_bytes: 0, weights: false };
-            let spec = RegionSpec { shape, layout: Layout::Packed, row };
+            let spec = RegionSpec::new(shape, Layout::Packed, row);
             let rows = u64::from(exchange.shape.ranks * exchange.call_tokens(max_tokens));
             assert_eq!(RegionRows::worst(&spec).unwrap().tokens, rows, "{:?}", exchange.scope);
         }

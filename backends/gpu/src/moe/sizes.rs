@@ -87,7 +87,7 @@ impl Sizes {
             weights: true,
         };
         let worst = |layout| {
-            let spec = RegionSpec { shape: exchange.regions, layout, row };
+            let spec = RegionSpec::new(exchange.regions, layout, row);
             RegionLayout::worst(&spec).map(|r| r.bytes)
         };
         let staged = if path.puts() { staged_bytes(&shape, &row, shape.max_tokens) } else { 0 };

@@ -40,7 +40,7 @@ impl Wanted {
     /// `shape`: that of regions, with M of the call.
     pub(crate) fn of(call: &DispatchCall<'_>, shape: &Shape, mode: Mode) -> Result<Self> {
         let format = call.format;
-        let spec = RegionSpec { shape: *shape, layout: call.layout, row: format.row };
+        let spec = RegionSpec::new(*shape, call.layout, format.row);
         Ok(Self {
             format,
             spec,

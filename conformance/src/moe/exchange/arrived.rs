@@ -9,7 +9,7 @@ use tokenyard_core::moe::ScaleLayout;
 use crate::moe::oracle::{self, Arrived, Case, ExpertOutput, Inputs};
 
 /// The arrays of an output, by the oracle's names.
-pub(crate) const ARRAYS: [&str; 11] = [
+pub(crate) const ARRAYS: [&str; 13] = [
     "x",
     "scales",
     "ids",
@@ -21,6 +21,8 @@ pub(crate) const ARRAYS: [&str; 11] = [
     "rank_ends",
     "expert_ends",
     "ranges",
+    "dropped",
+    "overflow",
 ];
 
 /// The array of an output that the oracle calls `name`.
@@ -37,6 +39,8 @@ pub(crate) fn array<'a>(received: &'a Received, name: &str) -> Option<TensorRef<
         "rank_ends" => received.source_ends(),
         "expert_ends" => received.expert_ends(),
         "ranges" => received.ranges(),
+        "dropped" => received.dropped(),
+        "overflow" => received.overflow(),
         _ => None,
     }
 }
@@ -70,6 +74,7 @@ pub fn compare_received(
     if !case.worst_case && received.tokens() != expected.rows {
         return Err(anyhow!("found {} tokens, expected {}", received.tokens(), expected.rows));
     }
+    check_capped(case, received)?;
     let mut arrays = BTreeMap::new();
     for name in ARRAYS {
         if let Some(tensor) = array(received, name) {
@@ -78,6 +83,22 @@ pub fn compare_received(
     }
     check_scale_shape(case, received)?;
     expected.compare(|name| arrays.get(name).map(Vec::as_slice)).map_err(|e| anyhow!("{e}"))
+}
+
+/// Rows of a cap bound what an output takes, and its flags come with a cap alone.
+fn check_capped(case: &Case, received: &Received) -> Result<()> {
+    let cap = received.overflow().is_some();
+    let most = case.max_rows.iter().copied().filter(|rows| *rows > 0).max();
+    if let (true, Some(most)) = (cap, most) {
+        let found = [received.rows(), received.x().rows()];
+        if found.iter().any(|rows| *rows > most) {
+            return Err(anyhow!("found {found:?} rows of an output; expected at most {most}"));
+        }
+    }
+    if (cap || received.dropped().is_some()) && most.is_none() {
+        return Err(anyhow!("found dropped rows or an overflow; expected none without a cap"));
+    }
+    Ok(())
 }
 
 /// An array of an output with the values of each row together, as the oracle has them.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use tokenyard_core::communicator::{Communicator, Dispatch, LateTopk, Replay, Sizes, TensorRef};
-use tokenyard_core::moe::DType;
+use tokenyard_core::moe::{DType, RowCap};
 
 use super::{cast, dtype, layout, packed_forms, row_dtype};
 use crate::device::Copies;
@@ -147,6 +147,7 @@ impl InputTensors {
             cast: cast(self.case.input),
             sizes: if self.case.worst_case { Sizes::WorstCase } else { Sizes::Exact },
             max_tokens: Some(self.case.max_tokens as u32),
+            cap: self.case.cap_of(self.rank).map(|rows| RowCap::dropping(rows as u64)),
             scale_layout,
             source_index,
         })

@@ -39,6 +39,9 @@ pub struct Case {
     pub source_tokens: bool,
     /// Outputs have worst-case sizes: rows after the expected ones exist and are unspecified.
     pub worst_case: bool,
+    /// P of each rank, which drops its rows of x from P on: experts keep the places that they have without a cap. 0:
+    /// the rank has no cap. Empty: none has one. Flat and expert-major.
+    pub max_rows: Vec<usize>,
     /// Tokens have `topk_weights`, which travel with dispatch, and back with combine.
     pub weights: bool,
     /// How expert outputs are summed.
@@ -239,6 +242,7 @@ impl Default for Case {
             scale_columns: false,
             source_tokens: false,
             worst_case: false,
+            max_rows: Vec::new(),
             weights: true,
             combine: Combine { row: RowType::Bf16, biases: 0, weighted: false, sums: Sums::ByRank },
             routing: Routing::Uniform,
@@ -277,6 +281,11 @@ impl Case {
             Tokens::OddRanksEmpty => (1 - rank % 2) * self.max_tokens,
             Tokens::Exactly(counts) => counts.get(rank).copied().unwrap_or(0),
         }
+    }
+
+    /// P of `rank`; none where its rows are not capped.
+    pub fn cap_of(&self, rank: usize) -> Option<usize> {
+        self.max_rows.get(rank).copied().filter(|rows| *rows > 0)
     }
 
     /// The element type of the rows that a rank sends.
@@ -363,6 +372,12 @@ impl Case {
         })?;
         let packed = layout == Layout::Packed || !(self.scale_columns || self.source_tokens);
         require(packed, || format!("found forms of packed arrays with {layout} rows"))?;
+        let (caps, ranks) = (self.max_rows.len(), self.ranks);
+        require(caps == 0 || (caps == ranks && !layout.has_fixed_places()), || {
+            format!(
+                "found {caps} caps of {layout} rows; expected none, or {ranks} of flat or expert-major rows"
+            )
+        })?;
         let fits = match combine.sums {
             Sums::ByRank => true,
             Sums::Once => !merged,
@@ -407,6 +422,10 @@ impl fmt::Display for Case {
             write!(f, "-bias{}", self.combine.biases)?;
         }
         f.write_str(if self.worst_case { ".worst" } else { "" })?;
+        if !self.max_rows.is_empty() {
+            let caps: Vec<String> = self.max_rows.iter().map(usize::to_string).collect();
+            write!(f, ".p{}", caps.join("-"))?;
+        }
         f.write_str(match self.values {
             Values::Usual => "",
             Values::SomeOdd => ".odd-values",

@@ -32,9 +32,8 @@ pub fn expected_combine(
 ) -> Result<Combined, Invalid> {
     let returned = Returned::new(case, inputs, outputs)?;
     let mine = &inputs.ranks[rank];
-    let x = combined_rows(case, mine, rank, |token, destinations| {
-        let token = Token { rank, token };
-        destinations.iter().map(|destination| returned.partial(token, destination)).collect()
+    let x = combined_rows(case, mine, rank, |token, destination| {
+        returned.partial(Token { rank, token }, destination)
     });
     let weights = returned.has_weights().then(|| {
         combined_weights(case, mine, rank, |token, k, host| {
@@ -45,34 +44,63 @@ pub fn expected_combine(
 }
 
 /// The results that `rank` must get if dispatch is right and all experts obey the rule of
-/// [`super::experts`].
+/// [`super::experts`], where no rank drops rows.
 /// Needs the inputs of `rank` alone.
 pub fn expected_round_trip(case: &Case, mine: &RankInputs, rank: usize) -> Combined {
+    round_trip_without(case, mine, rank, |_, _, _| false)
+}
+
+/// As [`expected_round_trip`], where ranks drop rows. It needs the inputs of all ranks.
+pub fn expected_capped_round_trip(case: &Case, inputs: &Inputs, rank: usize) -> Combined {
+    let placements: Vec<Placement> =
+        (0..case.ranks).map(|rank| Placement::new(case, inputs, rank)).collect();
+    round_trip_without(case, &inputs.ranks[rank], rank, |token, k, host| {
+        let (token, placement) = (Token { rank, token }, &placements[host]);
+        match case.layout.has_a_row_per_token() {
+            true => !placement.token_rows.contains_key(&token),
+            false => !placement.copy_rows.contains_key(&(token, k)),
+        }
+    })
+}
+
+/// `is_dropped(token, k, host)`: the copy of a selection, or the token's only row on its host, is dropped there.
+fn round_trip_without(
+    case: &Case,
+    mine: &RankInputs,
+    rank: usize,
+    is_dropped: impl Fn(usize, usize, usize) -> bool,
+) -> Combined {
     let expert = |token, k: usize| mine.selections(case, token)[k] as usize;
-    let x = combined_rows(case, mine, rank, |token, destinations| {
+    let x = combined_rows(case, mine, rank, |token, destination| {
         let received = received_row(case, mine, token);
         let values = received_values(case, &received.x, &received.scales);
-        let partial = |destination: &Destination| match case.layout {
+        let left = |k: &&usize| !is_dropped(token, **k, destination.rank);
+        let ks: Vec<usize> = destination.ks.iter().filter(left).copied().collect();
+        match case.layout {
+            Layout::Flat | Layout::RankMajor { .. } if ks.is_empty() => None,
             Layout::Flat | Layout::RankMajor { .. } => {
                 let weighted = |k: &usize| (expert(token, *k), mine.weight(case, token, *k));
-                let experts: Vec<_> = destination.ks.iter().map(weighted).collect();
-                merged_row(&experts, &values, case.combine.row)
+                let experts: Vec<_> = ks.iter().map(weighted).collect();
+                Some(merged_row(&experts, &values, case.combine.row))
             }
             Layout::ExpertMajor { .. } | Layout::Packed => {
-                sum_of_copies(case, mine, token, &destination.ks, |k| {
+                Some(sum_of_copies(case, mine, token, &ks, |k| {
                     expert_row(expert(token, k), &values, case.combine.row)
-                })
+                }))
             }
-        };
-        destinations.iter().map(partial).collect()
+        }
     });
     let weights = case.weights.then(|| {
         combined_weights(case, mine, rank, |token, k, host| {
             let selected = usize::try_from(mine.selections(case, token)[k]).ok();
-            match selected.filter(|expert| case.rank_of(*expert) == host) {
-                Some(expert) => returned_weight(expert, mine.weight(case, token, k).unwrap_or(0.0)),
-                None => weight_elsewhere(host, k),
-            }
+            (!is_dropped(token, k, host)).then(|| {
+                match selected.filter(|expert| case.rank_of(*expert) == host) {
+                    Some(expert) => {
+                        returned_weight(expert, mine.weight(case, token, k).unwrap_or(0.0))
+                    }
+                    None => weight_elsewhere(host, k),
+                }
+            })
         })
     });
     Combined { x, weights }
@@ -80,12 +108,13 @@ pub fn expected_round_trip(case: &Case, mine: &RankInputs, rank: usize) -> Combi
 
 /// The combined rows: biases, then one partial per destination rank, summed in that order; among
 /// several domains, one row per domain instead, which is the sum of its ranks' partials.
-/// `partials(token, destinations)` are the rows that come back for a token from these ranks.
+/// `partial(token, destination)` is the row that comes back for a token from a rank; none where the rank has dropped
+/// its row. A rank that has dropped all copies of a token has a sum of nothing: +0.0.
 fn combined_rows(
     case: &Case,
     mine: &RankInputs,
     rank: usize,
-    partials: impl Fn(usize, &[Destination]) -> Vec<Vec<f32>>,
+    partial: impl Fn(usize, &Destination) -> Option<Vec<f32>>,
 ) -> Array {
     let row_type = case.combine.row;
     let row_bytes = case.hidden * row_type.bytes();
@@ -96,7 +125,10 @@ fn combined_rows(
         let biases =
             mine.biases.iter().map(|bias| row_type.decode(&bias[token * row_bytes..][..row_bytes]));
         let destinations = destinations(case, mine.selections(case, token));
-        let partials = partials(token, &destinations);
+        let (destinations, partials): (Vec<_>, Vec<_>) = destinations
+            .into_iter()
+            .filter_map(|to| partial(token, &to).map(|partial| (to, partial)))
+            .unzip();
         let partials =
             if case.domains > 1 { domain_rows(case, &destinations, partials) } else { partials };
         let terms: Vec<Term> =
@@ -158,12 +190,13 @@ fn partial_type(case: &Case) -> RowType {
     if case.combine.sums.rounds_by_rank() { case.combine.row } else { RowType::F32 }
 }
 
-/// The combined weights; `weight(token, k, rank)` is the weight that a rank returns for a selection.
+/// The combined weights; `weight(token, k, rank)` is the weight that a rank returns for a selection; none where it has
+/// dropped the row.
 fn combined_weights(
     case: &Case,
     mine: &RankInputs,
     rank: usize,
-    weight: impl Fn(usize, usize, usize) -> f32,
+    weight: impl Fn(usize, usize, usize) -> Option<f32>,
 ) -> Array {
     let tokens = case.tokens_of(rank);
     let mut weights = Array::new("combined_weights", Elem::F32, case.topk, tokens);
@@ -175,7 +208,8 @@ fn combined_weights(
                 let returned = |destination: &Destination| weight(token, k, destination.rank);
                 return sum_of_weights(case, &destinations, returned);
             }
-            usize::try_from(*expert).map_or(0.0, |expert| weight(token, k, case.rank_of(expert)))
+            let returned = |expert| weight(token, k, case.rank_of(expert));
+            usize::try_from(*expert).ok().and_then(returned).unwrap_or(0.0)
         });
         let bytes: Vec<u8> = row.flat_map(f32::to_le_bytes).collect();
         weights.push(token, Origin::Token { rank, token }, &bytes);
@@ -187,12 +221,15 @@ fn combined_weights(
 fn sum_of_weights(
     case: &Case,
     destinations: &[Destination],
-    weight: impl Fn(&Destination) -> f32,
+    weight: impl Fn(&Destination) -> Option<f32>,
 ) -> f32 {
     let one =
         Case { hidden: 1, combine: Combine { row: RowType::F32, ..case.combine }, ..case.clone() };
-    let weights = destinations.iter().map(|destination| vec![weight(destination)]).collect();
-    let rows = if case.domains > 1 { domain_rows(&one, destinations, weights) } else { weights };
+    let returned =
+        |destination: &Destination| Some((destination.clone(), vec![weight(destination)?]));
+    let (destinations, weights): (Vec<_>, Vec<_>) =
+        destinations.iter().filter_map(returned).unzip();
+    let rows = if case.domains > 1 { domain_rows(&one, &destinations, weights) } else { weights };
     let terms: Vec<Term> = rows.into_iter().map(|row| Term { weight: None, row }).collect();
     sum(&terms, 1, RowType::F32)[0]
 }
@@ -254,28 +291,32 @@ impl<'a> Returned<'a> {
         self.case.combine.row.decode(bytes)
     }
 
-    fn partial(&self, token: Token, destination: &Destination) -> Vec<f32> {
+    fn partial(&self, token: Token, destination: &Destination) -> Option<Vec<f32>> {
         let host = destination.rank;
         let placement = &self.placements[host];
         match self.case.layout {
-            Layout::Flat | Layout::RankMajor { .. } => self.row(host, placement.token_rows[&token]),
+            Layout::Flat | Layout::RankMajor { .. } => {
+                placement.token_rows.get(&token).map(|row| self.row(host, *row))
+            }
             Layout::ExpertMajor { .. } | Layout::Packed => {
                 let mine = &self.inputs.ranks[token.rank];
-                sum_of_copies(self.case, mine, token.token, &destination.ks, |k| {
+                let left = |k: &&usize| placement.copy_rows.contains_key(&(token, **k));
+                let ks: Vec<usize> = destination.ks.iter().filter(left).copied().collect();
+                Some(sum_of_copies(self.case, mine, token.token, &ks, |k| {
                     self.row(host, placement.copy_rows[&(token, k)])
-                })
+                }))
             }
         }
     }
 
-    fn weight(&self, token: Token, k: usize, host: usize) -> f32 {
+    fn weight(&self, token: Token, k: usize, host: usize) -> Option<f32> {
         let placement = &self.placements[host];
         let at = match self.case.layout {
             Layout::Flat | Layout::RankMajor { .. } => {
-                placement.token_rows[&token] * self.case.topk + k
+                placement.token_rows.get(&token)? * self.case.topk + k
             }
-            Layout::ExpertMajor { .. } | Layout::Packed => placement.copy_rows[&(token, k)],
+            Layout::ExpertMajor { .. } | Layout::Packed => *placement.copy_rows.get(&(token, k))?,
         };
-        self.outputs[host].weights.as_ref().map_or(0.0, |weights| weights[at])
+        self.outputs[host].weights.as_ref().map(|weights| weights[at])
     }
 }

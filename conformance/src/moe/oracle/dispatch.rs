@@ -40,15 +40,20 @@ pub struct Received {
     pub expert_ends: Option<Array>,
     /// Packed: i64 `[El, R]`, `count | begin << 32` of the rows of each source rank.
     pub ranges: Option<Array>,
+    /// Where rows are capped: i32 `[El]`, the dropped rows of each local expert.
+    pub dropped: Option<Array>,
+    /// As `dropped`: i32 `[1]`, 1 where any row was dropped.
+    pub overflow: Option<Array>,
 }
 
 impl Received {
     /// The arrays that this layout has.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let Self { x, scales, ids, weights, source, slots, counts, ranges, .. } = self;
-        let Self { rank_rows, rank_ends, expert_ends, .. } = self;
+        let Self { rank_rows, rank_ends, expert_ends, dropped, overflow, .. } = self;
         let optional = [scales, ids, weights, slots, rank_rows, rank_ends, expert_ends, ranges];
-        [x, source, counts].into_iter().chain(optional.into_iter().flatten())
+        let capped = [dropped, overflow];
+        [x, source, counts].into_iter().chain(optional.into_iter().chain(capped).flatten())
     }
 
     /// Expects the rows of lost sources as they are if they had places and did not arrive: zeros, whose
@@ -221,6 +226,12 @@ impl Receiver<'_> {
     fn received(&self, rows: RowArrays, source: Array) -> Received {
         let Placement { tokens, experts, .. } = self.placement;
         let counts: Vec<i32> = experts.iter().map(|copies| copies.len() as i32).collect();
+        let dropped: Vec<i32> = self.placement.dropped.iter().map(|rows| *rows as i32).collect();
+        let overflow = i32::from(dropped.iter().any(|rows| *rows > 0));
+        let capped = |name, values: &[i32]| {
+            let is_capped = self.case.cap_of(self.rank).is_some();
+            is_capped.then(|| Array::table(name, Elem::I32, 1, i32_bytes(values)))
+        };
         Received {
             rows: tokens.len(),
             true_rows: match self.case.layout {
@@ -239,6 +250,8 @@ impl Receiver<'_> {
             rank_ends: None,
             expert_ends: None,
             ranges: None,
+            dropped: capped("dropped", &dropped),
+            overflow: capped("overflow", &[overflow]),
         }
     }
 

@@ -51,7 +51,7 @@ pub mod routing;
 pub mod sum;
 
 pub use case::{Case, Combine, Input, Invalid, Layout, Routing, Scales, Sums, Tokens, Values};
-pub use combine::{Combined, expected_combine, expected_round_trip};
+pub use combine::{Combined, expected_capped_round_trip, expected_combine, expected_round_trip};
 pub use compare::{Array, Mismatch};
 pub use dispatch::{Received, expected_dispatch, scales_by_row};
 pub use experts::{Arrived, ExpertOutput};

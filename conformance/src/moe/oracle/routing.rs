@@ -70,6 +70,8 @@ pub struct Placement {
     /// The row of each selection (token, k) whose expert lives here, in the expert-major or packed
     /// layout; empty in the others.
     pub copy_rows: BTreeMap<(Token, usize), usize>,
+    /// Per local expert, the copies that a cap drops. They are in no other field.
+    pub dropped: Vec<usize>,
 }
 
 impl Placement {
@@ -95,7 +97,20 @@ impl Placement {
                 tokens.push(token);
             }
         }
-        Self::lay_out(case, tokens, experts)
+        match case.cap_of(rank) {
+            None => Self::lay_out(case, tokens, experts),
+            Some(most) if case.layout == Layout::Flat => {
+                // Of flat rows the first P stay, and the copies of their tokens.
+                let copies = experts.clone();
+                tokens.truncate(most);
+                experts.iter_mut().for_each(|copies| copies.retain(|copy| copy.flat_row < most));
+                Self::lay_out(case, tokens, experts).with_dropped_of(&copies)
+            }
+            Some(most) => {
+                let copies = experts.clone();
+                Self::lay_out(case, tokens, experts).cut(most).with_dropped_of(&copies)
+            }
+        }
     }
 
     fn lay_out(case: &Case, tokens: Vec<Token>, experts: Vec<Vec<Copy>>) -> Self {
@@ -120,7 +135,25 @@ impl Placement {
             Layout::RankMajor { .. } => rows = case.ranks * case.max_tokens,
             Layout::ExpertMajor { .. } | Layout::Packed => {}
         }
-        Self { tokens, experts, starts, rows, token_rows, copy_rows }
+        let dropped = vec![0; experts.len()];
+        Self { tokens, experts, starts, rows, token_rows, copy_rows, dropped }
+    }
+
+    /// Without the expert-major rows from `most` on.
+    fn cut(mut self, most: usize) -> Self {
+        self.copy_rows.retain(|_, row| *row < most);
+        for (copies, start) in self.experts.iter_mut().zip(&mut self.starts) {
+            copies.truncate(most.saturating_sub(*start));
+            *start = most.min(*start);
+        }
+        Self { rows: most.min(self.rows), ..self }
+    }
+
+    /// Counts the rows of `copies` that are left out.
+    fn with_dropped_of(self, copies: &[Vec<Copy>]) -> Self {
+        let left = self.experts.iter().map(Vec::len);
+        let dropped = copies.iter().zip(left).map(|(all, left)| all.len() - left).collect();
+        Self { dropped, ..self }
     }
 }
 

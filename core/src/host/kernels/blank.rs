@@ -33,6 +33,8 @@ pub(crate) const NO_OUTPUT: abi::TyReceived = abi::TyReceived {
     ranges: NO_TENSOR,
     totals: NO_TENSOR,
     lost: NO_TENSOR,
+    dropped: NO_TENSOR,
+    overflow: NO_TENSOR,
 };
 
 /// The output of a dispatch, without tensors.

@@ -33,6 +33,7 @@ pub(super) fn check(kernels: &OpenKernels, limits: &Limits, needs: &KernelNeeds)
         | abi::TY_KERNELS_CAP_LOGFMT10
         | abi::TY_KERNELS_CAP_MASKS
         | abi::TY_KERNELS_CAP_RANK_MAJOR
+        | abi::TY_KERNELS_CAP_ROW_CAP
         | abi::TY_KERNELS_CAP_PIPE
         | abi::TY_KERNELS_CAP_GATHER
         | abi::TY_KERNELS_CAP_TABLE

@@ -67,6 +67,6 @@ impl Arriving {
 
     optional! {
         x, scales, ids, weights, source, slots, expert_counts, expert_starts, expert_ends,
-        source_counts, source_ends, ranges, totals, lost,
+        source_counts, source_ends, ranges, totals, lost, dropped, overflow,
     }
 }

@@ -45,6 +45,10 @@ pub struct Outputs<'a> {
     pub source_counts: Option<TensorMut<'a>>,
     /// `[R, 1]` i32.
     pub source_ends: Option<TensorMut<'a>>,
+    /// `[E/R, 1]` i32.
+    pub dropped: Option<TensorMut<'a>>,
+    /// `[1, 1]` i32.
+    pub overflow: Option<TensorMut<'a>>,
     /// `[E/R, R]` i64.
     pub ranges: Option<TensorMut<'a>>,
     /// `[T, K]` i64 of the caller, and room of the same shape. This copy runs in the same kernel as those of the
@@ -251,7 +255,7 @@ const NO_COPY: abi::TyCopy = abi::TyCopy {
 };
 
 /// The arrays of an output, each with its destination.
-fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 16] {
+fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'a>>; 18] {
     let (plain, is_flat) = (Form::default(), received.layout == Layout::Flat);
     let filled = |fill: i32| Form { fill: is_flat.then_some(fill), ..plain };
     let pair = |name, from, to: &'a Option<TensorMut<'a>>, form| {
@@ -275,6 +279,8 @@ fn pairs<'a>(received: &'a Received, outputs: &'a Outputs<'a>) -> [Option<Pair<'
         pair("expert_ends", received.expert_ends(), &outputs.expert_ends, plain),
         pair("source_counts", received.source_counts(), &outputs.source_counts, plain),
         pair("source_ends", received.source_ends(), &outputs.source_ends, plain),
+        pair("dropped", received.dropped(), &outputs.dropped, plain),
+        pair("overflow", received.overflow(), &outputs.overflow, plain),
         pair("ranges", received.ranges(), &outputs.ranges, plain),
         outputs.topk_idx.as_ref().map(|(from, to)| Pair {
             name: "topk_idx",

@@ -107,6 +107,7 @@ fn sum_group(owners: &Runner, op: &CombineOp, group: u32, out: [*mut u8; 2]) -> 
     let first = owners.exchange.member.domains.place(group, 0) as usize;
     let sum = Sum {
         send: &leg.send,
+        taken: &leg.taken,
         topk: &leg.topk,
         shape: owners.exchange.shape,
         partials: &owners.routing.partials[first..][..owners.exchange.shape.ranks as usize],

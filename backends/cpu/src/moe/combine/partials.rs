@@ -11,6 +11,7 @@ use crate::engine::record::bad_record;
 use crate::moe::combine::left_out::take_left_out;
 use crate::moe::combine::sums::{Partial, Sum};
 use crate::moe::entry::{Enter, Entry};
+use crate::moe::handle::Leg;
 use crate::moe::launcher::Launcher;
 use crate::moe::operation::{CombineOp, Offsets};
 use crate::moe::routing::RoutingTable;
@@ -72,7 +73,7 @@ pub(crate) fn sum_ranks(runner: &mut Runner, slot: usize, op: &CombineOp) -> Res
 /// Notes which ranks are left out of the rows that came from other domains.
 fn take_all_left_out(runner: &mut Runner, slot: usize, op: &CombineOp) {
     for peer in runner.exchange.member.domains.peers() {
-        let rows = runner.routing.handles[op.handle].legs[0].send.rank_counts()[peer as usize];
+        let rows = runner.routing.handles[op.handle].legs[0].taken[peer as usize];
         if rows > 0 && !runner.routing.partials[peer as usize].x.is_null() {
             take_left_out(runner, slot, peer);
         }
@@ -103,7 +104,7 @@ pub(crate) fn forget_lost_partials(runner: &mut Runner, group: u32) -> bool {
 /// The partials are complete.
 unsafe fn sum(routing: &RoutingTable, launcher: &Launcher, op: &CombineOp) -> Result<()> {
     let leg = &routing.handles[op.handle].legs[0];
-    let carried = Carried { send: &leg.send, topk: &leg.topk };
+    let carried = Carried { send: &leg.send, taken: &leg.taken, topk: &leg.topk };
     let sum = Sum::of_own_tokens(op, carried, routing.exchange.shape, &routing.partials);
     let sum = Sum { left_out: &routing.left_out, ..sum };
     // SAFETY: biases and outputs are `[T, H]` and `[T, K]` as the host validated; the rest is this
@@ -124,18 +125,16 @@ pub(crate) fn find_partials(runner: &mut Runner, op: &CombineOp) -> Result<()> {
     for place in runner.exchange.member.domains.places() {
         let domains = &runner.exchange.member.domains;
         let (domain, peer) = (domains.domain_of(place), domains.peer_of(place));
-        let send = &runner.routing.handles[op.handle].legs[domain as usize].send;
+        let Leg { send, taken, .. } = &runner.routing.handles[op.handle].legs[domain as usize];
         if is_unread(&runner.places, &runner.order, peer) || runner.routing.is_source_gone(domain) {
             runner.routing.partials[place as usize] = Partial::default();
             continue;
         }
         let area = if runner.places.stores() {
-            let rows = send.rank_counts()[peer as usize].into();
+            let rows = taken[peer as usize].into();
             let at = entry_at(runner, op, place, rows)?;
-            // Nothing is read where there are no rows; the offset was not checked.
-            if rows == 0 {
-                continue;
-            }
+            // Nothing is read where there are no rows; the offset was not checked. The peer counts all the same.
+            let at = if rows == 0 { Offsets::default() } else { at };
             let area = &runner.places.peers[peer as usize][usize::from(ARENA)];
             (area.at(at.x), if op.has_weights { area.at(at.weights) } else { area.at(0) })
         } else {
@@ -164,8 +163,8 @@ pub(crate) fn wait_partials(
         return Ok(());
     }
     for peer in runner.exchange.member.domains.peers() {
-        let send = &runner.routing.handles[op.handle].legs[group as usize].send;
-        let rows = u64::from(send.rank_counts()[peer as usize]);
+        let taken = &runner.routing.handles[op.handle].legs[group as usize].taken;
+        let rows = u64::from(taken[peer as usize]);
         if rows == 0 || peer == runner.exchange.member.domains.index {
             continue;
         }

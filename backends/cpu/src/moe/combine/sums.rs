@@ -1,7 +1,7 @@
 //! The sums of combine: a row is its biases, then one partial row per peer that the token went to,
 //! in combine order; rounded once.
 
-use tokenyard_core::moe::{MAX_TOPK, SendPlan, Shape};
+use tokenyard_core::moe::{Fan, MAX_TOPK, SendPlan, Shape};
 use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::coded::sum_coded_rows;
@@ -35,6 +35,8 @@ impl Default for Partial {
 pub(crate) struct Sum<'a> {
     /// The peers that a token went to, and its row at each of them.
     pub(crate) send: &'a SendPlan,
+    /// By peer: rows that it got, the first ones. The others are in no sum.
+    pub(crate) taken: &'a [u32],
     /// `[tokens, K]`, and which peer has which expert.
     pub(crate) topk: &'a [i32],
     pub(crate) shape: Shape,
@@ -62,12 +64,13 @@ impl<'a> Sum<'a> {
     /// The rows of a combine's own tokens.
     pub(crate) fn of_own_tokens(
         op: &CombineOp,
-        Carried { send, topk }: Carried<'a>,
+        Carried { send, taken, topk }: Carried<'a>,
         shape: Shape,
         partials: &'a [Partial],
     ) -> Self {
         Self {
             send,
+            taken,
             topk,
             shape,
             partials,
@@ -106,10 +109,9 @@ impl<'a> Sum<'a> {
         let mut terms: [&[u8]; MOST_TERMS] = [&[]; MOST_TERMS];
         let biases = self.biases.iter().filter(|bias| !bias.is_null());
         let biases = biases.map(|bias| bias.wrapping_add(token * self.row.bytes));
-        let partials = self.send.fan(token as u32).iter().filter_map(|fan| {
-            let partial = self.partials[fan.rank as usize];
-            let row = partial.x.wrapping_add(fan.index as usize * self.partial.bytes);
-            (!partial.x.is_null()).then_some(row)
+        let partials = self.fan(token).map(|fan| {
+            let first = self.partials[fan.rank as usize].x;
+            first.wrapping_add(fan.index as usize * self.partial.bytes)
         });
         let mut count = 0;
         let mut add = |address: *const u8, bytes: usize| {
@@ -141,6 +143,15 @@ impl<'a> Sum<'a> {
         }
     }
 
+    /// The peers that have a partial row of a token.
+    fn fan(&self, token: usize) -> impl Iterator<Item = &Fan> {
+        let is_there = |fan: &&Fan| {
+            let peer = fan.rank as usize;
+            fan.index < self.taken[peer] && !self.partials[peer].x.is_null()
+        };
+        self.send.fan(token as u32).iter().filter(is_there)
+    }
+
     /// How many of a token's experts are left out of its sum. K is at most 32.
     fn left_out(&self, token: usize) -> u8 {
         let topk = self.shape.topk as usize;
@@ -163,9 +174,8 @@ impl<'a> Sum<'a> {
         let topk = self.shape.topk as usize;
         for (k, expert) in self.topk[token * topk..][..topk].iter().enumerate() {
             let peer = u32::try_from(*expert).ok().map(|e| self.shape.rank_of(e));
-            let fans = self.send.fan(token as u32).iter();
+            let fans = self.fan(token);
             let fans = fans.filter(|fan| self.sums_weights || Some(fan.rank) == peer);
-            let fans = fans.filter(|fan| !self.partials[fan.rank as usize].x.is_null());
             let returned = fans.map(|fan| {
                 let weights = self.partials[fan.rank as usize].weights;
                 // SAFETY: `[rows, K]` of that peer, by this function's contract.

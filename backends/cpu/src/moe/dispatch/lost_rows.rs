@@ -146,9 +146,11 @@ fn clear_rows(
     }
     fill(layout.slots, k4, tokens, 0xff);
     for expert in 0..routing.exchange.regions.local_experts() {
-        let first = recv.expert_base(expert, source);
+        // Rows that a cap drops have no place.
+        let inside = |row: u32| row.min(recv.num_expert_rows());
+        let first = inside(recv.expert_base(expert, source));
         let end = if source + 1 < routing.exchange.regions.ranks {
-            recv.expert_base(expert, source + 1)
+            inside(recv.expert_base(expert, source + 1))
         } else {
             let expert = expert as usize;
             recv.expert_starts()[expert] + recv.expert_counts()[expert]

@@ -1,7 +1,7 @@
 //! Outputs of dispatches: where they lie in the arena, and how the caller sees them.
 
 use tokenyard_core::arena_output::ArenaOutput;
-use tokenyard_core::moe::{Holder, RegionLayout, RegionSpec, Span};
+use tokenyard_core::moe::{Holder, Layout, RegionLayout, RegionSpec, Span};
 use tokenyard_core::{Result, abi};
 
 use crate::engine::order::SlotOrder;
@@ -27,6 +27,7 @@ pub(crate) fn allocate_output(
         shape: state.shape_of(&routing.exchange.regions),
         layout: state.arrangement.layout,
         row: op.format.row,
+        max_rows: state.arrangement.cap.map(|cap| cap.rows),
     };
     let rows = state.region_rows(&spec)?;
     let layout = RegionLayout::new(&spec, rows)?;
@@ -66,10 +67,36 @@ pub(crate) fn write_counts(
             counts.add(peer as usize).write(rows);
             ends.add(peer as usize).write(state.recv.row_base(peer) + rows);
         }
+        if layout.dropped.bytes > 0 {
+            let dropped = state.recv.dropped();
+            copy_u32(dropped, places.array(output, layout.dropped));
+            let overflow = places.array(output, layout.dropped).cast::<u32>().add(dropped.len());
+            overflow.write(dropped.iter().any(|rows| *rows > 0).into());
+        }
         let totals = places.array(output, layout.totals).cast::<i64>();
         totals.write(state.tokens as i64);
         totals.add(1).write(rows as i64);
     }
+}
+
+/// Counts the rows of each local expert among flat rows of which a cap has dropped some: no count says which experts
+/// the dropped ones had. Rows of a lost source, which have no ids, count as dropped then.
+pub(crate) fn count_taken(
+    routing: &mut RoutingTable,
+    places: &Places,
+    op: &DispatchOp,
+    output: &Output,
+) {
+    let topk = routing.exchange.regions.topk as usize;
+    let state = &mut routing.handles[op.handle];
+    let is_flat = state.arrangement.layout == Layout::Flat;
+    if !is_flat || !op.signature.is_fresh() || !state.drops {
+        return;
+    }
+    let ids = places.array(output, output.layout.ids).cast::<i32>().cast_const();
+    // SAFETY: `[N, K]` in this rank's region, aligned and complete.
+    let ids = unsafe { std::slice::from_raw_parts(ids, state.tokens as usize * topk) };
+    state.recv.keep_rows(ids);
 }
 
 /// Rows behind the last token, where there is room for more, name no expert.

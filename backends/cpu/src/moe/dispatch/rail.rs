@@ -31,7 +31,7 @@ pub(crate) unsafe fn cross(runner: &mut Runner, call: &DispatchCall<'_>) -> Resu
     runner.routing.open_handle(call.handle);
     if !call.is_replay && call.refusal.is_none() {
         let state = &mut runner.routing.handles[handle];
-        let arrangement = Arrangement { layout: call.layout, worst_case: call.worst_case };
+        let arrangement = Arrangement::of(call);
         state.begin(operation, arrangement, call.max_tokens);
         // SAFETY: `[T, K]` i64, contiguous and validated by the host.
         state.legs[0].route(unsafe { i64_slice(&call.topk_idx) });

@@ -30,5 +30,7 @@ pub(crate) struct Move {
 /// The load of a move: the rows of each peer, and `[rows, K]` experts.
 pub(crate) struct Carried<'a> {
     pub(crate) send: &'a SendPlan,
+    /// By peer: rows that it gets, the first of those of the plan.
+    pub(crate) taken: &'a [u32],
     pub(crate) topk: &'a [i32],
 }

@@ -10,7 +10,7 @@ use tokenyard_core::Result;
 use tokenyard_core::moe::{Layout, REGION_ALIGN, logfmt};
 
 use crate::engine::areas::{ARENA, CONTROL};
-use crate::engine::commands::Block;
+use crate::engine::commands::{Block, Raise};
 use crate::engine::control::Signal;
 use crate::engine::places::Places;
 use crate::moe::combine::left_out::put_left_out;
@@ -19,8 +19,8 @@ use crate::moe::combine::partials::entry_at;
 use crate::moe::launcher::Launcher;
 use crate::moe::operation::{CombineOp, Offsets};
 use crate::moe::routing::RoutingTable;
-use crate::moe::rows::moves::{Move, Spot};
-use crate::moe::rows::writer::{RowSource, first_local};
+use crate::moe::rows::moves::{Carried, Move, Spot};
+use crate::moe::rows::writer::{RowSource, first_copy};
 use crate::moe::rows::{report_stored, write_rows};
 use crate::moe::runner::Runner;
 
@@ -115,12 +115,20 @@ fn put_rows_of(
     let layout = runner.routing.handles[m.handle].arrangement.layout;
     if matches!(layout, Layout::ExpertMajor { .. }) {
         let tokens = &runner.routing.plan(m).send.tokens()[piece.clone()];
-        return piece.zip(tokens).try_for_each(|(row, token)| {
-            let slot =
-                u64::from(first_copy(&runner.routing, &runner.launcher, m, peer, *token as usize));
-            let to = spot.x + slot * width;
-            put_array(runner, m, peer, &StagedArray { from: from(row), to, rows: 1, width })
-        });
+        let mut dropped = 0;
+        for (row, token) in piece.zip(tokens) {
+            let Some(slot) = copy_row(&runner.routing, &runner.launcher, m, peer, *token as usize)
+            else {
+                dropped += 1;
+                continue;
+            };
+            let to = spot.x + u64::from(slot) * width;
+            put_array(runner, m, peer, &StagedArray { from: from(row), to, rows: 1, width })?;
+        }
+        // The owner counts all rows: it need not know which of them have no copy left.
+        let signal = runner.order.rows_signal(m.slot, m.group);
+        let raise = Raise { operation: m.operation, peer, signal, add: dropped };
+        return runner.order.raise(m.slot, raise);
     }
     let first =
         piece.start as u64 - u64::from(runner.routing.plan(m).send.rank_offsets()[peer as usize]);
@@ -131,10 +139,10 @@ fn put_rows_of(
 
 /// Puts the side arrays of all of a peer's staged rows: they are small.
 fn put_sides(runner: &Runner, m: &Move, stage: &Spot, peer: u32) -> Result<()> {
-    let send = runner.routing.plan(m).send;
+    let Carried { send, taken, .. } = runner.routing.plan(m);
     let spot = &runner.launcher.scratch.spots[peer as usize];
     let first = u64::from(send.rank_offsets()[peer as usize]);
-    let rows = u64::from(send.rank_counts()[peer as usize]);
+    let rows = u64::from(taken[peer as usize]);
     let row = m.format.row;
     let k4 = 4 * u64::from(runner.exchange.regions.topk);
     let sides = [
@@ -165,18 +173,18 @@ fn put_array(runner: &Runner, m: &Move, peer: u32, array: &StagedArray) -> Resul
     runner.order.put_rows(m.slot, &block)
 }
 
-/// Expert-major row of a token's first selected expert on `peer`. The row crosses to that place.
-fn first_copy(
+/// The expert-major row to which a token crosses on `peer`.
+fn copy_row(
     routing: &RoutingTable,
     launcher: &Launcher,
     m: &Move,
     peer: u32,
     token: usize,
-) -> u32 {
+) -> Option<u32> {
     let topk = routing.exchange.regions.topk as usize;
     let row = token * topk..(token + 1) * topk;
-    first_local(&routing.exchange.shape, &routing.plan(m).topk[row.clone()], peer)
-        .map_or(0, |k| launcher.scratch.slot_of[row][k])
+    let slots = &launcher.scratch.slot_of[row.clone()];
+    first_copy(&routing.exchange.shape, &routing.plan(m).topk[row], slots, peer)
 }
 
 /// Makes every source's partial rows and puts them where it, or its forwarder, wants them, piece by

@@ -3,6 +3,8 @@
 use tokenyard_core::call::WireFormat;
 use tokenyard_core::moe::Shape;
 
+use crate::moe::rows::DROPPED;
+
 /// Where the rows come from.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSource {
@@ -35,9 +37,13 @@ impl Default for Target {
     }
 }
 
-/// The first k whose expert lives on `rank`.
-pub(crate) fn first_local(shape: &Shape, topk: &[i32], rank: u32) -> Option<usize> {
-    topk.iter().position(|e| u32::try_from(*e).is_ok_and(|e| shape.rank_of(e) == rank))
+/// The expert-major row to which a token crosses: that of the first k whose expert lives on `rank` and does not drop
+/// it.
+/// `slots`: the row of each k.
+pub(crate) fn first_copy(shape: &Shape, topk: &[i32], slots: &[u32], rank: u32) -> Option<u32> {
+    let is_local = |e: &i32| u32::try_from(*e).is_ok_and(|e| shape.rank_of(e) == rank);
+    let copies = topk.iter().zip(slots).filter(|(e, slot)| is_local(e) && **slot != DROPPED);
+    copies.map(|(_, slot)| *slot).next()
 }
 
 /// Writes one row and its side arrays.
@@ -48,7 +54,7 @@ pub(crate) struct RowWriter<'a> {
     pub(crate) source: RowSource,
     pub(crate) format: WireFormat,
     pub(crate) topk: &'a [i32],
-    /// Expert-major: rows of all copies.
+    /// Expert-major: rows of all copies; [`DROPPED`] where there is none.
     pub(crate) slot_of: Option<&'a [u32]>,
 }
 
@@ -61,19 +67,18 @@ impl RowWriter<'_> {
         let slots = self.slot_of.map(|all| &all[token * topk..(token + 1) * topk]);
         let x_row = match slots {
             Some(slots) if !target.staged => {
-                first_local(&self.shape, experts, peer).map_or(0, |k| slots[k] as usize)
+                first_copy(&self.shape, experts, slots, peer).map(|row| row as usize)
             }
-            _ => index,
+            _ => Some(index),
         };
         let row = self.format.row;
         let x_bytes = row.x_bytes as usize;
         // SAFETY: by this function's contract; tensors are `[T, ..]` as the host validated.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.source.x.add(token * self.source.x_pitch),
-                target.x.add(x_row * x_bytes),
-                x_bytes,
-            );
+            if let Some(row) = x_row {
+                let from = self.source.x.add(token * self.source.x_pitch);
+                std::ptr::copy_nonoverlapping(from, target.x.add(row * x_bytes), x_bytes);
+            }
             self.write_scales(target.scales.add(index * row.scale_bytes as usize), token);
             let ids = target.ids.add(index * 4 * topk).cast::<i32>();
             let weights = target.weights.add(index * 4 * topk).cast::<f32>();

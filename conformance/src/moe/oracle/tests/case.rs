@@ -39,6 +39,8 @@ fn cases_that_differ_in_one_field_have_different_names() {
         Case { hidden: 128, ..base() },
         Case { max_tokens: 8, ..base() },
         Case { worst_case: true, ..base() },
+        Case { max_rows: vec![1, 0], ..base() },
+        Case { max_rows: vec![10, 0], ..base() },
         Case { weights: false, ..base() },
         Case { scale_columns: true, ..base() },
         Case { source_tokens: true, ..base() },
@@ -103,6 +105,10 @@ fn impossible_cases_are_refused_with_what_was_found_and_expected() {
     assert_eq!(columns.validate(), Ok(()));
     let flat = Case { layout: Layout::Flat, ..columns };
     assert!(message(flat).contains("found forms of packed arrays with flat rows"));
+    let capped = Case { max_rows: vec![1, 2, 3], ..base() };
+    assert!(message(capped).contains("found 3 caps of flat rows; expected none, or 2"));
+    let capped = Case { max_rows: vec![1, 2], layout: Layout::Packed, ..base() };
+    assert!(message(capped).contains("found 2 caps of packed rows"));
     let skewed = Case { routing: Routing::Skewed, topk: 3, ..base() };
     assert!(message(skewed).contains("found skewed routing to 8 experts; expected at least 12"));
 }

@@ -57,6 +57,7 @@ fn random_case(seed: u64) -> Case {
         scale_columns: packed && pick(rng, &[false, true]),
         source_tokens: packed && pick(rng, &[false, true]),
         worst_case: pick(rng, &[false, true]),
+        max_rows: Vec::new(),
         weights,
         combine: Combine {
             row: pick(rng, &RowType::ALL),
@@ -240,6 +241,49 @@ fn the_lazy_round_trip_equals_dispatch_experts_and_combine_one_after_the_other()
             let lazy = expected_round_trip(case, &inputs.ranks[rank], rank);
             lazy.x.compare(&whole.x.dense(0)).unwrap();
             assert_eq!(whole, lazy);
+        }
+    });
+}
+
+/// The case with a cap on some ranks, where its layout takes one.
+fn capped(case: &Case) -> Option<Case> {
+    let rng = &mut Rng::new(case.seed, Stream::Tokens, case.ranks);
+    let caps: Vec<usize> = (0..case.ranks).map(|_| rng.below(20)).collect();
+    let case = Case { max_rows: caps, ..case.clone() };
+    (!case.layout.has_fixed_places()).then_some(case)
+}
+
+#[test]
+fn the_lazy_round_trip_of_capped_rows_equals_that_of_the_steps() {
+    for_all(|case, inputs| {
+        let Some(case) = capped(case) else { return };
+        case.validate().unwrap();
+        let outputs = run_all(&case, &dispatch_all(&case, inputs), 0xff);
+        for rank in 0..case.ranks {
+            let whole = expected_combine(&case, inputs, &outputs, rank).unwrap();
+            assert_eq!(whole, expected_capped_round_trip(&case, inputs, rank));
+        }
+    });
+}
+
+#[test]
+fn capped_rows_are_the_first_ones_of_those_without_a_cap_and_the_rest_is_counted() {
+    for_all(|case, inputs| {
+        let Some(capped) = capped(case) else { return };
+        for rank in 0..case.ranks {
+            let (all, left) =
+                (expected_dispatch(case, inputs, rank), expected_dispatch(&capped, inputs, rank));
+            let most = capped.cap_of(rank).unwrap_or(usize::MAX);
+            assert_eq!(left.true_rows, all.true_rows.min(most));
+            let width = all.x.row_bytes();
+            let (x, first) = (all.x.dense(1), left.x.dense(1));
+            assert_eq!(first, x[..first.len()]);
+            assert_eq!(first.len(), x.len().min(most.saturating_mul(width)));
+            let sum = |array: &Array| i32s(&array.dense(0)).iter().sum::<i32>();
+            let dropped = left.dropped.as_ref().map_or(0, sum);
+            assert_eq!(sum(&left.counts) + dropped, sum(&all.counts));
+            let overflow = left.overflow.as_ref().map_or(0, sum);
+            assert_eq!(overflow, i32::from(dropped > 0));
         }
     });
 }

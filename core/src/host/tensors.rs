@@ -1,29 +1,55 @@
-//! Memory for the tensors of a case: that of the host, or of the device that the operation works on.
+//! Memory for the tensors of a tool: that of the host, or of the device that an operation works on.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::fmt;
 
-use tokenyard_core::Result;
-use tokenyard_core::bootstrap::World;
-use tokenyard_core::communicator::{CallerMemory, Stream, TensorMut, TensorRef};
-use tokenyard_core::config::Config;
-use tokenyard_core::host::OpenKernels;
-use tokenyard_core::moe::DType;
+use super::{OpenKernels, Registry};
+use crate::Result;
+use crate::bootstrap::World;
+use crate::communicator::{CallerMemory, Stream, TensorMut, TensorRef};
+use crate::config::Config;
+use crate::kernels::{KernelShape, kernel_shape};
+use crate::moe::{DType, Shape};
 
-use crate::device::open_kernels;
+/// The kernel set of a config, open for the least exchange of a world. It holds this rank's device until it
+/// is dropped.
+///
+/// # Errors
+/// Errors of the kernel set.
+pub fn open_kernels(config: &Config, world: &World) -> Result<OpenKernels> {
+    let ranks = world.ranks();
+    let any = Shape { ranks, experts: ranks, topk: 1, hidden: 1, max_tokens: 1 };
+    let shape = KernelShape { rank: world.rank(), ..kernel_shape(&any, 1, 1, 1) };
+    let kernels = Registry::for_config(config)?.choose_kernels(&config.kernels)?;
+    kernels.open(&config.kernels.table, &shape)
+}
 
 /// See the [module](self).
-pub(super) enum TensorMemory {
+pub enum TensorMemory {
+    /// Memory of the host.
     Host,
-    /// Through a kernel set of its own. `ordinal`: the device.
+    /// Memory of a device, through a kernel set of its own.
     Device {
+        /// The set, whose calls are for one thread.
         kernels: Box<RefCell<OpenKernels>>,
+        /// The device.
         ordinal: i32,
     },
 }
 
+impl fmt::Debug for TensorMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("Host"),
+            Self::Device { ordinal, .. } => write!(f, "Device({ordinal})"),
+        }
+    }
+}
+
 /// Tensors of bytes, freed with `self`.
-pub(super) struct Tensors<'m> {
+#[derive(Debug)]
+pub struct Tensors<'m> {
     memory: &'m TensorMemory,
     /// In host memory the tensors themselves; for a device what they hold at first.
     bytes: Vec<Vec<u8>>,
@@ -32,7 +58,8 @@ pub(super) struct Tensors<'m> {
 }
 
 /// A stream of the device, destroyed with `self`, once it has passed all work.
-pub(super) struct TensorStream<'m> {
+#[derive(Debug)]
+pub struct TensorStream<'m> {
     kernels: &'m RefCell<OpenKernels>,
     raw: *mut c_void,
 }
@@ -42,11 +69,7 @@ impl TensorMemory {
     ///
     /// # Errors
     /// Errors of the kernel set.
-    pub(super) fn open(
-        config: &Config,
-        world: &World,
-        device: Option<i32>,
-    ) -> anyhow::Result<Self> {
+    pub fn open(config: &Config, world: &World, device: Option<i32>) -> Result<Self> {
         let Some(ordinal) = device else { return Ok(Self::Host) };
         let kernels = Box::new(RefCell::new(open_kernels(config, world)?));
         Ok(Self::Device { kernels, ordinal })
@@ -56,7 +79,7 @@ impl TensorMemory {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn stream(&self) -> Result<Option<TensorStream<'_>>> {
+    pub fn stream(&self) -> Result<Option<TensorStream<'_>>> {
         let Self::Device { kernels, .. } = self else { return Ok(None) };
         let raw = kernels.borrow_mut().stream_create()?;
         Ok(Some(TensorStream { kernels, raw }))
@@ -66,7 +89,7 @@ impl TensorMemory {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn on_device(&self, bytes: Vec<u8>) -> Result<Option<Tensors<'_>>> {
+    pub fn on_device(&self, bytes: Vec<u8>) -> Result<Option<Tensors<'_>>> {
         match self {
             Self::Host => Ok(None),
             Self::Device { .. } => self.tensors(vec![bytes]).map(Some),
@@ -77,7 +100,7 @@ impl TensorMemory {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn tensors(&self, bytes: Vec<Vec<u8>>) -> Result<Tensors<'_>> {
+    pub fn tensors(&self, bytes: Vec<Vec<u8>>) -> Result<Tensors<'_>> {
         let mut tensors = Tensors { memory: self, bytes, there: Vec::new() };
         let Self::Device { kernels, .. } = self else { return Ok(tensors) };
         let mut kernels = kernels.borrow_mut();
@@ -97,7 +120,7 @@ impl Tensors<'_> {
     ///
     /// # Errors
     /// None; the memory is valid.
-    pub(super) fn refs(&self) -> Result<Vec<TensorRef<'_>>> {
+    pub fn refs(&self) -> Result<Vec<TensorRef<'_>>> {
         match self.memory {
             TensorMemory::Host => {
                 self.bytes.iter().map(|one| TensorRef::from_slice(one, 1, one.len())).collect()
@@ -114,7 +137,7 @@ impl Tensors<'_> {
     ///
     /// # Errors
     /// None; the memory is valid.
-    pub(super) fn muts(&mut self) -> Result<Vec<TensorMut<'_>>> {
+    pub fn muts(&mut self) -> Result<Vec<TensorMut<'_>>> {
         match self.memory {
             TensorMemory::Host => {
                 let bytes = self.bytes.iter_mut().map(|one| (one.len(), one));
@@ -132,7 +155,7 @@ impl Tensors<'_> {
     ///
     /// # Errors
     /// None; the memory is valid.
-    pub(super) fn typed(&self, dtype: DType) -> Result<Option<TensorRef<'_>>> {
+    pub fn typed(&self, dtype: DType) -> Result<Option<TensorRef<'_>>> {
         let TensorMemory::Device { ordinal, .. } = self.memory else { return Ok(None) };
         let Some(bytes) = self.all_there(*ordinal).next() else { return Ok(None) };
         let elements = bytes.shape[1] / dtype.bytes();
@@ -156,7 +179,7 @@ impl Tensors<'_> {
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn into_bytes(mut self) -> Result<Vec<Vec<u8>>> {
+    pub fn into_bytes(mut self) -> Result<Vec<Vec<u8>>> {
         let mut bytes = std::mem::take(&mut self.bytes);
         if let TensorMemory::Device { kernels, .. } = self.memory {
             for (one, pointer) in bytes.iter_mut().zip(&self.there) {
@@ -183,7 +206,7 @@ impl Drop for Tensors<'_> {
 
 impl TensorStream<'_> {
     /// The stream, for calls that end before `self`.
-    pub(super) fn name(&self) -> Stream {
+    pub fn name(&self) -> Stream {
         // SAFETY: a stream of the device. Calls of a case end before it, and tensors live longer than their calls.
         unsafe { Stream::new(self.raw) }
     }
@@ -195,7 +218,7 @@ impl TensorStream<'_> {
     ///
     /// # Safety
     /// Both live until the stream has passed the copies.
-    pub(super) unsafe fn copy(&self, to: &Tensors<'_>, from: &Tensors<'_>) -> Result<()> {
+    pub unsafe fn copy(&self, to: &Tensors<'_>, from: &Tensors<'_>) -> Result<()> {
         for ((to, from), one) in to.there.iter().zip(&from.there).zip(&from.bytes) {
             // SAFETY: memory of this length; the rest by this function's contract.
             unsafe {

@@ -1,0 +1,100 @@
+//! Fetches of entries that are spread over all ranks.
+
+use anyhow::{Context, Result, ensure};
+use tokenyard_core::communicator::TensorRef;
+use tokenyard_core::config::Config;
+use tokenyard_core::host::tensors::TensorMemory;
+use tokenyard_core::moe::DType;
+use tokenyard_core::ops::table::{Entries, Table, TableOptions};
+
+use super::sampler::{Call, Sampler};
+use super::{Measured, OperationSamples};
+use crate::workload::Random;
+
+/// The form of a table.
+#[derive(Clone, Copy)]
+pub(super) struct Form {
+    /// Entries of each rank.
+    pub(super) entries: u64,
+    /// Bytes of each.
+    pub(super) entry_bytes: u64,
+}
+
+impl Form {
+    /// The byte that fills an entry, by its index.
+    fn filler(index: u64) -> u8 {
+        (index % 251) as u8 + 1
+    }
+
+    /// The entries of a rank.
+    fn of_rank(self, rank: u32) -> Vec<u8> {
+        let first = u64::from(rank) * self.entries;
+        let entry = |at| std::iter::repeat_n(Self::filler(first + at), self.entry_bytes as usize);
+        (0..self.entries).flat_map(entry).collect()
+    }
+}
+
+/// Fetches of so many entries.
+#[derive(Clone, Copy)]
+struct Fetches {
+    form: Form,
+    count: u32,
+}
+
+/// Measures all numbers of indices.
+pub(super) fn measure(
+    config: &Config,
+    form: Form,
+    counts: &[u32],
+    sampler: &mut Sampler<'_>,
+) -> Result<Vec<OperationSamples>> {
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let options = TableOptions::new(form.entry_bytes, form.entries, most);
+    let mut table = Table::open(sampler.world, config, options)?;
+    let memory = TensorMemory::open(config, sampler.world, table.device())?;
+    let mine = memory.tensors(vec![form.of_rank(sampler.world.rank())])?;
+    table.write(&[Entries { values: mine.refs()?.remove(0), scales: None }])?;
+    let mut results = Vec::new();
+    for count in counts {
+        results.push(fetch(&mut table, &memory, Fetches { form, count: *count }, sampler)?);
+    }
+    drop(mine);
+    table.close()?;
+    Ok(results)
+}
+
+fn fetch(
+    table: &mut Table,
+    memory: &TensorMemory,
+    fetches: Fetches,
+    sampler: &mut Sampler<'_>,
+) -> Result<OperationSamples> {
+    let Fetches { form, count } = fetches;
+    let (rank, ranks) = (sampler.world.rank(), sampler.world.ranks());
+    let mut random = Random::new(0x7461_626c_6500 + u64::from(rank));
+    let all = form.entries * u64::from(ranks);
+    let indices: Vec<i64> = (0..count).map(|_| random.below(all) as i64).collect();
+    let mut copied = vec![0; ranks as usize];
+    for index in &indices {
+        copied[(*index as u64 / form.entries) as usize] += form.entry_bytes as usize;
+    }
+    let size = u64::from(count) * form.entry_bytes;
+    let there = memory.on_device(indices.iter().flat_map(|index| index.to_ne_bytes()).collect())?;
+    let mut values = memory.tensors(vec![vec![0; size as usize]])?;
+    let call = Call { measured: Measured::Fetch, size, copied, times: 1 };
+    let samples = sampler.measure(&call, false, || {
+        let given = match &there {
+            Some(tensor) => tensor.typed(DType::I64)?.context("indices of a device")?,
+            None => TensorRef::from_slice(&indices, 1, indices.len())?,
+        };
+        Ok(table.fetch(0, given, &mut values.muts()?.remove(0), None)?)
+    })?;
+    let values = values.into_bytes()?.remove(0);
+    let entries = values.chunks(form.entry_bytes as usize);
+    let is_right = indices.iter().zip(entries).all(|(index, entry)| {
+        let filler = Form::filler(*index as u64);
+        entry.iter().all(|byte| *byte == filler)
+    });
+    ensure!(is_right, "fetch of {count} entries: found other bytes than those that were written");
+    Ok(samples)
+}
