@@ -43,6 +43,8 @@ class Opened:
     forms: frozenset[str]
     # Where outputs lie: `auto`, `arena` or `copy`.
     output: str
+    # The most tokens of a rank that ranks have agreed on for it. It may have room for more.
+    agreed_tokens: int
     # Streams of torch on which calls were made, and on which a graph captured some.
     streams: set[int] = field(default_factory=set)
     captured_streams: set[int] = field(default_factory=set)
@@ -141,6 +143,9 @@ class Dispatch:
             opened = pool.agree(self._sizes, self._refused, False)
         self._opened, self._why, self._is_full = opened, self._refused, False
         fits = self._refused is None and pool.fits(opened, self._sizes)
+        if fits and (wrong := self._prepare(opened)) is not None:
+            self._why = self._refused = wrong
+            fits = False
         try:
             if fits:
                 self._pending = pool.deferred.start(self._send, opened)
@@ -157,6 +162,14 @@ class Dispatch:
             opened.hooks.append(None)
             if fits:
                 self._take(error)
+
+    def _prepare(self, opened: Opened) -> str | None:
+        """What the call makes ready for a communicator. Returns why it cannot: the others must learn it."""
+        try:
+            self._call.prepare(opened)
+        except Exception as error:
+            return reason(error)
+        return None
 
     def _take(self, error: errors.Error) -> None:
         """The reason why this rank refused an operation; none where another rank refused it."""
@@ -299,8 +312,9 @@ class Pool:
                         f"{getattr(first, name)}, as on rank {first_rank}",
                         rank,
                     )
-        tokens, topk = (
-            max(getattr(it, name) for it in wanted.values()) for name in ("tokens", "topk")
+        tokens, topk, pieces = (
+            max(getattr(it, name) for it in wanted.values())
+            for name in ("tokens", "topk", "pieces")
         )
         named = first.max_tokens if self.on_device else None
         self.current = self._open(
@@ -312,6 +326,7 @@ class Pool:
                 named,
                 first.decodes and named is not None,
                 first.takes_more_topk,
+                pieces,
             ),
             any(view["captured"] for view in views.values()),
         )
@@ -363,6 +378,8 @@ class Pool:
             found = None
         if found is None or not found.sizes.has_room_for(sizes):
             opened = self._open_new(sizes if found is None else grown(sizes, found.sizes))
+            before = 0 if found is None else found.agreed_tokens
+            opened.agreed_tokens = max(sizes.tokens, before)
             self._mask_as_before(opened)
             # The old one lives on while handles of it do; where graphs have captured it, as long as the buffer.
             if found is not None and is_captured:
@@ -389,7 +406,7 @@ class Pool:
                 experts=sizes.experts,
                 topk=sizes.topk,
                 hidden=sizes.hidden,
-                max_tokens=sizes.tokens,
+                max_tokens=sizes.tokens * sizes.pieces,
                 # On the CPU one more: with it the operation beyond the bound is refused on all ranks.
                 in_flight=IN_FLIGHT if self.on_device else IN_FLIGHT + 1,
                 handles=handles,
@@ -397,7 +414,8 @@ class Pool:
         arena = max(communicator.report()["window_bytes"])
         forms = frozenset(communicator.forms)
         owner = weakref.ref(self)
-        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output)
+        tokens = sizes.tokens
+        opened = Opened(communicator, sizes, self.world, owner, arena, forms, self.output, tokens)
         _world.park_after(opened, self.world, communicator)
         return opened
 

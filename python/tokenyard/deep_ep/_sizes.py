@@ -20,6 +20,8 @@ class Sizes:
     decodes: bool
     # Whether `topk` is the least that the call needs: its routing may have any number of experts for a token.
     takes_more_topk: bool = False
+    # Rows that each token is sent as, where it has more experts than a row may have.
+    pieces: int = 1
 
     @functools.cached_property
     def key(self) -> tuple[int, int, int]:
@@ -27,7 +29,9 @@ class Sizes:
 
     def has_room_for(self, other: "Sizes") -> bool:
         """Whether calls of other sizes with the same key fit."""
-        return other.tokens <= self.tokens and other.topk <= self.topk
+        return (
+            other.tokens <= self.tokens and other.topk <= self.topk and other.pieces <= self.pieces
+        )
 
     @functools.cached_property
     def named_key(self) -> tuple[int, ...]:
@@ -48,7 +52,8 @@ def grown(sizes: Sizes, before: Sizes) -> Sizes:
     if sizes.tokens <= before.tokens:
         # It is K that grows.
         return replace(sizes, tokens=before.tokens)
-    sizes = replace(sizes, topk=max(sizes.topk, before.topk))
+    topk, pieces = max(sizes.topk, before.topk), max(sizes.pieces, before.pieces)
+    sizes = replace(sizes, topk=topk, pieces=pieces)
     tokens = sizes.tokens
     # No communicator takes as many: what is refused is what the caller has named.
     if tokens >= 1 << 24:

@@ -85,6 +85,12 @@ def gather_json(world: tokenyard.World, topic: str, mine: Any) -> dict[int, Any]
     return {rank: json.loads(part) for rank, part in enumerate(gathered) if part}
 
 
+def largest(world: tokenyard.World, topic: str, mine: dict[str, int]) -> dict[str, int]:
+    """The largest of each number that ranks give. Collective."""
+    views = gather_json(world, topic, mine).values()
+    return {name: max(view[name] for view in views) for name in mine}
+
+
 def drop_parked(world: tokenyard.World) -> None:
     """Drops the communicators that no rank uses any more. Collective."""
     parked = _openings.setdefault(world, Openings()).parked

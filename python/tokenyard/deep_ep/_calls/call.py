@@ -130,6 +130,9 @@ class Call:
         # A copy: a debugger writes into the locals of a frame.
         self.__dict__ = given.copy()
 
+    def prepare(self, opened: Any) -> None:
+        """Makes ready what was read, for the communicator that takes it. What it raises is a refusal."""
+
     def usual(self) -> Any:
         """The communicator of calls of this kind, where a handle does not say which; None for that of the last call."""
         return None

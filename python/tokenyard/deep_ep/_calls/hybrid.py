@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import _handles
-from .._arrays import Refusal, invalid
+from .._arrays import Refusal
 from .._pool import Opened
 from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.math import align
 from . import hybrid_routing, rows, tensors
-from .arguments import first_tokens
 from .call import Call, expect_integer, judge_flags
 from .streams import CallStream
 from .tensors import dummy, expect_device, read
@@ -38,6 +37,11 @@ class Record(rows.Record):
         """The ids of each token, whatever rows it was sent as."""
         return self.ids.view(self.routed, self.pieces * self.opened.sizes.topk)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are more rows than the caller gets, as the host knows."""
+        return self.given < int(self.native.rows)
+
 
 class OfBuffer(Call):
     """A call of `HybridEPBuffer`. All are in the order of the current stream."""
@@ -50,8 +54,11 @@ class OfBuffer(Call):
         given["x"], given["async_finish"], given["bias"] = given["hidden"], False, None
         super().__init__(given)
 
+    # The communicator of a handle from before: the others replay there.
+    of_handle: Any = None
+
     def usual(self) -> Any:
-        opened = self.buffer.last_opened.get(self.record_type)
+        opened = self.of_handle or self.buffer.last_opened.get(self.record_type)
         return None if opened is None or opened.communicator.closed else opened
 
     @property
@@ -67,6 +74,7 @@ class OfBuffer(Call):
             raise Refusal(
                 "handle: found one of the other dispatch; expected one of the same kind of call"
             )
+        self.of_handle = record.opened
         now = self.buffer.runtime.buffer_generation
         if record.generation != now:
             raise Refusal(
@@ -79,9 +87,10 @@ class OfBuffer(Call):
 class HybridDispatchCall(OfBuffer, rows.DispatchCall):
     """A dispatch of either kind: what both read."""
 
-    named_tokens = None
     gives_ids = False
     integers = ()
+    # M, the most tokens of a rank, where all ranks name it.
+    most_named: int | None = None
 
     @property
     def sms(self) -> Any:
@@ -97,7 +106,7 @@ class HybridDispatchCall(OfBuffer, rows.DispatchCall):
         return int(own) * int(self.pool.ranks)
 
     def read_tokens(self) -> int:
-        """Reads the rows and the routing, and grows the buffer to them. Returns T."""
+        """Reads the rows and the routing. Returns M to open a communicator with."""
         self.expect_right()
         x, scales = hybrid_routing.read_hidden(self, None, None)
         tokens, experts = int(x.shape[0]), self.experts
@@ -113,9 +122,28 @@ class HybridDispatchCall(OfBuffer, rows.DispatchCall):
                     f"num_of_tokens_per_rank: found {most}; expected at least the {tokens} tokens of this rank"
                 )
         self.slots = max(16, align(most, 16))
-        self.buffer.configurer.grow(x.shape[1], most, experts // self.pool.ranks)
         self.take(x, scales, None, None)
-        return tokens
+        return self.most_tokens(tokens)
+
+    def most_tokens(self, tokens: int) -> int:
+        """M to open a communicator with. Ranks name it where the caller does, and where the host does not wait: no rank
+        then learns of another that it has more tokens, so the numbers of all are the same."""
+        named = self.num_of_tokens_per_rank
+        if named is None and self.has_cpu_sync:
+            return int(self.buffer.configurer.room_for(tokens))
+        self.most_named = max(int(tokens if named is None else named), 1)
+        return self.most_named
+
+    def prepare(self, opened: Opened) -> None:
+        pieces = opened.sizes.pieces
+        self.named_tokens = None if self.most_named is None else self.most_named * pieces
+
+    def grow(self, opened: Opened) -> None:
+        """Grows the buffer to what all ranks know of the call, so that handles are from before on all of them."""
+        tokens = self.most_named or opened.agreed_tokens
+        local = self.routing.experts // self.pool.ranks
+        self.buffer.configurer.grow(self.rows.shape[1], tokens, local)
+        self.buffer.last_opened[self.record_type] = opened
 
     def expect_no_routing(self) -> None:
         """Refuses weights of ids where a handle has the routing."""
@@ -145,7 +173,7 @@ class DispatchCall(HybridDispatchCall):
         own = vars(self)
         if own["use_fp8"] is not None:
             self.wrong = judge_flags(own, ("use_fp8",)) or self.wrong
-        own.update(unit=1, spilled=None)
+        own["unit"] = 1
         self.has_cpu_sync = not self.non_blocking
 
     def is_worst(self, opened: Opened) -> bool:
@@ -162,51 +190,44 @@ class DispatchCall(HybridDispatchCall):
         if self.pad_multiple is not None:
             expect_integer("pad_multiple", self.pad_multiple, 1)
             self.unit = int(self.pad_multiple)
-        self.room = read_count(self.num_permuted_tokens)
+        count = self.num_permuted_tokens
+        if self.non_blocking and is_unread(count):
+            raise Refusal(
+                f"num_permuted_tokens: found a tensor on {count.device} with non_blocking; expected a number, or a "
+                "tensor in the host's memory"
+            )
+        self.room = read_count(count)
         if self.non_blocking and (self.room is None or self.room % self.unit):
             raise Refusal(
                 f"num_permuted_tokens: found {self.room} with non_blocking; expected a multiple of pad_multiple = "
                 f"{self.unit}"
             )
-        self.most = self._most_experts()
-        self.pieces = hybrid_routing.rows_per_token(self.most)
-        topk = min(self.most, hybrid_routing.MOST_EXPERTS)
-        experts, hidden = self.routing.experts, self.rows.shape[1]
-        most = first_tokens(tokens * self.pieces)
-        return sizes_of(experts, topk, hidden, most, None, False, True)
-
-    def _most_experts(self) -> int:
-        """The most experts of a token. Where the host must not wait for the map, those of earlier calls."""
-        buffer, is_map = self.buffer, self.routing.ids is None
-        is_unknown = is_map and self.non_blocking and self.pool.on_device
-        if is_unknown and buffer.most_experts:
-            return int(buffer.most_experts)
-        if is_unknown and self.pool.is_capturing():
-            raise Refusal(
-                "routing_map: found the buffer's first in a capture; expected a call before it"
-            )
-        most: int = self.routing.most()
-        buffer.most_experts = max(buffer.most_experts, most)
-        return most
+        # Where the host does not wait, a rank learns of no other that it has more: then it is what all may have.
+        most = self.routing.most() if self.has_cpu_sync else self.routing.limit
+        topk, pieces = min(most, hybrid_routing.MOST_EXPERTS), hybrid_routing.rows_per_token(most)
+        experts, hidden, named = self.routing.experts, self.rows.shape[1], self.most_named
+        return sizes_of(experts, topk, hidden, tokens, named, False, True, pieces)
 
     def looks(self) -> Sizes:
         tokens, hidden = self.first.shape
-        return sizes_of(self.experts, 1, hidden, first_tokens(tokens), None, False, True)
+        most = self.most_tokens(tokens)
+        return sizes_of(self.experts, 1, hidden, most, self.most_named, False, True)
 
     def prepare(self, opened: Opened) -> None:
         """Ids of as many columns as the communicator takes, for each row of a token."""
-        topk = opened.sizes.topk
-        ids, weights, self.spilled = self.routing.columns(self.pieces * topk)
+        super().prepare(opened)
+        topk, self.pieces = opened.sizes.topk, opened.sizes.pieces
+        ids, weights, _ = self.routing.columns(self.pieces * topk)
         self.ids = ids.view(-1, topk)
         self.weights = None if weights is None else weights.view(-1, topk)
         self.repeat(self.pieces)
 
     def cap(self, opened: Opened) -> dict[str, Any]:
-        """P, where the host does not wait and the kernel set takes it. Elsewhere there is room for all rows, of which a
-        caller gets P."""
-        if self.has_cpu_sync or not self.room or not opened.takes("max_rows"):
+        """P, where the kernel set takes it. Where the host waits, more rows are an error of all ranks. Elsewhere there
+        is room for all rows, of which a caller gets P."""
+        if not self.room or not opened.takes("max_rows"):
             return {}
-        return {"max_rows": self.room, "overflow": "drop"}
+        return {"max_rows": self.room, "overflow": "error" if self.has_cpu_sync else "drop"}
 
     def repeat(self, pieces: int) -> None:
         """Each row once for each part of its experts."""
@@ -218,7 +239,11 @@ class DispatchCall(HybridDispatchCall):
     def read_again(self, record: rows.Record) -> None:
         assert isinstance(record, Record)
         probs = self.read_rows_again(record)
-        self.room = read_count(self.num_permuted_tokens)
+        count = self.num_permuted_tokens
+        if is_unread(count) and (not record.has_sync or self.pool.is_capturing()):
+            # To read it the host would wait. The rows are as many as those of the handle's dispatch.
+            count = None
+        self.room = read_count(count)
         self.ids = record.ids
         if probs is not None:
             places = record.columns
@@ -271,6 +296,11 @@ def filled(values: Any, count: int) -> Any:
     return room
 
 
+def is_unread(count: Any) -> bool:
+    """Whether the host would wait for a device to read it."""
+    return isinstance(count, torch.Tensor) and count.device.type != "cpu"
+
+
 def read_count(count: Any) -> int | None:
     """A number of rows, or a tensor of one number; None as it is."""
     if isinstance(count, torch.Tensor) and not count.dim() and not count.is_floating_point():
@@ -297,7 +327,7 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         given, _, _ = rows.give(call, record, received, stream)
         return given.x, given.weights, given.scales, None, call.own_handle
     opened, received, native = rows.send(call, stream)
-    call.buffer.last_opened[Record] = opened
+    call.grow(opened)
     most = native.rows if call.room is None else call.room
     record = Record(
         opened,
@@ -314,13 +344,6 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         ids=call.ids,
         slots=call.slots,
     )
-    if call.has_cpu_sync and most < native.rows:
-        # The other ranks have their rows.
-        raise invalid(
-            call.operation,
-            f"num_permuted_tokens: found {most}; expected at least the {native.rows} rows that came, or non_blocking",
-            call.pool.rank,
-        )
     counts = _Counts(call, record, received)
     given, _, _ = rows.give(call, record, received, stream, counts.beside)
     counts.take()
@@ -346,9 +369,11 @@ class _Counts:
         source, counts, ends = self.beside["block"].split(self._lengths)
         device = counts.device
         self.overflow = torch.zeros(1, dtype=torch.int32, device=device)
-        if record.has_sync:
+        if record.has_sync and not record.is_cut:
             on_host = record.opened.communicator.expert_counts(self._received)
-            self.padded = torch.tensor([align(it, unit) for it in on_host], dtype=torch.int64)
+            padded = [align(it, unit) for it in on_host]
+            is_pinned = self._call.pool.on_device
+            self.padded = torch.tensor(padded, dtype=torch.int64, pin_memory=is_pinned)
         else:
             ends_of_experts = _aligned(counts, unit).cumsum(0)
             starts = ends_of_experts - _aligned(counts, unit)
@@ -358,19 +383,16 @@ class _Counts:
                 self.overflow |= tensors.take(self._received.overflow)
             counts = torch.minimum(counts, (record.given - starts).clamp(min=0)).to(torch.int32)
             self.padded = _aligned(counts, unit).to(torch.int64)
-        if self._call.spilled is not None:
-            self.overflow |= self._call.spilled
         self.counts, self.arrived = counts, ends[-1:]
         if record.pieces > 1:
             self.arrived = self._whole(source, ends)
         if record.has_sync:
-            self.arrived = self.arrived.cpu()
+            self.arrived, self.padded = self.arrived.cpu(), self.padded.cpu()
 
     def _whole(self, source: Any, ends: Any) -> Any:
-        """Tokens that arrived, of which several rows of one count once. They come by source rank and token."""
-        ranks = torch.searchsorted(ends, torch.arange(len(source), device=ends.device), right=True)
-        most, pieces = self._record.opened.sizes.tokens, self._record.pieces
-        tokens = ranks * most + (source - ranks * most).div(pieces, rounding_mode="floor")
+        """Tokens that arrived, of which several rows of one count once. They come by source rank and token, and all
+        ranks send a token as the same number of rows, of which M is a multiple."""
+        tokens = source.div(self._record.pieces, rounding_mode="floor")
         is_new = torch.ones(len(source), dtype=torch.bool, device=ends.device)
         is_new[1:] = tokens[1:] != tokens[:-1]
         is_new &= torch.arange(len(source), device=ends.device) < ends[-1]

@@ -4,7 +4,7 @@ A row's experts, and their probabilities, are more than ids of a communicator ma
 of their own on the same routes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import _handles
@@ -13,10 +13,10 @@ from .._sizes import Sizes, sizes_of
 from .._torch import torch
 from ..utils.math import align
 from . import hybrid, hybrid_routing, rows, tensors
-from .arguments import MOST_CHOICES, first_tokens
+from .arguments import MOST_CHOICES
 from .call import expect_integer, judge_integers
 from .streams import CallStream
-from .tensors import read
+from .tensors import expect_device, read
 
 
 @dataclass
@@ -58,21 +58,22 @@ class DispatchCall(hybrid.HybridDispatchCall):
         return not self.has_cpu_sync
 
     def read(self) -> Sizes:
-        tokens, ranks = self.read_tokens(), self.pool.ranks
+        most, ranks = self.read_tokens(), self.pool.ranks
         self.sent, self.sent_probs = self.routing.dense()
-        is_in = self.sent.view(tokens, ranks, self.routing.experts // ranks).any(2)
+        is_in = self.sent.view(len(self.rows), ranks, self.routing.experts // ranks).any(2)
         choices = min(ranks, MOST_CHOICES)
         self.ids, _, is_over = hybrid_routing.Routing(ranks, map=is_in).columns(choices)
         if ranks > choices and bool(is_over):
             raise Refusal(
                 f"routing_map: found a token for more than {choices} ranks; expected at most as many"
             )
-        return sizes_of(ranks, choices, self.rows.shape[1], first_tokens(tokens), None, False)
+        return sizes_of(ranks, choices, self.rows.shape[1], most, self.most_named, False)
 
     def looks(self) -> Sizes:
         tokens, hidden = self.first.shape
-        ranks = self.pool.ranks
-        return sizes_of(ranks, min(ranks, MOST_CHOICES), hidden, first_tokens(tokens), None, False)
+        ranks, most = self.pool.ranks, self.most_tokens(tokens)
+        choices = min(ranks, MOST_CHOICES)
+        return sizes_of(ranks, choices, hidden, most, self.most_named, False)
 
     def read_again(self, record: rows.Record) -> None:
         assert isinstance(record, Record)
@@ -87,11 +88,13 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
     if call.handle is not None:
         record, received = rows.replay(call, stream)
         assert isinstance(record, Record)
+        if call.num_dispatched_tokens is not None:
+            record = replace(record, given=call.num_dispatched_tokens)
         given, _, _ = rows.give(call, record, received, stream)
         probs, _ = _beside(call, record, None, stream, 0)
         return given.x, probs, given.scales, call.own_handle
     opened, received, native = rows.send(call, stream)
-    call.buffer.last_opened[Record] = opened
+    call.grow(opened)
     bound = call.num_dispatched_tokens
     record = Record(
         opened,
@@ -182,6 +185,7 @@ class CombineCall(hybrid.CombineCall):
             local, size = record.experts // pool.ranks, pool.ranks // pool.domains
             shape = (x.shape[0], size * local)
             probs = read("probs", self.topk_weights, (torch.float32,), shape)
+            expect_device(pool, hidden=x, probs=probs)
             first = pool.rank % size * local
             self.returned = hybrid.filled(probs[:, first : first + local], count)
         return hybrid.filled(x, count), None

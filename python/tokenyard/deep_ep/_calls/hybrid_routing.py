@@ -27,6 +27,8 @@ class Routing:
     ids: Any = None
     probs: Any = None
     weights: Any = None
+    # The columns of ids that were made a map.
+    width: int | None = None
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -47,6 +49,12 @@ class Routing:
         if self.ids is not None:
             return max(int(self.ids.shape[1]), 1)
         return max(int(self.map.sum(1).max()), 1) if self.tokens else 1
+
+    @property
+    def limit(self) -> int:
+        """The most experts that a token may have, by the form of the routing: no value is read."""
+        width = self.width if self.ids is None else int(self.ids.shape[1])
+        return max(self.experts if width is None else min(width, self.experts), 1)
 
     def columns(self, count: int) -> tuple[Any, Any, Any]:
         """Ids `[T, count]`, which are -1 where there are no more, their weights or None, and whether a token has more,
@@ -113,7 +121,8 @@ def read_routing(call: Any, tokens: int, experts: int) -> Routing:
     if ids.shape[1] > min(experts, MOST_EXPERTS):
         # Some columns of each token select nothing, or a token has more experts than one row may have.
         given, found = spread(ids, weights, experts)
-        return Routing(experts, map=given, probs=found if probs is None else probs)
+        width = int(ids.shape[1])
+        return Routing(experts, given, probs=found if probs is None else probs, width=width)
     ids = torch.where((ids >= 0) & (ids < experts), ids, -1).long()
     return Routing(experts, ids=ids, probs=probs, weights=None if probs is not None else weights)
 

@@ -77,9 +77,6 @@ class DispatchCall(Call):
         """The most rows that may arrive, where there is such a number, and what happens to others."""
         return {}
 
-    def prepare(self, opened: Opened) -> None:
-        """Makes ready what was read, for the communicator that takes it."""
-
     def read_again(self, record: Record) -> None:
         """Reads what a handle's dispatch, made again, takes."""
         self.expect_equal(record)
@@ -128,7 +125,6 @@ def begin(call: DispatchCall, stream: CallStream) -> Callable[[], tuple[Opened, 
 
     def send_to(opened: Opened) -> Any:
         tensors.name_stream(opened, stream)
-        call.prepare(opened)
         act = opened.communicator.dispatch_send if in_halves else opened.communicator.dispatch
         sent = act(
             call.rows,
@@ -253,6 +249,10 @@ def give(
         for name, tensor in vars(given).items():
             if tensor is not None:
                 setattr(given, name, tensors.fit(tensor, record.given))
+    if arrived > record.given and not stays and not call.use_tma_aligned_col_major_sf:
+        # The caller holds no memory of the rows that it does not get.
+        for name, tensor in vars(given).items():
+            setattr(given, name, None if tensor is None else tensor.clone())
     if not call.pool.on_device:
         filled = arrived if record.has_sync else int(tensors.take(received.totals)[1])
         tensors.clear_behind((given.x, given.scales, given.weights), filled)

@@ -10,7 +10,7 @@ from .._calls.hybrid_routing import spread
 from .._calls.tensors import on_stream
 from .._dynamo import make_opaque
 from .._pool import Pool
-from .._world import DEFAULT_WAITS, Waits
+from .._world import DEFAULT_WAITS, Waits, largest
 from .hybrid_config import Configurer, HybridEpConfigInstance, Runtime
 
 _FLAGS = ("use_fp8", "load_cached_kernels", "use_shared_buffer", "enable_custom_allgather")
@@ -83,16 +83,15 @@ class HybridEPBuffer:
         self.node_rank, self.local_rank = divmod(pool.rank, size)
         self.num_sms_dispatch = given["num_sms_dispatch_api"] or 0
         self.num_sms_combine = given["num_sms_combine_api"] or 0
-        # The most experts of a token so far.
-        self.most_experts = 0
         # The communicators of the last dispatches, by their kind.
         self.last_opened: dict[type, Any] = {}
         self.runtime = Runtime()
+        sizes = largest(pool.world, "sizes of buffer", {name: given[name] for name in _SIZES})
         chosen = {name: given[name] for name in _CHOICES[:-1] if given[name] is not None}
         config = HybridEpConfigInstance(
-            hidden_dim=given["hidden_dim"],
-            max_num_of_tokens_per_rank=given["max_num_of_tokens_per_rank"],
-            num_of_experts_per_rank=given["num_local_experts"],
+            hidden_dim=sizes["hidden_dim"],
+            max_num_of_tokens_per_rank=sizes["max_num_of_tokens_per_rank"],
+            num_of_experts_per_rank=sizes["num_local_experts"],
             num_of_ranks_per_node=size,
             num_of_nodes=pool.domains,
             token_data_type="UINT8" if given["use_fp8"] else "UINT16",

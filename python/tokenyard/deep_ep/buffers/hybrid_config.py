@@ -46,6 +46,7 @@ class Configurer:
     def __init__(self, runtime: Runtime, config: HybridEpConfigInstance) -> None:
         self._runtime, self.buffer_config = runtime, config
         config.max_num_of_tokens_per_rank = _capacity(config.max_num_of_tokens_per_rank)
+        self._first_tokens = config.max_num_of_tokens_per_rank
 
     def get_default_config(self, fuse_permute_dispatch: bool = False) -> HybridEpConfigInstance:
         """A config with the sizes of the buffer."""
@@ -60,6 +61,12 @@ class Configurer:
     def template(self, **fields: Any) -> HybridEpConfigInstance:
         """A config of the buffer's sizes, with other fields."""
         return HybridEpConfigInstance(**{**vars(self.buffer_config), **fields})
+
+    def room_for(self, tokens: int) -> int:
+        """M to open a communicator with, for a call that names none: the buffer's first, or the next power of two."""
+        return (
+            self._first_tokens if tokens <= self._first_tokens else 1 << (tokens - 1).bit_length()
+        )
 
     def grow(self, hidden: int, tokens: int, local_experts: int) -> None:
         """Makes the sizes as large as those of a call, at least. Handles from before then belong to no memory."""
