@@ -59,6 +59,7 @@ def in_a_graph(world):
             pad_multiple=8,
             non_blocking=True,
             num_permuted_tokens=len(places) + 8,
+            num_of_tokens_per_rank=max(case.tokens),
         )
         found["out"], _ = buffer.combine_with_unpermute(hidden=found["rows"], handle=handle)
 
@@ -74,26 +75,9 @@ def in_a_graph(world):
 
 
 def more_experts_than_before(world):
-    """Where the host does not wait, a token has as many experts as one had before; the flag says that some are lost."""
-    buffer, case = made(world, CASE)
-    me, room = world.rank, 2048
-    call = {"hidden": case.x[me], "non_blocking": True, "num_permuted_tokens": room}
-    chosen = case.maps[me]
-    first_two = chosen & (chosen.cumsum(1) <= 2)
-    for routing_map, flag in ((first_two, 0), (chosen, 1)):
-        rows, _, _, _, handle = buffer.dispatch_with_permute(routing_map=routing_map, **call)
-        assert rows.shape[0] == room
-        assert handle[-1].tolist() == [flag]
-        out, _ = buffer.combine_with_unpermute(hidden=rows, handle=handle)
-        counts = first_two.sum(1)[:, None]
-        hybrid_cases.same(out + 0, (case.x[me].float() * counts).to(out.dtype) + 0)
-    # A call that waits learns how many there are.
-    buffer.dispatch_with_permute(hidden=case.x[me], routing_map=chosen)
-    rows, _, _, _, handle = buffer.dispatch_with_permute(routing_map=chosen, **call)
-    assert handle[-1].tolist() == [0]
-    out, _ = buffer.combine_with_unpermute(hidden=rows, handle=handle)
-    counts = chosen.sum(1)[:, None]
-    hybrid_cases.same(out + 0, (case.x[me].float() * counts).to(out.dtype) + 0)
+    """Where the host does not wait, no expert of a token is lost."""
+    for case in (CASE, WIDE):
+        hybrid_cases.more_experts_than_before(*made(world, case))
 
 
 CHECKS = [

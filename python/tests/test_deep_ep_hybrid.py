@@ -4,12 +4,13 @@ import hybrid_cases
 import numpy as np
 import pytest
 import torch
-from hybrid_cases import Case, rows_of, shifted
+from hybrid_cases import Case, rows_of, same, shifted
 from test_deep_ep_normal import buffer_of
 from test_deep_ep_refusals import raises
 
 from tokenyard import errors
 from tokenyard.deep_ep import HybridEPBuffer, indices_to_map
+from tokenyard.deep_ep._calls import hybrid_routing
 
 CASES = [
     Case(1, (5,)),
@@ -190,3 +191,149 @@ def of_arrays(world, case):
 
 def test_arrays_are_taken_and_sizes_may_differ_in_every_call(ranks):
     ranks(2, of_arrays, CASES[1])
+
+
+def more_experts(world, case):
+    hybrid_cases.more_experts_than_before(hybrid(world, case), case)
+
+
+def test_no_expert_is_lost_where_the_host_does_not_wait(ranks):
+    for case in (CASES[1], CASES[4], WIDE):
+        ranks(case.ranks, more_experts, case)
+
+
+def unasked(world, case):
+    """Behind the first call, ranks with fewer tokens and other maps ask no other for sizes."""
+    me, buffer = world.rank, hybrid(world, case)
+    common = {"num_of_tokens_per_rank": max(case.tokens)}
+    permuted = {**common, "non_blocking": True, "num_permuted_tokens": 2000}
+
+    def asks(*arguments):
+        raise AssertionError("found a question to other ranks")
+
+    for call, options in (
+        (buffer.dispatch_with_permute, permuted),
+        (buffer.dispatch, {**common, "num_dispatched_tokens": 2000}),
+    ):
+        nothing = torch.zeros_like(case.maps[me])
+        call(hidden=case.x[me], routing_map=nothing, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(buffer._pool, "agree", asks)
+            for tokens in (0, 1 + me, case.tokens[me]):
+                form = {"hidden": case.x[me][:tokens], "routing_map": case.maps[me][:tokens]}
+                call(**form, **options)
+    assert buffer.runtime.buffer_generation == 0
+    # Without the largest T, all T are the same.
+    with pytest.raises(errors.InvalidInputError, match="found max_tokens = 3 on rank 1"):
+        buffer.dispatch_with_permute(
+            hidden=case.x[me][: 2 + me],
+            routing_map=case.maps[me][: 2 + me],
+            non_blocking=True,
+            num_permuted_tokens=2000,
+        )
+
+
+def test_ranks_that_do_not_wait_have_the_same_sizes_whatever_they_bring(ranks):
+    ranks(2, unasked, WIDE)
+
+
+def generations(world, case):
+    """One rank has many tokens: the buffers of all grow, and no handle is old on some of them alone."""
+    me, buffer = world.rank, hybrid(world, case)
+    x, form = case.x[me], {"routing_map": case.maps[me]}
+    rows, *_, handle = buffer.dispatch_with_permute(hidden=x, **form)
+    tokens = 600 if me == 0 else 2
+    chosen = torch.ones((tokens, case.experts), dtype=torch.bool)
+    many = {"hidden": torch.ones(tokens, case.hidden), "routing_map": chosen}
+    # A call that is refused lets nothing grow.
+    raises(
+        world,
+        "pad_multiple: found -1",
+        buffer.dispatch_with_permute,
+        **many,
+        num_of_tokens_per_rank=9000,
+        **({"pad_multiple": -1} if me == 1 else {}),
+    )
+    assert buffer.runtime.buffer_generation == 0
+    buffer.dispatch_with_permute(**many)
+    assert buffer.runtime.buffer_generation == 1
+    assert buffer.configurer.buffer_config.max_num_of_tokens_per_rank == 1024
+    for _ in range(2):
+        with pytest.raises(errors.InvalidInputError, match="generation 0; expected one of"):
+            buffer.combine_with_unpermute(hidden=rows, handle=handle)
+    rows, *_, handle = buffer.dispatch_with_permute(hidden=x, **form)
+    # Narrower rows have another communicator. A handle that is old on one rank alone is refused on its own.
+    buffer.dispatch_with_permute(hidden=x[:, :32].contiguous(), **form)
+    if me == 1:
+        buffer.update_template_config(num_of_tokens_per_rank=4096)
+    says = "handle: found one of buffer generation 1"
+    raises(world, says, buffer.dispatch_with_permute, hidden=x, handle=handle)
+    raises(world, says, buffer.combine_with_unpermute, hidden=rows, handle=handle)
+    # Sizes are those of the rank that names the largest.
+    other = HybridEPBuffer(world, 64, 100 + 1000 * me, 4)
+    assert other.configurer.buffer_config.max_num_of_tokens_per_rank == 1152
+
+
+def test_buffers_grow_on_all_ranks_by_the_tokens_of_one(ranks):
+    ranks(2, generations, CASES[1])
+
+
+def other_numbers_of_rows(world, case):
+    """A token of one rank is sent as several rows, so those of all are: each counts once."""
+    me, buffer = world.rank, hybrid(world, case)
+    maps = [case.maps[0], case.maps[1] & (case.maps[1].cumsum(1) <= 2)]
+    arrived = [sum(int(m[:, case.own(r)].any(1).sum()) for m in maps) for r in range(2)]
+    for _ in range(2):
+        *_, handle = buffer.dispatch_with_permute(hidden=case.x[me], routing_map=maps[me])
+        assert handle[3].tolist() == [arrived[me]]
+
+
+def test_tokens_count_once_where_one_rank_alone_has_many_experts_of_one(ranks):
+    ranks(2, other_numbers_of_rows, WIDE)
+
+
+def refused(world, case):
+    """What goes wrong on one rank before it sends is refused on all."""
+    me, buffer = world.rank, hybrid(world, case)
+    x, form = case.x[me], {"routing_map": case.maps[me], "probs": case.probs[me]}
+    *_, handle = buffer.dispatch_with_permute(hidden=x, **form)
+    rows, probs, _, flat_handle = buffer.dispatch(x, **form)
+
+    def fails(*arguments):
+        raise RuntimeError("out of memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if me == 1:
+            patch.setattr(hybrid_routing.Routing, "columns", fails)
+        says = "RuntimeError: out of memory"
+        raises(world, says, buffer.dispatch_with_permute, hidden=x, **form)
+    buffer.dispatch_with_permute(hidden=x, **form)
+    elsewhere = probs.to("meta") if me == 1 else probs
+    says = "probs: found a tensor on meta"
+    raises(world, says, buffer.combine, rows, probs=elsewhere, handle=flat_handle)
+    # A number on a device, for which the host would wait.
+    count = torch.empty((), dtype=torch.int64, device="meta") if me == 1 else 2000
+    without = {"non_blocking": True, "num_of_tokens_per_rank": max(case.tokens)}
+    says = "num_permuted_tokens: found a tensor on meta with non_blocking"
+    raises(
+        world,
+        says,
+        buffer.dispatch_with_permute,
+        hidden=x,
+        **form,
+        **without,
+        num_permuted_tokens=count,
+    )
+    *_, handle = buffer.dispatch_with_permute(hidden=x, **form, **without, num_permuted_tokens=64)
+    again, *_ = buffer.dispatch_with_permute(hidden=x, handle=handle, num_permuted_tokens=count)
+    assert len(again) == (64 if me == 1 else 2000)
+    # As many rows as a call asks for, also by a handle.
+    again, probs, _, _ = buffer.dispatch(
+        x, probs=case.probs[me], handle=flat_handle, num_dispatched_tokens=len(rows) + 3
+    )
+    assert len(again) == len(probs) == len(rows) + 3
+    same(again[: len(rows)], rows)
+
+
+def test_what_one_rank_cannot_make_ready_is_refused_on_all(ranks):
+    ranks(2, refused, CASES[1])
