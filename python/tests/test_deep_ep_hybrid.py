@@ -4,13 +4,13 @@ import hybrid_cases
 import numpy as np
 import pytest
 import torch
-from hybrid_cases import Case, rows_of, same, shifted
+from hybrid_cases import Case, outputs_of, probs_of, rows_of, same, scaled, shifted
 from test_deep_ep_normal import buffer_of
 from test_deep_ep_refusals import raises
 
 from tokenyard import errors
 from tokenyard.deep_ep import HybridEPBuffer, indices_to_map
-from tokenyard.deep_ep._calls import hybrid_routing
+from tokenyard.deep_ep._calls import hybrid_by_rank, hybrid_routing
 
 CASES = [
     Case(1, (5,)),
@@ -200,6 +200,69 @@ def more_experts(world, case):
 def test_no_expert_is_lost_where_the_host_does_not_wait(ranks):
     for case in (CASES[1], CASES[4], WIDE):
         ranks(case.ranks, more_experts, case)
+
+
+def by_rank(world, case, domains):
+    """Rows that come once per rank and are permuted there: sums have the bits of those that come by expert."""
+    me, unit, buffer = world.rank, 8, hybrid(world, case, domains)
+    places, counts = case.permuted(me, unit)
+    room = len(places) + 16
+    form = {"routing_map": case.maps[me], "probs": case.probs[me], "pad_multiple": unit}
+    without = {"non_blocking": True, "num_permuted_tokens": room, "num_of_tokens_per_rank": 20}
+    x = case.x[me]
+    rows, probs, _, padded, handle = buffer.dispatch_with_permute(hidden=x, **form, **without)
+    assert hybrid_by_rank.is_of(handle)
+    same(rows[: len(places)], rows_of(case, places, case.x))
+    same(probs[: len(places)], probs_of(case, places))
+    # Behind them lie zeros.
+    assert not rows[len(places) :].any()
+    assert (len(rows), padded.tolist()) == (room, counts)
+    assert handle[8] == 32
+    y = outputs_of(rows, places, scaled)
+    out, back = buffer.combine_with_unpermute(hidden=y, probs=probs, handle=handle)
+    expected = case.summed(me, scaled)
+    if domains == 1:
+        same(out + 0, expected + 0)
+    torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+    same(back, case.probs[me])
+    for count in (None, room + 5, torch.tensor(7)):
+        again, probs, _, none, same_handle = buffer.dispatch_with_permute(
+            hidden=-x, probs=2 * case.probs[me], handle=handle, num_permuted_tokens=count
+        )
+        assert len(again) == len(probs) == (room if count is None else int(count))
+        found = min(len(again), len(places))
+        same(again[:found], rows_of(case, places, [-one for one in case.x])[:found])
+        same(probs[:found], 2 * probs_of(case, places)[:found])
+        assert none is None
+        assert same_handle is handle
+    draw = torch.Generator().manual_seed(9)
+    eight = [torch.randint(0, 256, (t, case.hidden), generator=draw) for t in case.tokens]
+    eight = [one.to(torch.uint8) for one in eight]
+    scales = [torch.rand(t, 3, generator=draw) for t in case.tokens]
+    rows, _, found, _, _ = buffer.dispatch_with_permute(
+        hidden=eight[me].view(torch.float8_e4m3fn), scaling_factor=scales[me], **form, **without
+    )
+    same(rows[: len(places)].view(torch.uint8), rows_of(case, places, eight))
+    same(found[: len(places)], rows_of(case, places, scales))
+    says = "hidden: found 1 rows"
+    with pytest.raises((errors.InvalidInputError, errors.RefusedError), match=says):
+        buffer.combine_with_unpermute(hidden=x.new_zeros((1, case.hidden)), handle=handle)
+    raises(
+        world,
+        "num_permuted_tokens: found 3 with non_blocking",
+        buffer.dispatch_with_permute,
+        hidden=x,
+        **form,
+        **{**without, "num_permuted_tokens": 3 if me == 1 else room},
+    )
+    buffer.update_template_config(num_of_tokens_per_rank=4096)
+    with pytest.raises(errors.InvalidInputError, match="generation"):
+        buffer.combine_with_unpermute(hidden=y, handle=handle)
+
+
+@every_split
+def test_rows_that_come_once_per_rank_are_permuted_there(ranks, domains):
+    ranks(4, by_rank, Case(4, (9, 0, 1, 5), local=16, hidden=64, most=40, seed=8), domains)
 
 
 def unasked(world, case):

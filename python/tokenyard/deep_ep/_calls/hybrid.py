@@ -185,6 +185,15 @@ class DispatchCall(HybridDispatchCall):
 
     def read(self) -> Sizes:
         tokens = self.read_tokens()
+        self.read_room()
+        # Where the host does not wait, a rank learns of no other that it has more: then it is what all may have.
+        most = self.routing.most() if self.has_cpu_sync else self.routing.limit
+        topk, pieces = min(most, hybrid_routing.MOST_EXPERTS), hybrid_routing.rows_per_token(most)
+        experts, hidden, named = self.routing.experts, self.rows.shape[1], self.most_named
+        return sizes_of(experts, topk, hidden, tokens, named, False, True, pieces)
+
+    def read_room(self) -> None:
+        """Reads P and the alignment, and judges the rest."""
         if self.use_fp8 is not None and self.use_fp8 != (self.scales is not None):
             raise Refusal(f"use_fp8: found {self.use_fp8} with hidden of {self.rows.dtype}")
         if self.pad_multiple is not None:
@@ -202,11 +211,6 @@ class DispatchCall(HybridDispatchCall):
                 f"num_permuted_tokens: found {self.room} with non_blocking; expected a multiple of pad_multiple = "
                 f"{self.unit}"
             )
-        # Where the host does not wait, a rank learns of no other that it has more: then it is what all may have.
-        most = self.routing.most() if self.has_cpu_sync else self.routing.limit
-        topk, pieces = min(most, hybrid_routing.MOST_EXPERTS), hybrid_routing.rows_per_token(most)
-        experts, hidden, named = self.routing.experts, self.rows.shape[1], self.most_named
-        return sizes_of(experts, topk, hidden, tokens, named, False, True, pieces)
 
     def looks(self) -> Sizes:
         tokens, hidden = self.first.shape
@@ -239,17 +243,21 @@ class DispatchCall(HybridDispatchCall):
     def read_again(self, record: rows.Record) -> None:
         assert isinstance(record, Record)
         probs = self.read_rows_again(record)
-        count = self.num_permuted_tokens
-        if is_unread(count) and (not record.has_sync or self.pool.is_capturing()):
-            # To read it the host would wait. The rows are as many as those of the handle's dispatch.
-            count = None
-        self.room = read_count(count)
+        self.read_room_again(record)
         self.ids = record.ids
         if probs is not None:
             places = record.columns
             found = probs.gather(1, places.clamp(min=0))
             self.weights = torch.where(places >= 0, found, 0).view(record.ids.shape)
         self.repeat(record.pieces)
+
+    def read_room_again(self, record: Record) -> None:
+        """Reads P of a call with a handle, if it names one."""
+        count = self.num_permuted_tokens
+        if is_unread(count) and (not record.has_sync or self.pool.is_capturing()):
+            # To read it the host would wait. The rows are as many as those of the handle's dispatch.
+            count = None
+        self.room = read_count(count)
 
 
 class CombineCall(OfBuffer, rows.CombineCall):
@@ -267,21 +275,18 @@ class CombineCall(OfBuffer, rows.CombineCall):
         return self.pool.sms_of(self.buffer.num_sms_combine)
 
     def read_rows(self, record: rows.Record) -> tuple[Any, Any]:
-        x = read_returned(self, record)
+        x = read_returned(self, record, min(record.given, record.native.rows))
         probs = self.topk_weights
         if probs is not None:
             probs = read("probs", probs, (torch.float32,), (x.shape[0],)).contiguous()
         return filled(x, record.native.rows), filled(probs, record.native.rows)
 
 
-def read_returned(call: Any, record: rows.Record) -> Any:
-    """Rows that come back. Behind those of the dispatch there may be more, and rows that were dropped are none."""
+def read_returned(call: Any, record: rows.Record, least: int) -> Any:
+    """Rows that come back. They are at least those of the dispatch, and there may be more behind."""
     x = read("hidden", call.x, tensors.floats(), (None, record.opened.sizes.hidden)).contiguous()
-    least = min(record.given, record.native.rows)
     if x.shape[0] < least:
-        raise Refusal(
-            f"hidden: found {x.shape[0]} rows; expected {record.given}, those of the dispatch"
-        )
+        raise Refusal(f"hidden: found {x.shape[0]} rows; expected {least}, those of the dispatch")
     return x
 
 
@@ -375,14 +380,14 @@ class _Counts:
             is_pinned = self._call.pool.on_device
             self.padded = torch.tensor(padded, dtype=torch.int64, pin_memory=is_pinned)
         else:
-            ends_of_experts = _aligned(counts, unit).cumsum(0)
-            starts = ends_of_experts - _aligned(counts, unit)
+            padded = aligned(counts, unit)
+            starts = padded.cumsum(0) - padded
             self.overflow |= starts[-1] + counts[-1] > record.given
             if self._call.cap(record.opened):
                 # The counts are of what is left.
                 self.overflow |= tensors.take(self._received.overflow)
             counts = torch.minimum(counts, (record.given - starts).clamp(min=0)).to(torch.int32)
-            self.padded = _aligned(counts, unit).to(torch.int64)
+            self.padded = aligned(counts, unit).to(torch.int64)
         self.counts, self.arrived = counts, ends[-1:]
         if record.pieces > 1:
             self.arrived = self._whole(source, ends)
@@ -399,22 +404,26 @@ class _Counts:
         return is_new.sum(dtype=torch.int32).view(1)
 
     def handle(self) -> tuple[Any, ...]:
-        """The tuple that DeepEP would return. Fields that its kernels alone read are dummies."""
-        record, pool, device = self._record, self._call.pool, self.counts.device
-        local = len(self.counts)
-        config = self._call.buffer.configurer.template(num_of_tokens_per_rank=record.slots)
-        return (
-            *maps_of(record, pool, device),
-            self.arrived,
-            dummy(device, record.slots * pool.ranks, local),
-            dummy(device, record.slots * pool.ranks // 16),
-            dummy(device, record.slots * pool.ranks, local),
-            self.counts,
-            record.slots,
-            config,
-            record.routed,
-            self.overflow,
-        )
+        return handle_of(self._call, self._record, self.arrived, self.counts, self.overflow)
+
+
+def handle_of(
+    call: DispatchCall, record: Record, arrived: Any, counts: Any, overflow: Any
+) -> tuple[Any, ...]:
+    """The tuple that DeepEP would return. Fields that its kernels alone read are dummies."""
+    pool, device, local = call.pool, counts.device, len(counts)
+    return (
+        *maps_of(record, pool, device),
+        arrived,
+        dummy(device, record.slots * pool.ranks, local),
+        dummy(device, record.slots * pool.ranks // 16),
+        dummy(device, record.slots * pool.ranks, local),
+        counts,
+        record.slots,
+        call.buffer.configurer.template(num_of_tokens_per_rank=record.slots),
+        record.routed,
+        overflow,
+    )
 
 
 def maps_of(record: Record, pool: Any, device: Any) -> tuple[Any, Any, Any]:
@@ -428,7 +437,8 @@ def maps_of(record: Record, pool: Any, device: Any) -> tuple[Any, Any, Any]:
     return tensors.anchored(anchor, record), *others
 
 
-def _aligned(counts: Any, unit: int) -> Any:
+def aligned(counts: Any, unit: int) -> Any:
+    """Each number, up to the next multiple of `unit`."""
     return (counts + (unit - 1)).div(unit, rounding_mode="floor") * unit
 
 

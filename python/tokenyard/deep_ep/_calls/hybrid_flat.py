@@ -58,26 +58,35 @@ class DispatchCall(hybrid.HybridDispatchCall):
         return not self.has_cpu_sync
 
     def read(self) -> Sizes:
-        most, ranks = self.read_tokens(), self.pool.ranks
-        self.sent, self.sent_probs = self.routing.dense()
-        is_in = self.sent.view(len(self.rows), ranks, self.routing.experts // ranks).any(2)
-        choices = min(ranks, MOST_CHOICES)
-        self.ids, _, is_over = hybrid_routing.Routing(ranks, map=is_in).columns(choices)
-        if ranks > choices and bool(is_over):
-            raise Refusal(
-                f"routing_map: found a token for more than {choices} ranks; expected at most as many"
-            )
-        return sizes_of(ranks, choices, self.rows.shape[1], most, self.most_named, False)
+        return read_ranks(self, self.read_tokens())
 
     def looks(self) -> Sizes:
-        tokens, hidden = self.first.shape
-        ranks, most = self.pool.ranks, self.most_tokens(tokens)
-        choices = min(ranks, MOST_CHOICES)
-        return sizes_of(ranks, choices, hidden, most, self.most_named, False)
+        return ranks_by_looks(self)
 
     def read_again(self, record: rows.Record) -> None:
         assert isinstance(record, Record)
         self.sent_probs = self.read_rows_again(record)
+
+
+def read_ranks(call: Any, most: int) -> Sizes:
+    """Reads the routing of a call as one of ranks. `most` is M to open a communicator with."""
+    ranks = call.pool.ranks
+    call.sent, call.sent_probs = call.routing.dense()
+    is_in = call.sent.view(len(call.rows), ranks, call.routing.experts // ranks).any(2)
+    choices = min(ranks, MOST_CHOICES)
+    call.ids, _, is_over = hybrid_routing.Routing(ranks, map=is_in).columns(choices)
+    if ranks > choices and bool(is_over):
+        raise Refusal(
+            f"routing_map: found a token for more than {choices} ranks; expected at most as many"
+        )
+    return sizes_of(ranks, choices, call.rows.shape[1], most, call.most_named, False)
+
+
+def ranks_by_looks(call: Any) -> Sizes:
+    """As `read_ranks`, of a call whose arguments are wrong."""
+    tokens, hidden = call.first.shape
+    ranks, most = call.pool.ranks, call.most_tokens(tokens)
+    return sizes_of(ranks, min(ranks, MOST_CHOICES), hidden, most, call.most_named, False)
 
 
 Result = tuple[Any, Any, Any, tuple[Any, ...]]
@@ -91,12 +100,33 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
         if call.num_dispatched_tokens is not None:
             record = replace(record, given=call.num_dispatched_tokens)
         given, _, _ = rows.give(call, record, received, stream)
-        probs, _ = _beside(call, record, None, stream, 0)
+        probs, _ = beside(call, record, None, stream, 0)
         return given.x, probs, given.scales, call.own_handle
+    arrived = arrive(call, stream, call.num_dispatched_tokens)
+    record, given = arrived.record, arrived.given
+    config = call.buffer.configurer.template(num_of_tokens_per_rank=record.slots)
+    maps = hybrid.maps_of(record, call.pool, call.rows.device)
+    handle = (*maps, arrived.count, arrived.map, record.slots, config, record.routed)
+    return given.x, arrived.probs, given.scales, handle
+
+
+@dataclass
+class Arrived:
+    """A dispatch whose rows came once per rank: what the caller gets of it, the number of rows `[1]`, and the map of
+    their own experts."""
+
+    record: Any
+    given: rows.Given
+    probs: Any
+    count: Any
+    map: Any
+
+
+def arrive(call: Any, stream: CallStream, bound: int | None) -> Arrived:
+    """Sends rows once per rank. `bound`: as many are given; None for those for which there is room."""
     opened, received, native = rows.send(call, stream)
     call.grow(opened)
-    bound = call.num_dispatched_tokens
-    record = Record(
+    record = call.record_type(
         opened,
         native,
         native.rows if bound is None else bound,
@@ -109,21 +139,18 @@ def dispatch(call: DispatchCall, stream: CallStream) -> Result:
     )
     pool, device = call.pool, call.rows.device
     block = torch.empty(received.tokens + pool.ranks, dtype=torch.int32, device=device)
-    beside = {"block": block, "parts": ("source", "source_ends")}
-    given, _, _ = rows.give(call, record, received, stream, beside)
-    arrived = block[-1:].cpu() if call.has_cpu_sync else block[-1:]
+    counted = {"block": block, "parts": ("source", "source_ends")}
+    given, _, _ = rows.give(call, record, received, stream, counted)
+    count = block[-1:].cpu() if call.has_cpu_sync else block[-1:]
     most = record.slots * pool.ranks
-    probs, routing_map = _beside(call, record, call.sent, stream, max(most, record.given))
+    probs, routing_map = beside(call, record, call.sent, stream, max(most, record.given))
     if not call.has_cpu_sync:
-        routing_map &= (torch.arange(len(routing_map), device=device) < arrived)[:, None]
-    config = call.buffer.configurer.template(num_of_tokens_per_rank=record.slots)
-    maps = hybrid.maps_of(record, pool, device)
-    handle = (*maps, arrived, routing_map, record.slots, config, record.routed)
-    return given.x, probs, given.scales, handle
+        routing_map &= (torch.arange(len(routing_map), device=device) < count)[:, None]
+    return Arrived(record, given, probs, count, routing_map)
 
 
-def _beside(
-    call: DispatchCall, record: Record, sent_map: Any, stream: CallStream, most: int
+def beside(
+    call: Any, record: Record, sent_map: Any, stream: CallStream, most: int
 ) -> tuple[Any, Any]:
     """Numbers that come beside the rows: the probabilities of this rank's experts `[rows, experts of a domain]`, or
     None where none are sent; and the map of them, `[most, own experts]`, unless the handle has it."""
@@ -149,7 +176,7 @@ def _beside(
     return probs, routing_map
 
 
-def _moved(call: DispatchCall, record: Record, sent: Any, stream: CallStream) -> Any:
+def _moved(call: Any, record: Record, sent: Any, stream: CallStream) -> Any:
     """Bytes of each token, as they arrive at the ranks of its rows. Collective."""
     opened, width = record.opened, sent.shape[1]
     words = torch.nn.functional.pad(sent, (0, align(width, 16) - width)).view(torch.float32)
@@ -179,7 +206,8 @@ class CombineCall(hybrid.CombineCall):
 
     def read_rows(self, record: rows.Record) -> tuple[Any, Any]:
         assert isinstance(record, Record)
-        x, count = hybrid.read_returned(self, record), record.native.rows
+        count = record.native.rows
+        x = hybrid.read_returned(self, record, min(record.given, count))
         if self.topk_weights is not None:
             pool = self.pool
             local, size = record.experts // pool.ranks, pool.ranks // pool.domains
@@ -191,7 +219,7 @@ class CombineCall(hybrid.CombineCall):
         return hybrid.filled(x, count), None
 
 
-def combine(call: CombineCall, stream: CallStream) -> tuple[Any, Any]:
+def combine(call: Any, stream: CallStream) -> tuple[Any, Any]:
     """The sums of a dispatch's rows, and the probabilities of all experts or None."""
     x, _, _ = rows.combine(call, stream)
     if call.returned is None:

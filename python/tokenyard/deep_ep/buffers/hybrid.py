@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 from .._arrays import Tensor, by_torch, invalid
-from .._calls import hybrid, hybrid_flat
+from .._calls import hybrid, hybrid_by_rank, hybrid_flat
 from .._calls.call import judge_flags, judge_integers
 from .._calls.hybrid_routing import spread
 from .._calls.tensors import on_stream
@@ -223,7 +223,10 @@ class HybridEPBuffer:
         if use_host_meta is not None:
             _warn_of(use_host_meta, "use_host_meta")
             non_blocking = use_host_meta is False
-        return on_stream(hybrid.dispatch, hybrid.DispatchCall(locals()))
+        given = locals()
+        if hybrid_by_rank.is_meant(given):
+            return on_stream(hybrid_by_rank.dispatch, hybrid_by_rank.DispatchCall(given))
+        return on_stream(hybrid.dispatch, hybrid.DispatchCall(given))
 
     def combine_with_unpermute(
         self,
@@ -241,7 +244,10 @@ class HybridEPBuffer:
         zeros. `pad_multiple` and `fuse_unpermute_combine` make no difference.
         """
         _warn_of(num_dispatched_tokens, "num_dispatched_tokens")
-        return on_stream(hybrid.combine, hybrid.CombineCall(locals()))
+        given = locals()
+        if hybrid_by_rank.is_of(handle):
+            return on_stream(hybrid_by_rank.combine, hybrid_by_rank.CombineCall(given))
+        return on_stream(hybrid.combine, hybrid.CombineCall(given))
 
 
 def _warn_of(value: Any, name: str) -> None:
