@@ -255,6 +255,11 @@ def by_rank(world, case, domains):
         **form,
         **{**without, "num_permuted_tokens": 3 if me == 1 else room},
     )
+    given = {"handle": (1, 2) if me == 1 else handle}
+    says = "handle: found one that no dispatch of this process returned"
+    raises(world, says, buffer.dispatch_with_permute, hidden=x, **given)
+    raises(world, says, buffer.combine_with_unpermute, hidden=y, **given)
+    buffer.combine_with_unpermute(hidden=y, handle=handle)
     buffer.update_template_config(num_of_tokens_per_rank=4096)
     with pytest.raises(errors.InvalidInputError, match="generation"):
         buffer.combine_with_unpermute(hidden=y, handle=handle)

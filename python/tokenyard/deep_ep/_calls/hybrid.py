@@ -6,7 +6,7 @@ are the same; the sums of a token's rows are added here.
 
 import numbers
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from .. import _handles
 from .._arrays import Refusal
@@ -47,6 +47,7 @@ class OfBuffer(Call):
     """A call of `HybridEPBuffer`. All are in the order of the current stream."""
 
     record_type: type[Record] = Record
+    permutes = True
     events = ()
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -58,7 +59,8 @@ class OfBuffer(Call):
     of_handle: Any = None
 
     def usual(self) -> Any:
-        opened = self.of_handle or self.buffer.last_opened.get(self.record_type)
+        last, _ = self.buffer.last_opened.get(self.permutes, (None, None))
+        opened = self.of_handle or last
         return None if opened is None or opened.communicator.closed else opened
 
     @property
@@ -91,6 +93,14 @@ class HybridDispatchCall(OfBuffer, rows.DispatchCall):
     integers = ()
     # M, the most tokens of a rank, where all ranks name it.
     most_named: int | None = None
+
+    @property
+    def layout(self) -> Literal["flat", "expert_major"]:
+        """Where a handle is none, that of the last dispatch: the others may replay it."""
+        if self.handle is None or self.permutes not in self.buffer.last_opened:
+            return super().layout
+        layout: Literal["flat", "expert_major"] = self.buffer.last_opened[self.permutes][1]
+        return layout
 
     @property
     def sms(self) -> Any:
@@ -143,7 +153,7 @@ class HybridDispatchCall(OfBuffer, rows.DispatchCall):
         tokens = self.most_named or opened.agreed_tokens
         local = self.routing.experts // self.pool.ranks
         self.buffer.configurer.grow(self.rows.shape[1], tokens, local)
-        self.buffer.last_opened[self.record_type] = opened
+        self.buffer.last_opened[self.permutes] = opened, self.layout
 
     def expect_no_routing(self) -> None:
         """Refuses weights of ids where a handle has the routing."""

@@ -31,6 +31,7 @@ class DispatchCall(hybrid.HybridDispatchCall):
     flags = ("async_finish",)
     instead_of_sync = "num_dispatched_tokens"
     record_type = Record
+    permutes = False
 
     def __init__(self, given: dict[str, Any]) -> None:
         given["num_of_experts_per_rank"] = None
@@ -202,6 +203,7 @@ class CombineCall(hybrid.CombineCall):
     operation = "HybridEPBuffer.combine"
     flags = ("async_finish",)
     record_type = Record
+    permutes = False
     returned: Any = None
 
     def read_rows(self, record: rows.Record) -> tuple[Any, Any]:

@@ -52,7 +52,8 @@ class HybridEPBuffer:
 
     To construct it is collective, and so are `dispatch`, `combine` and their relatives: all ranks make the same calls
     in the same order, on the current stream. `group` is a process group of torch (or a tokenyard.World). Ranks may have
-    other numbers of tokens. Sizes grow with the calls; a handle from before is refused then, on all ranks.
+    other numbers of tokens; where the host does not wait, with `num_of_tokens_per_rank` alone. Sizes are the largest of
+    the ranks', and grow with the calls; a handle from before is refused then, on all ranks.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class HybridEPBuffer:
         self.node_rank, self.local_rank = divmod(pool.rank, size)
         self.num_sms_dispatch = given["num_sms_dispatch_api"] or 0
         self.num_sms_combine = given["num_sms_combine_api"] or 0
-        # The communicators of the last dispatches, by their kind.
-        self.last_opened: dict[type, Any] = {}
+        # The communicators of the last dispatches and their layouts, by whether they permute.
+        self.last_opened: dict[bool, tuple[Any, str]] = {}
         self.runtime = Runtime()
         sizes = largest(pool.world, "sizes of buffer", {name: given[name] for name in _SIZES})
         chosen = {name: given[name] for name in _CHOICES[:-1] if given[name] is not None}
@@ -166,7 +167,8 @@ class HybridEPBuffer:
         - `routing_map` `[T, E]` bool; or `topk_idx` `[T, K]` integers, of which those outside of the experts select
           nothing. A map wins.
         - `probs` `[T, E]` float32, or `topk_weights` `[T, K]` float32. Explicit probabilities win.
-        - `num_of_tokens_per_rank`: at least T; the sizes of a handle and of the buffer are then its.
+        - `num_of_tokens_per_rank`: the same on all ranks, at least the T of each; the sizes of a handle and of the
+          buffer are then its. Without it, and where the host does not wait, all T are the same.
         - `num_dispatched_tokens`: give as many rows, at least those that arrive. The host then does not wait for them.
 
         Returns `(rows, probs, scales, handle)`: a row for each token and rank, by source rank, then token; `probs`
@@ -211,7 +213,8 @@ class HybridEPBuffer:
         """As `dispatch`, with a row for each token and expert, grouped by expert.
 
         - `pad_multiple`: each expert's rows begin at a multiple of it; the padding is zero.
-        - `num_permuted_tokens`: P, a number or a tensor of one: give as many rows.
+        - `num_permuted_tokens`: P, a number or a tensor of one: give as many rows. More are a FullError on all ranks
+          where the kernel set takes a most of rows; elsewhere the last field of the handle becomes 1.
         - `non_blocking`: the host waits for nothing. It needs P, a multiple of `pad_multiple`; rows from P on are
           dropped, of the last experts first, and the last field of the handle becomes 1.
         - `fuse_permute_dispatch` makes no difference: it is one operation in any case.
