@@ -1,6 +1,6 @@
 //! Operations beside MoE against the same bytes, copied: gathers with sums, messages of pipes, fetches of tables.
 //!
-//! [`gather`], [`pipe`] and [`table`] each run one operation; [`sampler`] takes the pairs of samples. Between CPUs the
+//! `gather`, `pipe` and `table` each run one operation; `sampler` takes the pairs of samples. Between CPUs the
 //! ceiling is a plain copy of the same bytes between the same processes, between GPUs the rate of copy engines, which
 //! the same run measures. Times are those of the host: a call's begin to its end.
 

@@ -120,6 +120,7 @@ proptest! {
             handles, domains, path, traffic, json,
             kernels: if gpu { KernelsName::Cuda } else { KernelsName::Cpu },
             card_memory: None,
+            max_rows: None,
             arena_mib: None,
             low_latency: false,
             between: PutsName::Host,
