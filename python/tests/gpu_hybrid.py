@@ -11,6 +11,8 @@ CASE = Case(2, (64, 61), local=16, hidden=512, most=6, seed=5)
 EMPTY = Case(2, (0, 7), hidden=256, seed=3)
 # More experts of a token than one row may have.
 WIDE = Case(2, (9, 4), local=40, hidden=512, most=70, seed=7)
+# A map that has room for as many.
+BY_RANK = Case(2, (9, 4), local=40, hidden=512, most=6, seed=7)
 
 
 def made(world, case):
@@ -40,13 +42,17 @@ def quantised_rows(world):
 
 def rows_without_waiting(world):
     """P rows, of which those beyond are dropped."""
-    for case in (CASE, EMPTY):
+    for case in (CASE, EMPTY, BY_RANK):
         hybrid_cases.without_waiting(*made(world, case))
 
 
 def in_a_graph(world):
-    """A dispatch that does not wait, and its combine, replayed with other rows."""
-    buffer, case = made(world, CASE)
+    """A dispatch that does not wait, and its combine, replayed with other rows: by expert, and once per rank."""
+    for case in (CASE, BY_RANK):
+        _replayed(world, *made(world, case))
+
+
+def _replayed(world, buffer, case):
     places, _ = case.permuted(world.rank, 8)
     x = case.x[world.rank].clone()
     form = {"routing_map": case.maps[world.rank], "probs": case.probs[world.rank]}

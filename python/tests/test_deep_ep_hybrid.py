@@ -255,6 +255,21 @@ def by_rank(world, case, domains):
         **form,
         **{**without, "num_permuted_tokens": 3 if me == 1 else room},
     )
+    for name, wrong in (
+        ("hidden", None),
+        ("routing_map", torch.zeros(3)),
+        ("probs", 7),
+        ("pad_multiple", "x"),
+        ("non_blocking", "x"),
+        ("num_permuted_tokens", 1.5),
+        ("num_of_experts_per_rank", "x"),
+        ("num_of_experts", 3),
+        ("num_of_tokens_per_rank", -1),
+    ):
+        call = {"hidden": x, **form, **without}
+        spoilt = {**call, name: wrong} if me == 1 else call
+        raises(world, f"{name}: found", buffer.dispatch_with_permute, **spoilt)
+        *_, handle = buffer.dispatch_with_permute(**call)
     given = {"handle": (1, 2) if me == 1 else handle}
     says = "handle: found one that no dispatch of this process returned"
     raises(world, says, buffer.dispatch_with_permute, hidden=x, **given)
@@ -361,7 +376,7 @@ def test_tokens_count_once_where_one_rank_alone_has_many_experts_of_one(ranks):
 
 
 def refused(world, case):
-    """What goes wrong on one rank before it sends is refused on all."""
+    """Faults of one rank before it sends are refused on all."""
     me, buffer = world.rank, hybrid(world, case)
     x, form = case.x[me], {"routing_map": case.maps[me], "probs": case.probs[me]}
     *_, handle = buffer.dispatch_with_permute(hidden=x, **form)

@@ -164,7 +164,7 @@ class Dispatch:
                 self._take(error)
 
     def _prepare(self, opened: Opened) -> str | None:
-        """What the call makes ready for a communicator. Returns why it cannot: the others must learn it."""
+        """Makes the call ready for a communicator. Returns why it cannot: the others must learn it."""
         try:
             self._call.prepare(opened)
         except Exception as error:

@@ -131,7 +131,7 @@ class Call:
         self.__dict__ = given.copy()
 
     def prepare(self, opened: Any) -> None:
-        """Makes ready what was read, for the communicator that takes it. What it raises is a refusal."""
+        """Makes ready what was read, for the communicator that takes it. An exception is a refusal."""
 
     def usual(self) -> Any:
         """The communicator of calls of this kind, where a handle does not say which; None for that of the last call."""

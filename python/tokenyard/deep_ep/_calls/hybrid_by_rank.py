@@ -37,19 +37,26 @@ def is_of(handle: Any) -> bool:
 
 
 def is_meant(given: dict[str, Any]) -> bool:
-    """Whether the arguments of `dispatch_with_permute` are those of such a call. No value is read of any tensor."""
+    """Whether the arguments of `dispatch_with_permute` are those of such a call. No value is read of any tensor.
+
+    Where an argument is wrong, it is a call as the last one: the others most likely make such a one.
+    """
     if given["handle"] is not None:
         return is_of(given["handle"])
-    buffer, local = given["self"], given["num_of_experts_per_rank"]
+    buffer, no_sync = given["self"], given["non_blocking"]
+    local, ids = given["num_of_experts_per_rank"], given["topk_idx"]
     if local is None:
         local = buffer.configurer.buffer_config.num_of_experts_per_rank
-    waits = not (isinstance(given["non_blocking"], numbers.Integral) and given["non_blocking"])
-    if waits or not isinstance(local, numbers.Integral):
+    shape = list(getattr(ids, "shape", ()))
+    has_no_width = given["routing_map"] is None and len(shape) != 2
+    is_number = isinstance(local, numbers.Integral) and int(local) > 0
+    if not is_number or has_no_width or not isinstance(no_sync, numbers.Integral | None):
+        return bool(buffer.last_opened.get(True, (None, ""))[1] == "flat")
+    if not no_sync:
         return False
     most = int(local) * buffer.group_size
     if given["routing_map"] is None:
-        shape = list(getattr(given["topk_idx"], "shape", ()))
-        most = min(most, shape[1] if len(shape) == 2 else 0)
+        most = min(most, shape[1])
     return bool(most > hybrid_routing.MOST_EXPERTS)
 
 
