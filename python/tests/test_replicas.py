@@ -1,0 +1,567 @@
+"""Replicas of experts: weights to slots, gradients back, and ids of copies."""
+
+import pathlib
+import random
+import signal
+
+import ml_dtypes
+import numpy as np
+import pytest
+from oracle import Case
+from pool import CONFIG, config
+from test_exchange import same
+
+import tokenyard
+from tokenyard import errors
+from tokenyard._replicas import schedule
+
+MIB = 1 << 20
+KEPT = 0xA5
+DTYPES = (np.uint8, np.int64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)
+
+
+def drawn(shape, dtype, *seed):
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.random.default_rng(seed).bytes(size), shape, dtype
+
+
+def made(content):
+    data, shape, dtype = content
+    return np.frombuffer(data, np.uint8).copy().view(dtype).reshape(shape)
+
+
+def weights_of(rank, local, shape, dtype, seed):
+    return made(drawn((local, *shape), dtype, rank, seed, *shape))
+
+
+def plan_of(ranks, local, spare, seed):
+    """A random plan: some slots are empty, and the last rank has none."""
+    draw = random.Random(seed)
+    plan = np.full((ranks, spare), -1, np.int32)
+    for rank in range(ranks - 1 if ranks > 2 else ranks):
+        others = [e for e in range(ranks * local) if e // local != rank]
+        chosen = draw.sample(others, min(spare, len(others)))
+        for slot, expert in enumerate(chosen):
+            if draw.random() < 0.8:
+                plan[rank, slot] = expert
+    return plan
+
+
+def untouched(spare, shape, dtype):
+    room = np.empty((spare, *shape), dtype)
+    room.view(np.uint8)[...] = KEPT
+    return room
+
+
+def as_bytes(array):
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def expect_slots(room, plan, me, local, shape, dtype, seed):
+    for slot, expert in enumerate(plan[me]):
+        if expert < 0:
+            assert (as_bytes(room[slot]) == KEPT).all()
+        else:
+            owner, place = divmod(int(expert), local)
+            same(
+                as_bytes(room[slot]), as_bytes(weights_of(owner, local, shape, dtype, seed)[place])
+            )
+
+
+def test_the_example_of_the_documentation_runs(programs, monkeypatch):
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs/replicas.md").read_text()
+    monkeypatch.chdir(root)
+    example = page.split("```python\n")[1].split("```")[0]
+    ended = programs(example, example, head="")
+    assert [out for out, *_ in ended] == [["0", "2.0"], ["5", "1.0"]], ended
+
+
+# Rows of an expert: their shape, and the most bytes of a message.
+WIDTHS = (((64,), 64), ((5, 3, 8), 1 << 10), ((33,), 100), ((1000, 4), 1 << 20), ((0,), 64))
+
+
+def of_weights(world, local, spare):
+    me, ranks = world.rank, world.ranks
+    for seed, (shape, most) in enumerate(WIDTHS):
+        dtype = DTYPES[seed % len(DTYPES)]
+        with tokenyard.Replicas(world, config(), max_bytes=most, in_flight=1 + seed % 3) as opened:
+            assert (opened.rank, opened.max_bytes, opened.in_flight) == (me, most, 1 + seed % 3)
+            for round in range(3):
+                plan = plan_of(ranks, local, spare, (seed * 10 + round))
+                mine = weights_of(me, local, shape, dtype, seed)
+                other = weights_of(me, local, (7,), np.int32, seed)
+                rooms = untouched(spare, shape, dtype), untouched(spare, (7,), np.int32)
+                given = plan if round else plan.tolist()
+                pending = opened.replicate([mine, other], list(rooms), given)
+                pending.recv()
+                pending.recv()
+                expect_slots(rooms[0], plan, me, local, shape, dtype, seed)
+                expect_slots(rooms[1], plan, me, local, (7,), np.int32, seed)
+                same(mine, weights_of(me, local, shape, dtype, seed))
+        assert opened.closed
+
+
+@pytest.mark.parametrize(("count", "local", "spare"), [(2, 3, 2), (3, 2, 4), (4, 4, 3)])
+def test_slots_get_the_weights_of_their_experts_and_empty_ones_stay(ranks, count, local, spare):
+    ranks(count, of_weights, local, spare)
+
+
+def of_large(world):
+    """4 MiB for an expert, more than all credits, and a rank without slots that gives none."""
+    me, shape = world.rank, (1024, 1024)
+    plan = [[2, 3], [0, 1], [-1, -1]]
+    with tokenyard.Replicas(world, config(), max_bytes=256 << 10, in_flight=2) as opened:
+        mine = weights_of(me, 2, shape, np.float32, 5)
+        room = untouched(2, shape, np.float32)
+        opened.replicate(mine, None if me == 2 else room, plan).recv()
+        if me < 2:
+            expect_slots(room, plan, me, 2, shape, np.float32, 5)
+        else:
+            assert (as_bytes(room) == KEPT).all()
+
+
+def test_experts_of_more_bytes_than_the_credits_arrive(ranks):
+    ranks(3, of_large)
+
+
+def of_plans(world):
+    """What the planner gives, as it is; and plans without any replica."""
+    plan, _ = tokenyard.plan_replicas([90, 3, 1, 1, 70, 2], world.ranks, 2)
+    with tokenyard.Replicas(world, config()) as opened:
+        mine = weights_of(world.rank, 3, (16,), np.float32, 1)
+        room = untouched(2, (16,), np.float32)
+        opened.replicate(mine, room, plan).recv()
+        expect_slots(room, np.asarray(plan), world.rank, 3, (16,), np.float32, 1)
+        for empty in ([[], []], [[-1], [-1]]):
+            opened.replicate(mine, None, empty).recv()
+            opened.reduce_replicas(None, mine, empty).recv()
+        same(mine, weights_of(world.rank, 3, (16,), np.float32, 1))
+
+
+def test_a_plan_of_the_planner_is_taken_as_it_is(ranks):
+    ranks(2, of_plans)
+
+
+def of_domains(world):
+    """Ranks of other rails, which no link joins: others forward."""
+    text = CONFIG.format(arena_mib=4)
+    text += '[transport.scale_out]\nuse = "shm"\n[transport.scale_out.shm]\nload_store = false\n'
+    two = tokenyard.Config.parse(text + "[topology]\ndomains = 2\n", "domains.toml")
+    me, shape = world.rank, (40, 3)
+    with tokenyard.Replicas(world, two, max_bytes=64, in_flight=2) as opened:
+        for seed in range(6):
+            plan = plan_of(world.ranks, 2, 4, seed)
+            mine, room = weights_of(me, 2, shape, np.int32, seed), untouched(4, shape, np.int32)
+            opened.replicate(mine, room, plan).recv()
+            expect_slots(room, plan, me, 2, shape, np.int32, seed)
+            expect_sums(opened, me, plan, np.float32, shape, seed)
+
+
+def test_ranks_of_other_rails_get_replicas_by_forwarding(ranks):
+    ranks(4, of_domains)
+
+
+def terms(rank, spare, shape, dtype, seed):
+    values = np.random.default_rng((9, rank, seed)).standard_normal((spare, *shape))
+    return (values * 10.0 ** (rank % 3)).astype(dtype)
+
+
+def expect_sums(opened, me, plan, dtype, shape, seed):
+    """The sum in the order of ranks, and then of slots."""
+    local, spare = 2, np.shape(plan)[1]
+    own = terms(100 + me, local, shape, dtype, seed)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    sums = own.astype(wide)
+    for rank, row in enumerate(np.asarray(plan)):
+        for slot, expert in enumerate(row):
+            if expert >= 0 and expert // local == me:
+                sums[expert % local] += terms(rank, spare, shape, dtype, seed)[slot].astype(wide)
+    grads = terms(me, spare, shape, dtype, seed)
+    opened.reduce_replicas(grads, own, plan).recv()
+    same(own, sums.astype(dtype))
+    same(grads, terms(me, spare, shape, dtype, seed))
+
+
+def of_sums(world):
+    with tokenyard.Replicas(world, config(), max_bytes=100, in_flight=2) as opened:
+        for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16):
+            for seed, shape in enumerate(((8,), (5, 3, 11), (1,))):
+                plan = plan_of(world.ranks, 2, 3, seed)
+                expect_sums(opened, world.rank, plan, dtype, shape, seed)
+        # Twice on a rank, and on all others.
+        plan = [[2, 2], *([[0, 1]] * (world.ranks - 1))]
+        expect_sums(opened, world.rank, plan, np.float32, (300,), 7)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_gradients_are_summed_in_the_order_of_ranks_bit_for_bit(ranks, count):
+    ranks(count, of_sums)
+
+
+def of_torch(world):
+    import torch
+
+    me, other = world.rank, 1 - world.rank
+    plan = torch.tensor([[3, -1], [-1, 0]], dtype=torch.int32)
+    with tokenyard.Replicas(world, config()) as opened:
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int16):
+            of = [(torch.arange(40).view(2, 4, 5) + 40 * rank).to(dtype) for rank in range(2)]
+            parameter = torch.nn.Parameter(of[me].clone(), requires_grad=dtype.is_floating_point)
+            into = torch.empty(2, 4, 5, dtype=dtype)
+            into.view(torch.uint8).fill_(KEPT)
+            opened.replicate([parameter], (into,), plan).recv()
+            slot = int((plan[me] >= 0).nonzero()[0, 0])
+            expected = of[other][int(plan[me, slot]) % 2]
+            assert torch.equal(into[slot].view(torch.uint8), expected.view(torch.uint8))
+            assert (into[1 - slot].view(torch.uint8) == KEPT).all()
+        grads, own = torch.full((2, 6), 0.125).bfloat16(), torch.ones(2, 6).bfloat16()
+        opened.reduce_replicas(grads, own, plan).recv()
+        # Of rank 0 the first expert has a replica, of rank 1 the second.
+        assert (own[me] == 1.125).all()
+        assert (own[other] == 1).all()
+
+
+def test_tensors_of_torch_are_replicated_and_summed(ranks):
+    pytest.importorskip("torch", reason="torch is not installed")
+    ranks(2, of_torch)
+
+
+def of_overlap(world):
+    """Between its halves a dispatch and a combine run."""
+    case = Case(2, seed=4)
+    me = world.rank
+    plan = [[4], [0]]
+    mine, room = weights_of(me, 4, (1000,), np.float32, 3), untouched(1, (1000,), np.float32)
+    with (
+        tokenyard.Communicator(world, config(), case.experts, case.topk, case.hidden, 12) as comm,
+        tokenyard.Replicas(world, config(), max_bytes=256, in_flight=1) as opened,
+    ):
+        pending = opened.replicate(mine, room, plan)
+        received, handle = comm.dispatch(case.x[me], case.idx[me], case.weights[me])
+        same(received.x, case.rows(case.sources(me)))
+        comm.combine(handle, np.asarray(received.x))
+        pending.recv()
+        expect_slots(room, plan, me, 4, (1000,), np.float32, 3)
+
+
+def test_a_dispatch_runs_between_the_halves(ranks):
+    ranks(2, of_overlap)
+
+
+# What is wrong on rank 1, and what the message says.
+GOOD = {"weights": np.zeros((2, 8), np.float32), "plan": [[2, -1], [0, 1]]}
+WRONG = (
+    ({"plan": [[2, -1], [0, 4]]}, r"plan\[1\]\[1\]: found expert 4; expected -1, or below 4"),
+    ({"plan": [[2, -1], [0, 3]]}, r"found expert 3, which rank 1 owns"),
+    ({"plan": [[2, -1], [0, -2]]}, "found expert -2"),
+    ({"plan": [[2, -1]]}, "plan: found 1 rows; expected one of slots for each of 2 ranks"),
+    ({"plan": 7}, "plan: found int"),
+    ({"plan": [[2, -1], [0, 1.5]]}, r"plan\[1\]\[1\]: found 1.5; expected an integer"),
+    ({"plan": [[2, -1], 5]}, r"plan\[1\]: found int"),
+    ({"weights": [1, 2]}, r"weights\[0\]: found int"),
+    ({"weights": []}, "weights: found 0 tensors; expected 1 to 64"),
+    ({"weights": np.zeros((2, 16), np.float32)[:, ::2]}, r"weights\[0\]: found a view with gaps"),
+    ({"weights": np.array(3, np.float32)}, r"weights\[0\]: found no dimension"),
+    ({"weights": np.zeros((0, 8), np.float32)}, r"weights: found \[0\] experts"),
+    ({"into": None}, r"into\[0\]: found NoneType"),
+    ({"into": np.zeros((3, 8), np.float32)}, r"into\[0\]: found 3 slots; expected the plan's 2"),
+    (
+        {"into": np.zeros((2, 9), np.float32)},
+        r"into\[0\]: found 36 bytes of an expert; expected 32",
+    ),
+    ({"into": np.broadcast_to(np.zeros((), "f4"), (2, 8))}, r"into\[0\]: found a view with gaps"),
+    ({"into": [np.zeros((2, 8), np.float32)] * 2}, "into: found 2 tensors; expected 1"),
+)
+
+
+def of_wrong(world):
+    is_wrong = world.rank == 1
+    with tokenyard.Replicas(world, config()) as opened:
+
+        def call(bad):
+            room = np.zeros((2, 8), np.float32)
+            return opened.replicate(**{**GOOD, "into": room, **bad})
+
+        read_only = np.zeros((2, 8), np.float32)
+        read_only.flags.writeable = False
+        for bad, says in (*WRONG, ({"into": read_only}, r"into\[0\]: found a read-only array")):
+            kind = errors.InvalidInputError if is_wrong else errors.RefusedError
+            with pytest.raises(kind, match=says) as raised:
+                call(bad if is_wrong else {})
+            assert raised.value.rank == (None if is_wrong else 1)
+            assert raised.value.operation == "replicate"
+            call({}).recv()
+        for grads, own, says in (
+            (np.zeros((2, 8), "i4"), np.zeros((2, 8), "i4"), "found type int32; expected one of"),
+            (np.zeros((2, 8), "f2"), np.zeros((2, 4), "f4"), "found type float16; expected float"),
+        ):
+            right = np.zeros((2, 8), np.float32)
+            given = (grads, own) if is_wrong else (right, right.copy())
+            with pytest.raises(errors.InvalidInputError if is_wrong else errors.RefusedError) as it:
+                opened.reduce_replicas(*given, GOOD["plan"])
+            assert says in str(it.value)
+        # A call that was not received is in the way of the next one on its rank.
+        pending = call({})
+        if not is_wrong:
+            pending.recv()
+        with pytest.raises(errors.InvalidInputError if is_wrong else errors.RefusedError) as it:
+            call({})
+        assert "found a call that was not received" in str(it.value)
+        pending.recv()
+        call({}).recv()
+    for options in ({"max_bytes": 63}, {"in_flight": 17}):
+        with pytest.raises(errors.InvalidInputError if is_wrong else errors.RefusedError):
+            tokenyard.Replicas(world, config(), **(options if is_wrong else {}))
+
+
+def test_what_is_wrong_on_one_rank_is_refused_on_all_and_the_replicas_go_on(ranks):
+    ranks(2, of_wrong)
+
+
+def of_mismatches(world):
+    me = world.rank
+    with tokenyard.Replicas(world, config()) as opened:
+        mine, room = np.zeros((2, 8), np.float32), untouched(1, (8,), np.float32)
+        wide = (np.zeros((2, 9), np.float32), np.zeros((1, 9), np.float32))
+        for name, call in (
+            ("plan", lambda: opened.replicate(mine, room, [[2], [0], [1 + (me == 1)]])),
+            ("bytes", lambda: opened.replicate(*(wide if me else (mine, room)), [[2], [0], [0]])),
+            ("call", lambda: getattr(opened, ("replicate", "reduce_replicas")[me == 1])(
+                *((room, mine) if me == 1 else (mine, room)), [[2], [0], [0]])),
+        ):  # fmt: skip
+            with pytest.raises(errors.MismatchError, match=f"found {name} .* on rank 1") as raised:
+                call()
+            assert raised.value.rank == 1
+            assert (as_bytes(room) == KEPT).all()
+        opened.replicate(mine, room, [[2], [0], [0]]).recv()
+        same(room, mine[:1])
+
+
+def test_plans_and_sizes_that_ranks_do_not_share_are_an_error_on_all_ranks(ranks):
+    ranks(3, of_mismatches)
+
+
+# Two ranks with a large exchange.
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import tokenyard
+config = tokenyard.Config.parse({config!r}, "test.toml")
+world = tokenyard.World.from_env(config)
+opened = tokenyard.Replicas(world, config, max_bytes=64, in_flight=1)
+mine, room = np.zeros((1, 1 << 16), np.uint8), np.zeros((1, 1 << 16), np.uint8)
+plan = [[1], [0]]
+"""
+WAITS = """
+start = time.monotonic()
+for _ in range(3):
+    try:
+        opened.replicate(mine, room, plan).recv()
+    except (tokenyard.errors.PeerLostError, tokenyard.errors.DeadlineError) as error:
+        print(error.rank, time.monotonic() - start < 40, flush=True)
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        # Between the message of the hosts and the bytes.
+        "opened._exchange = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "opened.replicate(mine, room, plan).recv()",
+    ],
+    ids=["before", "inside"],
+)
+def test_a_killed_rank_ends_a_call_and_is_named(programs, ends):
+    (out, error, code), (_, _, ended) = programs(WAITS, ends, head=HEAD)
+    assert (out, code, ended) == (["1", "True"], 0, -signal.SIGKILL), error
+
+
+def test_an_absent_rank_ends_a_call_by_the_deadline(programs):
+    absent = "time.sleep(12)"
+    head = HEAD.replace("parse({config!r}", "parse({config!r}.replace('60000', '3000')")
+    ended = programs(WAITS, absent, deadline_ms=2000, head=head)
+    out, error, code = ended[0]
+    assert (out[-1], code) == ("True", 0), error
+
+
+def test_an_exception_in_the_body_of_with_drops_them(programs):
+    fails = """
+    try:
+        with opened:
+            opened.replicate(mine, room, plan).recv()
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        print(opened.closed)
+    """
+    for out, error, code in programs(fails, fails, head=HEAD):
+        assert (out, code) == (["True"], 0), error
+
+
+def runs(parts, ranks, in_flight):
+    """Runs the events of all ranks as pipes do. Returns the parts that each rank received, in order."""
+    left = [schedule.events(parts, me, ranks, in_flight) for me in range(ranks.count)]
+    at, flying, found = [0] * ranks.count, {}, [[] for _ in range(ranks.count)]
+    moved = True
+    while moved:
+        moved = False
+        for me in range(ranks.count):
+            while at[me] < len(left[me]):
+                event = left[me][at[me]]
+                pair = (me, event.peer) if event.is_send else (event.peer, me)
+                queue = flying.setdefault(pair, [])
+                if event.is_send:
+                    if len(queue) >= in_flight:
+                        break
+                    queue.append(event.part)
+                else:
+                    if not queue:
+                        break
+                    # The sender's order is the receiver's.
+                    assert queue.pop(0) is event.part
+                    found[me].append(event.part)
+                at[me] += 1
+                moved = True
+    assert at == [len(one) for one in left], "ranks wait for each other"
+    assert not any(flying.values())
+    return found
+
+
+@pytest.mark.parametrize("domains", [1, 2, 4])
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_no_order_of_sends_and_receives_ends_in_a_wait_of_all(domains, in_flight):
+    draw = random.Random(domains * 10 + in_flight)
+    for seed in range(30):
+        count = domains * draw.randint(1, 4)
+        local, spare = draw.randint(1, 4), draw.randint(0, 4)
+        slots = plan_of(count, local, spare, seed).tolist()
+        sizes = [draw.choice((16, 40, 200)) for _ in range(draw.randint(1, 3))]
+        ranks = schedule.Ranks(count, domains)
+        for parts in (
+            schedule.spread(schedule.replicating(slots, local), sizes, 48, count),
+            schedule.in_turn(schedule.reducing(slots, local), sizes, 48),
+        ):
+            found = runs(parts, ranks, in_flight)
+            ends = [[it for it in one if it.transfer.target == me] for me, one in enumerate(found)]
+            assert sum(map(len, ends)) == len(parts)
+        # Terms of a sum come by rank.
+        for one in ends:
+            keys = [(it.tensor, it.transfer.target_row, it.begin, it.transfer.source) for it in one]
+            assert keys == sorted(keys)
+
+
+def copies_of(plan, experts):
+    """By expert, the ids of its copies, with their ranks."""
+    ranks, spare = np.shape(plan)
+    local = experts // ranks
+    copies = [[] for _ in range(experts)]
+    for rank in range(ranks):
+        for place in range(local + spare):
+            own = rank * local + place if place < local else plan[rank][place - local]
+            if own >= 0:
+                copies[own].append((rank * (local + spare) + place, rank))
+    return copies
+
+
+LIBRARIES = ("numpy", "torch")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ids_of_copies_take_turns_by_token(library):
+    of = pytest.importorskip(library, reason=f"{library} is not installed")
+    ids = np.random.default_rng(3).integers(-1, 8, (50, 3)).astype(np.int32)
+    for spare in (0, 1, 3):
+        plan = plan_of(4, 2, spare, 5)
+        copies = copies_of(plan, 8)
+        given = (ids, plan) if library == "numpy" else (of.from_numpy(ids), of.from_numpy(plan))
+        for rank in range(4):
+            found = np.asarray(tokenyard.physical_ids(*given, experts=8, rank=rank))
+            assert found.dtype == np.int32
+            for token, row in enumerate(ids):
+                for k, expert in enumerate(row):
+                    if expert < 0:
+                        assert found[token, k] == -1
+                    else:
+                        turn = (token + rank) % len(copies[expert])
+                        assert found[token, k] == copies[expert][turn][0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ids_of_copies_by_locality_are_the_nearest_ones(library):
+    of = pytest.importorskip(library, reason=f"{library} is not installed")
+    ids = np.random.default_rng(4).integers(-1, 8, (40, 3))
+    plan = plan_of(4, 2, 3, 6)
+    copies = copies_of(plan, 8)
+    given = (ids, plan) if library == "numpy" else (of.from_numpy(ids), of.from_numpy(plan))
+    seen = set()
+    for rank in range(4):
+        options = {"experts": 8, "by": "locality", "rank": rank, "domain_ranks": 2}
+        found = np.asarray(tokenyard.physical_ids(*given, **options))
+        for token, row in enumerate(ids):
+            for k, expert in enumerate(row):
+                if expert < 0:
+                    assert found[token, k] == -1
+                    continue
+                all_of = copies[expert]
+                own = [one for one in all_of if one[1] == rank]
+                near = [one for one in all_of if one[1] // 2 == rank // 2]
+                chosen = own or near or all_of
+                seen.add(len(own) * 100 + len(near) * 10 + len(all_of))
+                assert found[token, k] == chosen[(token + rank) % len(chosen)][0]
+    assert len(seen) > 4
+
+
+def test_what_makes_no_ids_of_copies_is_refused():
+    ids, plan = np.zeros((2, 2), np.int64), [[1], [0]]
+    for given, options, says in (
+        ((ids, plan), {"experts": 3}, "experts: found 3"),
+        ((ids, plan), {"by": "rank"}, "by: found 'rank'"),
+        ((ids, plan), {"rank": 2}, "rank: found 2"),
+        ((ids, plan), {"domain_ranks": 3}, "domain_ranks: found 3"),
+        ((ids[0], plan), {}, r"topk_idx: found shape \[2\]"),
+        ((ids, [1, 0]), {}, r"plan: found shape \[2\]"),
+        ((ids, [[1], []]), {}, "plan: cannot be read"),
+        ((ids, [[1.5], [0]]), {}, "plan: found type float64"),
+        ((ids.tolist(), plan), {}, "topk_idx: found list"),
+        ((ids * 0.5, plan), {}, "topk_idx: found type float64; expected integers"),
+    ):
+        with pytest.raises(errors.InvalidInputError, match=says):
+            tokenyard.physical_ids(*given, **{"experts": 2, **options})
+    # No dispatch takes what is no expert.
+    assert tokenyard.physical_ids(np.array([[2, 0]]), plan, experts=2).min() == 0
+    assert tokenyard.physical_ids(np.array([[2, 0]]), plan, experts=2).max() >= 4
+
+
+def of_dispatches(world):
+    """Rows reach replicas: the sum over copies is that over experts."""
+    case = Case(2, seed=8)
+    # Of whole numbers, sums in any order are equal.
+    case.x = [np.round(8 * x) for x in case.x]
+    me, local, spare = world.rank, case.experts // 2, 2
+    plan = [[4, 6], [0, 3]]
+    physical = 2 * (local + spare)
+    logical = [*range(4), 4, 6, *range(4, 8), 0, 3]
+    with tokenyard.Communicator(world, config(), physical, case.topk, case.hidden, 12) as comm:
+        for by in ("token", "locality"):
+            ids = tokenyard.physical_ids(
+                case.idx[me], plan, experts=case.experts, by=by, rank=me, domain_ranks=1
+            )
+            received, handle = comm.dispatch(
+                case.x[me], ids, case.weights[me], layout="expert_major"
+            )
+            counts = np.asarray(received.expert_counts)
+            x = np.asarray(received.x)
+            scaled, at = np.zeros_like(x), 0
+            for place, count in enumerate(counts):
+                factor = 1 + logical[me * (local + spare) + place]
+                scaled[at : at + count] = x[at : at + count] * factor
+                at += count
+            out, _ = comm.combine(handle, scaled, weighted=False)
+            factors = np.where(case.idx[me] >= 0, case.idx[me] + 1, 0).sum(1)
+            same(np.asarray(out), case.x[me] * factors[:, None].astype(x.dtype))
+
+
+def test_a_dispatch_to_ids_of_copies_reaches_the_same_experts(ranks):
+    ranks(2, of_dispatches)

@@ -1,0 +1,6 @@
+"""Replicas of experts: their weights to the slots of other ranks, the slots' gradients back, and ids of copies."""
+
+from .calls import PendingReplicas, Replicas
+from .physical import physical_ids
+
+__all__ = ["PendingReplicas", "Replicas", "physical_ids"]

@@ -1,0 +1,163 @@
+"""Ids of copies for ids of experts."""
+
+from typing import Any, Literal
+
+from tokenyard import errors
+
+from .tensors import of_torch
+
+
+def _invalid(text: str) -> errors.InvalidInputError:
+    return errors.InvalidInputError(
+        f"physical_ids: {text}", kind="invalid_input", operation="physical_ids"
+    )
+
+
+def physical_ids(
+    topk_idx: Any,
+    plan: Any,
+    *,
+    experts: int,
+    by: Literal["token", "locality"] = "token",
+    rank: int = 0,
+    domain_ranks: int = 1,
+) -> Any:
+    """The ids of copies to which a rank sends its tokens, in place of ids of experts: `[T, K]`, of the same type.
+
+    A rank has places for its own experts, and then for its slots: place `i` of rank `r` has the id
+    `r * (E / R + C) + i`. So a communicator of `R * (E / R + C)` experts takes them.
+
+    - `topk_idx`: `[T, K]` ids of experts below `experts`, E, an integer tensor of torch or an array of numpy; -1 stays
+      -1.
+    - `plan`: `[R, C]`, the expert of each slot or -1, of the same library and device; on the host also what
+      `plan_replicas` gives.
+    - `by`: `"token"`, copies of an expert take turns, by token, begun at `rank`. `"locality"`, the same among the
+      copies of the nearest ones alone: on rank `rank`, or else in its domain of `domain_ranks` ranks, or else anywhere.
+
+    Local: nothing is sent. On a GPU it is some kernels in the order of the current stream, and the host reads no
+    values: a graph may capture it. An id of E or more is no id, and becomes one that a dispatch refuses. Raises
+    InvalidInputError.
+    """
+    library, ids, slots = _arrays(topk_idx, plan)
+    ranks, spare = slots.shape
+    if experts < 1 or ranks < 1 or experts % ranks:
+        raise _invalid(f"experts: found {experts}; expected a multiple of the plan's {ranks} ranks")
+    if by not in ("token", "locality"):
+        raise _invalid(f"by: found {by!r}; expected token or locality")
+    if not 0 <= rank < ranks:
+        raise _invalid(f"rank: found {rank}; expected one of {ranks}")
+    if domain_ranks < 1 or ranks % domain_ranks:
+        raise _invalid(f"domain_ranks: found {domain_ranks}; expected a divisor of {ranks}")
+    local = experts // ranks
+    places = ranks * (local + spare)
+    near = (rank, domain_ranks) if by == "locality" else None
+    count, table = _copies(library, slots, local, near)
+    tokens = library.arange(ids.shape[0])[:, None] + rank
+    clipped = library.where((ids >= 0) & (ids < experts), ids, 0)
+    found = table[clipped, tokens % count[clipped]]
+    found = library.where(ids < experts, found, ids + places)
+    return library.of_type(library.where(ids < 0, -1, found), topk_idx)
+
+
+def _copies(library: Any, slots: Any, local: int, near: tuple[int, int] | None) -> tuple[Any, Any]:
+    """How many copies each expert has, `[E]`, and their ids in ascending order, `[E, R * (E / R + C)]`."""
+    ranks, spare = slots.shape
+    own = library.arange(ranks * local).reshape(ranks, local)
+    of_places = library.concatenate([own, slots]).reshape(-1)
+    is_copy = own.reshape(-1)[:, None] == of_places[None]
+    ids = library.arange(ranks * (local + spare))
+    if near is not None:
+        rank, domain = near
+        ranks_of = ids // (local + spare)
+        for is_near in (ranks_of // domain == rank // domain, ranks_of == rank):
+            kept = is_copy & is_near
+            is_copy = library.where(kept.any(1)[:, None], kept, is_copy)
+    behind = library.where(is_copy, ids, ids.shape[0])
+    return is_copy.sum(1), library.sorted(behind)
+
+
+class _Numpy:
+    def __init__(self) -> None:
+        import numpy
+
+        self._numpy = numpy
+        self.where = numpy.where
+
+    def arange(self, count: int) -> Any:
+        return self._numpy.arange(count, dtype=self._numpy.int64)
+
+    def concatenate(self, parts: list[Any]) -> Any:
+        return self._numpy.concatenate(parts, axis=1)
+
+    def sorted(self, values: Any) -> Any:
+        return self._numpy.sort(values, axis=1)
+
+    def of_type(self, found: Any, like: Any) -> Any:
+        return found.astype(like.dtype)
+
+
+class _Torch:
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self._torch, self._device = torch, device
+        self.where = torch.where
+
+    def arange(self, count: int) -> Any:
+        return self._torch.arange(count, device=self._device)
+
+    def concatenate(self, parts: list[Any]) -> Any:
+        return self._torch.cat(parts, 1)
+
+    def sorted(self, values: Any) -> Any:
+        return self._torch.sort(values, 1).values
+
+    def of_type(self, found: Any, like: Any) -> Any:
+        return found.to(like.dtype)
+
+
+def _arrays(topk_idx: Any, plan: Any) -> tuple[Any, Any, Any]:
+    """The functions of a library, and both arrays as int64. Raises InvalidInputError."""
+    if of_torch(topk_idx):
+        import torch
+
+        library: Any = _Torch(topk_idx.device)
+        slots = plan if of_torch(plan) else torch.as_tensor(_host(plan))
+        if slots.device != topk_idx.device:
+            raise _invalid(
+                f"plan: found it on {slots.device}; expected {topk_idx.device}, as of topk_idx: move it there once"
+            )
+        is_integer = not (topk_idx.is_floating_point() or topk_idx.dtype == torch.bool)
+        ids, slots = topk_idx.long(), slots.long()
+    else:
+        import numpy
+
+        if not isinstance(topk_idx, numpy.ndarray):
+            found = type(topk_idx).__name__
+            raise _invalid(
+                f"topk_idx: found {found}; expected a tensor of torch or an array of numpy"
+            )
+        library = _Numpy()
+        is_integer = topk_idx.dtype.kind in "iu"
+        ids, slots = topk_idx.astype(numpy.int64), _host(plan)
+    if not is_integer:
+        raise _invalid(f"topk_idx: found type {topk_idx.dtype}; expected integers")
+    for name, one, shape in (("topk_idx", ids, "[T, K]"), ("plan", slots, "[R, C]")):
+        if len(one.shape) != 2:
+            raise _invalid(f"{name}: found shape {list(one.shape)}; expected {shape}")
+    return library, ids, slots
+
+
+def _host(plan: Any) -> Any:
+    """A plan in host memory as an array of int64."""
+    import numpy
+
+    try:
+        found = numpy.asarray(plan)
+        if found.dtype.kind not in "iu" and found.size:
+            raise _invalid(f"plan: found type {found.dtype}; expected integers")
+        return found.astype(numpy.int64)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, errors.Error):
+            raise
+        raise _invalid(f"plan: cannot be read: {error}") from error
