@@ -10,22 +10,25 @@ MOST_TENSORS = 64
 
 def read_tensors(
     given: tuple[tuple[str, Any], ...],
-    plan: tuple[list[list[int]], int],
+    plan: tuple[str, list[list[int]], int],
     is_sum: bool,
     on_device: bool,
 ) -> tuple[list[Rows], list[Rows]]:
     """The tensors of experts, and of slots, which `given` names in this order. Raises Refusal.
 
-    `plan`: the slots of all ranks, and this rank.
+    `plan`: its name, the slots of all ranks, and this rank.
     """
     (name, experts), (of_slots, rooms) = given
     owned = _rows(name, experts, on_device, is_sum)
-    slots, me = plan
-    _expect_plan(slots, name, [one.count for one in owned])
-    for place, own in enumerate(owned):
+    name_of_plan, slots, me = plan
+    counts = [one.count for one in owned]
+    if counts[0] < 1 or any(count != counts[0] for count in counts):
+        raise Refusal(f"{name}: found {counts} experts; expected one number of at least 1")
+    _expect_plan(name_of_plan, slots, counts[0])
+    for own in owned:
         if is_sum and own.dtype not in (*WIDE, *NARROW):
             wanted = ", ".join((*WIDE, *NARROW))
-            raise Refusal(f"{name}[{place}]: found type {own.dtype}; expected one of {wanted}")
+            raise Refusal(f"{own.name}: found type {own.dtype}; expected one of {wanted}")
     mine = slots[me]
     if rooms is None and all(expert < 0 for expert in mine):
         return owned, []
@@ -34,21 +37,25 @@ def read_tensors(
         raise Refusal(
             f"{of_slots}: found {len(found)} tensors; expected {len(owned)}, as of {name}"
         )
-    for place, (own, room) in enumerate(zip(owned, found, strict=True)):
-        what = f"{of_slots}[{place}]"
+    for own, room in zip(owned, found, strict=True):
+        what = room.name
         if room.count != len(mine):
             raise Refusal(f"{what}: found {room.count} slots; expected the plan's {len(mine)}")
         if mine and room.size != own.size:
             raise Refusal(
-                f"{what}: found {room.size} bytes of an expert; expected {own.size}, as of {name}"
+                f"{what}: found {room.size} bytes of an expert; expected {own.size}, as of {own.name}"
             )
         if is_sum and room.dtype != own.dtype:
-            raise Refusal(f"{what}: found type {room.dtype}; expected {own.dtype}, as of {name}")
+            raise Refusal(
+                f"{what}: found type {room.dtype}; expected {own.dtype}, as of {own.name}"
+            )
     return owned, found
 
 
 def _rows(name: str, value: Any, on_device: bool, is_written: bool) -> list[Rows]:
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not isinstance(value, (list, tuple)):
+        return [Rows.read(name, value, on_device, is_written)]
+    listed = list(value)
     if not 1 <= len(listed) <= MOST_TENSORS:
         raise Refusal(f"{name}: found {len(listed)} tensors; expected 1 to {MOST_TENSORS}")
     return [
@@ -86,21 +93,18 @@ def _listed(value: Any) -> Any:
     return value
 
 
-def _expect_plan(slots: list[list[int]], name: str, counts: list[int]) -> None:
-    """Raises Refusal for a plan that tensors of so many experts do not fit."""
-    local = counts[0]
-    if local < 1 or any(count != local for count in counts):
-        raise Refusal(f"{name}: found {counts} experts; expected one number of at least 1")
+def _expect_plan(name: str, slots: list[list[int]], local: int) -> None:
+    """Raises Refusal for a plan that ranks of so many experts do not fit."""
     experts = local * len(slots)
     for rank, row in enumerate(slots):
         for slot, expert in enumerate(row):
             if not -1 <= expert < experts:
                 raise Refusal(
-                    f"plan[{rank}][{slot}]: found expert {expert}; expected -1, or below {experts}, the experts of "
+                    f"{name}[{rank}][{slot}]: found expert {expert}; expected -1, or below {experts}, the experts of "
                     "all ranks"
                 )
             if expert >= 0 and expert // local == rank:
                 raise Refusal(
-                    f"plan[{rank}][{slot}]: found expert {expert}, which rank {rank} owns; expected one of another "
+                    f"{name}[{rank}][{slot}]: found expert {expert}, which rank {rank} owns; expected one of another "
                     "rank"
                 )

@@ -1,5 +1,6 @@
 """`Replicas`: weights of experts to the slots of other ranks, and gradients of slots back to the owners."""
 
+import functools
 import hashlib
 import json
 import sys
@@ -42,14 +43,18 @@ class PendingReplicas:
             # Its frames hold the tensors of the call.
             self._error = error.with_traceback(None)
 
+    def settle(self) -> None:
+        """As `recv`, and keeps its error."""
+        self._thread.join()
+        self.is_received = True
+
     def recv(self) -> None:
         """Waits until this rank has sent and received everything: then its slots, or its sums, are complete, and the
         tensors of the call may be changed. Again is no error, or the same one.
 
         Raises DeadlineError, PeerLostError, TransportError, which close the pipe of these replicas.
         """
-        self._thread.join()
-        self.is_received = True
+        self.settle()
         if self._error is not None:
             raise self._error
 
@@ -86,7 +91,7 @@ class Replicas:
         self._pipe = Pipe(world, config, max_bytes=max_bytes, in_flight=in_flight)
         report = self._pipe.report()
         self._ranks = schedule.Ranks(world.ranks, report["domains"])
-        self._on_device: bool = report["works_on_device"]
+        self.works_on_device: bool = report["works_on_device"]
         self._most = max_bytes // UNIT * UNIT
         self._last: PendingReplicas | None = None
 
@@ -174,10 +179,14 @@ class Replicas:
                 raise Refusal("found a call that was not received; expected its recv() before")
             slots = slots_of(plan, self._ranks.count)
             owned, slotted = read_tensors(
-                given[::-1] if is_sum else given, (slots, self.rank), is_sum, self._on_device
+                given[::-1] if is_sum else given,
+                ("plan", slots, self.rank),
+                is_sum,
+                self.works_on_device,
             )
             local = owned[0].count
-            begin = self.prepared(operation, slots, (owned, slotted))
+            start = self.prepared(operation, (owned, slotted))
+            begin = functools.partial(start, slots)
             mine["plan"] = hashlib.blake2b(json.dumps(slots).encode(), digest_size=16).hexdigest()
             mine["experts of a rank"], mine["bytes of an expert"] = local, [o.size for o in owned]
             if is_sum:
@@ -220,11 +229,10 @@ class Replicas:
     def prepared(
         self,
         operation: str,
-        slots: list[list[int]],
         rows: tuple[list[Rows], list[Rows]],
         behind: Any = None,
-    ) -> Callable[[], PendingReplicas]:
-        """What begins a call that all ranks have agreed on, with all the memory that it needs.
+    ) -> Callable[[list[list[int]]], PendingReplicas]:
+        """What begins a call, with the slots that all ranks have agreed on. It has all the memory that it needs.
 
         `rows`: of experts, and of slots. `behind`: an event of torch that the host waits for, in place of the work of
         the current stream.
@@ -234,26 +242,27 @@ class Replicas:
         like, local = owned[0].flat, owned[0].count
         sums = Summing(owned, self._most) if is_sum else None
 
-        def work(mark: Any) -> None:
+        def work(slots: list[list[int]], mark: Any) -> None:
             if mark is not None:
                 mark.synchronize()
-            sizes = [one.size for one in owned]
+            sizes, most = [one.size for one in owned], self._most
+            moved = (schedule.reducing if is_sum else schedule.replicating)(slots, local)
+            mine = self._ranks.of(self.rank, moved)
             if sums is not None:
-                parts = schedule.in_turn(schedule.reducing(slots, local), sizes, self._most)
+                parts = schedule.in_turn(mine, sizes, most)
                 self._exchange(parts, (slotted, owned), sums, like)
                 sums.finish()
             else:
-                moved = schedule.replicating(slots, local)
-                parts = schedule.spread(moved, sizes, self._most, self._ranks.count)
+                parts = schedule.spread(mine, sizes, most, self._ranks.count)
                 self._exchange(parts, (owned, slotted), None, like)
 
-        def begin() -> PendingReplicas:
+        def begin(slots: list[list[int]]) -> PendingReplicas:
             mark = behind
             if mark is None and of_torch(like) and like.is_cuda:
                 torch = sys.modules["torch"]
                 mark = torch.cuda.Event()
                 mark.record(torch.cuda.current_stream(like.device))
-            self._last = PendingReplicas(lambda: work(mark))
+            self._last = PendingReplicas(lambda: work(slots, mark))
             return self._last
 
         return begin

@@ -80,7 +80,7 @@ class _Numpy:
     def __init__(self) -> None:
         import numpy
 
-        self._numpy = numpy
+        self._numpy: Any = numpy
         self.where = numpy.where
 
     def arange(self, count: int) -> Any:
@@ -100,7 +100,8 @@ class _Torch:
     def __init__(self, device: Any) -> None:
         import torch
 
-        self._torch, self._device = torch, device
+        self._torch: Any = torch
+        self._device = device
         self.where = torch.where
 
     def arange(self, count: int) -> Any:

@@ -64,6 +64,10 @@ class Ranks:
         via = target // size * size + source % size
         return [(a, b) for a, b in ((source, via), (via, target)) if a != b]
 
+    def of(self, me: int, transfers: list[Transfer]) -> list[Transfer]:
+        """Those that a rank takes part in."""
+        return [it for it in transfers if any(me in hop for hop in self.hops(it.source, it.target))]
+
 
 def replicating(slots: list[list[int]], local: int) -> list[Transfer]:
     """From owners to slots. `slots`: by rank, the expert of each slot, or -1. `local`: experts of a rank."""

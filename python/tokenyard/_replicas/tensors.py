@@ -30,6 +30,7 @@ def type_of(value: Any) -> str:
 class Rows:
     """A tensor `[count, ...]`, whose rows are of as many bytes each."""
 
+    name: str
     count: int
     size: int
     dtype: str
@@ -51,7 +52,7 @@ class Rows:
         count, dtype = int(tensor.shape[0]), type_of(tensor)
         elements = tensor.reshape(-1)
         size = elements.nbytes // count if count else 0
-        return Rows(count, size, dtype, _bytes(elements), elements)
+        return Rows(name, count, size, dtype, _bytes(elements), elements)
 
     def part(self, row: int, begin: int, end: int) -> Any:
         """Bytes of a row."""
