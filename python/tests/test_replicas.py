@@ -126,7 +126,7 @@ def test_experts_of_more_bytes_than_the_credits_arrive(ranks):
 
 
 def of_plans(world):
-    """What the planner gives, as it is; and plans without any replica."""
+    """A plan of the planner, as it is; and plans without any replica."""
     plan, _ = tokenyard.plan_replicas([90, 3, 1, 1, 70, 2], world.ranks, 2)
     with tokenyard.Replicas(world, config()) as opened:
         mine = weights_of(world.rank, 3, (16,), np.float32, 1)
@@ -249,7 +249,7 @@ def test_a_dispatch_runs_between_the_halves(ranks):
     ranks(2, of_overlap)
 
 
-# What is wrong on rank 1, and what the message says.
+# Arguments that are wrong on rank 1, and the words of the message.
 GOOD = {"weights": np.zeros((2, 8), np.float32), "plan": [[2, -1], [0, 1]]}
 WRONG = (
     ({"plan": [[2, -1], [0, 4]]}, r"plan\[1\]\[1\]: found expert 4; expected -1, or below 4"),
@@ -400,9 +400,12 @@ def test_an_exception_in_the_body_of_with_drops_them(programs):
         assert (out, code) == (["True"], 0), error
 
 
-def runs(parts, ranks, in_flight):
+def runs(parts_of, transfers, ranks, in_flight):
     """Runs the events of all ranks as pipes do. Returns the parts that each rank received, in order."""
-    left = [schedule.events(parts, me, ranks, in_flight) for me in range(ranks.count)]
+    left = [
+        schedule.events(parts_of(ranks.of(me, transfers)), me, ranks, in_flight)
+        for me in range(ranks.count)
+    ]
     at, flying, found = [0] * ranks.count, {}, [[] for _ in range(ranks.count)]
     moved = True
     while moved:
@@ -420,7 +423,7 @@ def runs(parts, ranks, in_flight):
                     if not queue:
                         break
                     # The sender's order is the receiver's.
-                    assert queue.pop(0) is event.part
+                    assert queue.pop(0) == event.part
                     found[me].append(event.part)
                 at[me] += 1
                 moved = True
@@ -439,13 +442,18 @@ def test_no_order_of_sends_and_receives_ends_in_a_wait_of_all(domains, in_flight
         slots = plan_of(count, local, spare, seed).tolist()
         sizes = [draw.choice((16, 40, 200)) for _ in range(draw.randint(1, 3))]
         ranks = schedule.Ranks(count, domains)
-        for parts in (
-            schedule.spread(schedule.replicating(slots, local), sizes, 48, count),
-            schedule.in_turn(schedule.reducing(slots, local), sizes, 48),
-        ):
-            found = runs(parts, ranks, in_flight)
+        replicating, reducing = schedule.replicating(slots, local), schedule.reducing(slots, local)
+
+        def spread(transfers, sizes=sizes, count=count):
+            return schedule.spread(transfers, sizes, 48, count)
+
+        def in_turn(transfers, sizes=sizes):
+            return schedule.in_turn(transfers, sizes, 48)
+
+        for parts_of, transfers in ((spread, replicating), (in_turn, reducing)):
+            found = runs(parts_of, transfers, ranks, in_flight)
             ends = [[it for it in one if it.transfer.target == me] for me, one in enumerate(found)]
-            assert sum(map(len, ends)) == len(parts)
+            assert sum(map(len, ends)) == len(parts_of(transfers))
         # Terms of a sum come by rank.
         for one in ends:
             keys = [(it.tensor, it.transfer.target_row, it.begin, it.transfer.source) for it in one]

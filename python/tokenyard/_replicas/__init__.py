@@ -1,4 +1,7 @@
-"""Replicas of experts: their weights to the slots of other ranks, the slots' gradients back, and ids of copies."""
+"""Replicas of experts: their weights to the slots of other ranks, the slots' gradients back, and ids of copies.
+
+Watched by `python/tests/test_replicas.py` and `test_deep_ep_replicas.py`.
+"""
 
 from .calls import PendingReplicas, Replicas
 from .physical import physical_ids

@@ -72,9 +72,9 @@ class Replicas:
     have another plan, which all ranks share. A plan on a GPU is read by the host, which waits for it.
 
     **Calls** are collective: all ranks make the same ones in the same order. One may be pending at a time. Ranks first
-    meet in a small message through the hosts. What is wrong on one rank raises InvalidInputError there and RefusedError
-    elsewhere; plans, numbers of experts, bytes or types that differ raise MismatchError on all ranks. Nothing was
-    moved then, and the replicas go on. Close it on all ranks, best as a context manager.
+    meet in a small message through the hosts. A wrong argument of one rank raises InvalidInputError there and
+    RefusedError elsewhere; plans, numbers of experts, bytes or types that differ raise MismatchError on all ranks.
+    Nothing was moved then, and the replicas go on. Close it on all ranks, best as a context manager.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Replicas:
         return self._pipe.closed
 
     def report(self) -> dict[str, Any]:
-        """Which components were chosen and why, and the bytes of its windows."""
+        """The components that were chosen, with the reasons, and the bytes of its windows."""
         return self._pipe.report()
 
     def replicate(self, weights: Any, into: Any, plan: Any) -> PendingReplicas:
@@ -232,7 +232,7 @@ class Replicas:
         rows: tuple[list[Rows], list[Rows]],
         behind: Any = None,
     ) -> Callable[[list[list[int]]], PendingReplicas]:
-        """What begins a call, with the slots that all ranks have agreed on. It has all the memory that it needs.
+        """A function that begins a call, with the slots that all ranks have agreed on. It has all memory of the call.
 
         `rows`: of experts, and of slots. `behind`: an event of torch that the host waits for, in place of the work of
         the current stream.
@@ -240,6 +240,7 @@ class Replicas:
         owned, slotted = rows
         is_sum = operation == "reduce_replicas"
         like, local = owned[0].flat, owned[0].count
+        _expect_no_capture(like)
         sums = Summing(owned, self._most) if is_sum else None
 
         def work(slots: list[list[int]], mark: Any) -> None:
@@ -249,6 +250,7 @@ class Replicas:
             moved = (schedule.reducing if is_sum else schedule.replicating)(slots, local)
             mine = self._ranks.of(self.rank, moved)
             if sums is not None:
+                sums.prepare()
                 parts = schedule.in_turn(mine, sizes, most)
                 self._exchange(parts, (slotted, owned), sums, like)
                 sums.finish()
@@ -275,7 +277,7 @@ class Replicas:
         like: Any,
     ) -> None:
         """Sends and receives all parts, in the order of all ranks. `rows`: those that are sent, and those that are
-        written. What is only forwarded gets memory where `like` lies."""
+        written. Parts that are only forwarded get memory where `like` lies."""
         me, pipe, (sent, written) = self.rank, self._pipe, rows
         held: dict[schedule.Part, Any] = {}
         for event in schedule.events(parts, me, self._ranks, self.in_flight):
@@ -295,6 +297,15 @@ class Replicas:
             else:
                 pipe.recv(sums.room[:length], event.peer)
                 sums.add(part.tensor, it.target_row, part.begin, part.end)
+
+
+def _expect_no_capture(like: Any) -> None:
+    """Raises Refusal where a graph is captured on the current stream."""
+    if of_torch(like) and like.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
+        raise Refusal(
+            "found a capture of a graph on the current stream; expected none, because ranks meet in this call: call it "
+            "between launches of graphs"
+        )
 
 
 def _packed(view: dict[str, Any]) -> bytes:

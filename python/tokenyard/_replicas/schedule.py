@@ -1,9 +1,9 @@
 """In which order ranks send and receive the parts of experts. Each rank derives its own events; nothing is agreed on.
 
 All receives of all ranks have one order, by their keys. A pipe takes `in_flight` messages of a pair that are not yet
-received, so send n of a pair comes behind receive n - in_flight of it, and a forwarded part behind its receive. Whoever
-has the first event of that order that is not done can do it, so no rank waits for ever: the order is a proof, and no
-rank has to know how far the others are.
+received, so send n of a pair comes behind receive n - in_flight of it, and a forwarded part behind its receive. The
+first event of that order that is not done can be done, so some rank always goes on: the order is a proof, and no rank
+has to know how far the others are.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +45,7 @@ class Event:
 
 @dataclass
 class _Pair:
-    """What went between two ranks so far."""
+    """Messages between two ranks so far."""
 
     received: list[Key] = field(default_factory=list)
     last_send: Key = ()
@@ -118,7 +118,7 @@ def _cuts(sizes: list[int], most: int) -> Iterator[tuple[int, int, int]]:
 
 
 def events(parts: Iterable[Part], me: int, ranks: Ranks, in_flight: int) -> list[Event]:
-    """What this rank does, in order."""
+    """The sends and receives of this rank, in order."""
     hops = [
         ((*part.key, hop), part, pair)
         for part in parts

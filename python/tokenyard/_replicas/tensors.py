@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,18 +107,24 @@ class Summing:
         self._place: tuple[int, int, int, int] | None = None
         self._sum: Any = None
         like = own[0].flat
-        self.room = room_like(like, most)
-        # Of narrow types, an element takes twice its bytes. All memory is taken before ranks meet.
-        is_narrow = any(one.dtype in NARROW for one in own)
-        self._wide = self._floats(room_like(like, 2 * most)) if is_narrow else None
         self._stream: Any = None
         if of_torch(like) and like.is_cuda:
             # Not the stream of the caller, behind whose kernels the sums would wait.
             self._stream = sys.modules["torch"].cuda.Stream(like.device)
+        is_narrow = any(one.dtype in NARROW for one in own)
+        with self._queued():
+            # All memory is taken before ranks meet. Of narrow types, an element takes twice its bytes.
+            self.room = room_like(like, most)
+            self._wide = self._floats(room_like(like, 2 * most)) if is_narrow else None
 
     @staticmethod
     def _floats(flat: Any) -> Any:
         return flat.view(sys.modules["torch"].float32 if of_torch(flat) else "float32")
+
+    def prepare(self) -> None:
+        """Waits until earlier work on the memory of this has ended."""
+        with self._inside():
+            pass
 
     def add(self, tensor: int, row: int, begin: int, end: int) -> None:
         """Adds what lies in `room` to a part of a row."""
@@ -160,12 +167,16 @@ class Summing:
             self._mine()[...] = self._sum
         self._place = None
 
-    @contextlib.contextmanager
-    def _inside(self) -> Any:
+    def _queued(self) -> Any:
+        """Work, and memory, inside of it is of the stream of the sums."""
         if self._stream is None:
+            return contextlib.nullcontext()
+        return sys.modules["torch"].cuda.stream(self._stream)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """As `_queued`, and behind it the work has ended: the room is written next."""
+        with self._queued():
             yield
-            return
-        with sys.modules["torch"].cuda.stream(self._stream):
-            yield
-        # The room is written next.
-        self._stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()

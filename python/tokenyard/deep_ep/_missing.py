@@ -14,6 +14,7 @@ _REASONS = {
     "views of the memory that rows arrive in": "borrow_recv",
     "calls outside of EPBuffer whose event gives their results": "defer_epilogue",
     "calls that drop rows above a limit": "non_blocking",
+    "redundant experts outside of EPBuffer": "lb_allocation_plan_or_num_bytes",
     # Of `deep_ep.comm`.
     "communicators of NCCL": "get_nccl_comm_handle",
 }
