@@ -85,12 +85,34 @@ def test_what_makes_no_ids_of_copies_is_refused():
         ((ids, [[1.5], [0]]), {}, "plan: found type float64"),
         ((ids.tolist(), plan), {}, "topk_idx: found list"),
         ((ids * 0.5, plan), {}, "topk_idx: found type float64; expected integers"),
+        ((ids, plan), {"rank": 0.0}, "rank: found 0.0; expected an integer"),
+        ((ids, plan), {"experts": True}, "experts: found True; expected an integer"),
+        (
+            (ids.astype(np.int8), [[1] * 63, [0] * 63]),
+            {},
+            "found type int8; expected one that holds 128",
+        ),
     ):
         with pytest.raises(errors.InvalidInputError, match=says):
             tokenyard.physical_ids(*given, **{"experts": 2, **options})
     # No dispatch takes what is no expert.
     assert tokenyard.physical_ids(np.array([[2, 0]]), plan, experts=2).min() == 0
     assert tokenyard.physical_ids(np.array([[2, 0]]), plan, experts=2).max() >= 4
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_is_no_id_of_an_expert_becomes_none_of_a_copy(library):
+    of = pytest.importorskip(library, reason=f"{library} is not installed")
+    plan, options = [[2], [0]], {"experts": np.int64(4), "rank": np.int32(1)}
+    for dtype in (np.int8, np.int32, np.int64):
+        most = int(np.iinfo(dtype).max)
+        given = np.array([[3, 4, 5, 6, most, -1, -7, -most - 1]], dtype)
+        ids = given if library == "numpy" else of.from_numpy(given)
+        found = np.asarray(tokenyard.physical_ids(ids, plan, **options))
+        assert found.dtype == dtype
+        assert found.tolist() == [[4, 6, 6, 6, most, -1, -7, -most - 1]]
+    unsigned = np.array([[1, 2**64 - 1]], np.uint64)
+    assert tokenyard.physical_ids(unsigned, plan, **options).tolist() == [[1, 2**64 - 1]]
 
 
 def of_dispatches(world):

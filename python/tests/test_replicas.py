@@ -2,7 +2,7 @@
 
 import pathlib
 import random
-import signal
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +13,7 @@ from test_exchange import same
 
 import tokenyard
 from tokenyard import errors
-from tokenyard._replicas import schedule
+from tokenyard._replicas import memory
 
 MIB = 1 << 20
 KEPT = 0xA5
@@ -100,6 +100,8 @@ def of_weights(world, local, spare):
                 expect_slots(rooms[1], plan, me, local, (7,), np.int32, seed)
                 same(mine, weights_of(me, local, shape, dtype, seed))
         assert opened.closed
+        with pytest.raises(errors.InvalidInputError, match="found replicas that were closed"):
+            opened.replicate(mine, rooms[0], plan)
 
 
 @pytest.mark.parametrize(("count", "local", "spare"), [(2, 3, 2), (3, 2, 4), (4, 4, 3)])
@@ -192,6 +194,9 @@ def of_sums(world):
         # Twice on a rank, and on all others.
         plan = [[2, 2], *([[0, 1]] * (world.ranks - 1))]
         expect_sums(opened, world.rank, plan, np.float32, (300,), 7)
+        # Calls share what the largest of them needs.
+        kept = opened._memories["numpy"]
+        assert (len(kept.room), len(kept.wide)) == (96, 48)
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -220,6 +225,20 @@ def of_torch(world):
         # Of rank 0 the first expert has a replica, of rank 1 the second.
         assert (own[me] == 1.125).all()
         assert (own[other] == 1).all()
+        for dtype in (torch.bfloat16, torch.float32):
+            with torch.inference_mode():
+                grads, own = torch.full((2, 6), 2, dtype=dtype), torch.ones(2, 6, dtype=dtype)
+            opened.replicate(grads, own, plan).recv()
+            opened.reduce_replicas(grads, own, plan).recv()
+            assert own.sum() == 6 * (2 + 1) + 6 * 2
+        weights = torch.zeros(2, 4)
+        for bad, says in (
+            (weights.to("meta"), "weights: found a tensor on meta; expected one on cpu"),
+            ([weights, weights.numpy()], "weights: found tensors of numpy and torch"),
+        ):
+            kind = errors.InvalidInputError if me else errors.RefusedError
+            with pytest.raises(kind, match=says):
+                opened.replicate(bad if me else weights, weights.clone(), plan)
 
 
 def test_tensors_of_torch_are_replicated_and_summed(ranks):
@@ -258,6 +277,7 @@ WRONG = (
     ({"plan": [[2, -1]]}, "plan: found 1 rows; expected one of slots for each of 2 ranks"),
     ({"plan": 7}, "plan: found int"),
     ({"plan": [[2, -1], [0, 1.5]]}, r"plan\[1\]\[1\]: found 1.5; expected an integer"),
+    ({"plan": [[2, -1], [0, True]]}, r"plan\[1\]\[1\]: found True; expected an integer"),
     ({"plan": [[2, -1], 5]}, r"plan\[1\]: found int"),
     ({"weights": [1, 2]}, r"weights\[0\]: found int"),
     ({"weights": []}, "weights: found 0 tensors; expected 1 to 64"),
@@ -310,13 +330,46 @@ def of_wrong(world):
         assert "found a call that was not received" in str(it.value)
         pending.recv()
         call({}).recv()
-    for options in ({"max_bytes": 63}, {"in_flight": 17}):
+    for options in ({"max_bytes": 63}, {"max_bytes": np.int64(63)}, {"max_bytes": 1 << 41},
+                    {"max_bytes": 64.0}, {"in_flight": 17}):  # fmt: skip
         with pytest.raises(errors.InvalidInputError if is_wrong else errors.RefusedError):
             tokenyard.Replicas(world, config(), **(options if is_wrong else {}))
 
 
 def test_what_is_wrong_on_one_rank_is_refused_on_all_and_the_replicas_go_on(ranks):
     ranks(2, of_wrong)
+
+
+def of_no_room(world):
+    """What the system refuses is refused before ranks agree."""
+    is_wrong = world.rank == 1
+    mine, plan = np.ones((2, 8), np.float32), [[2], [0]]
+    with tokenyard.Replicas(world, config(), max_bytes=np.int64(64)) as opened:
+        assert opened.max_bytes == 64
+        for owner, name, raised in (
+            (memory.Memory, "fit", MemoryError("no memory")),
+            (threading.Thread, "start", RuntimeError("can't start new thread")),
+        ):
+            kind = errors.InvalidInputError if is_wrong else errors.RefusedError
+            with pytest.MonkeyPatch.context() as patch:
+                if is_wrong:
+                    patch.setattr(owner, name, raising(raised))
+                with pytest.raises(kind, match=str(raised)):
+                    opened.reduce_replicas(mine[:1], mine.copy(), plan)
+            own = mine.copy()
+            opened.reduce_replicas(mine[:1], own, plan).recv()
+            same(own, np.array([[2] * 8, [1] * 8], np.float32))
+
+
+def raising(error):
+    def act(*given):
+        raise error
+
+    return act
+
+
+def test_memory_or_a_thread_that_the_system_refuses_is_a_refusal(ranks):
+    ranks(2, of_no_room)
 
 
 def of_mismatches(world):
@@ -340,121 +393,3 @@ def of_mismatches(world):
 
 def test_plans_and_sizes_that_ranks_do_not_share_are_an_error_on_all_ranks(ranks):
     ranks(3, of_mismatches)
-
-
-# Two ranks with a large exchange.
-HEAD = """
-import os, signal, sys, time
-import numpy as np
-import tokenyard
-config = tokenyard.Config.parse({config!r}, "test.toml")
-world = tokenyard.World.from_env(config)
-opened = tokenyard.Replicas(world, config, max_bytes=64, in_flight=1)
-mine, room = np.zeros((1, 1 << 16), np.uint8), np.zeros((1, 1 << 16), np.uint8)
-plan = [[1], [0]]
-"""
-WAITS = """
-start = time.monotonic()
-for _ in range(3):
-    try:
-        opened.replicate(mine, room, plan).recv()
-    except (tokenyard.errors.PeerLostError, tokenyard.errors.DeadlineError) as error:
-        print(error.rank, time.monotonic() - start < 40, flush=True)
-        break
-"""
-
-
-@pytest.mark.parametrize(
-    "ends",
-    [
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        # Between the message of the hosts and the bytes.
-        "opened._exchange = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "opened.replicate(mine, room, plan).recv()",
-    ],
-    ids=["before", "inside"],
-)
-def test_a_killed_rank_ends_a_call_and_is_named(programs, ends):
-    (out, error, code), (_, _, ended) = programs(WAITS, ends, head=HEAD)
-    assert (out, code, ended) == (["1", "True"], 0, -signal.SIGKILL), error
-
-
-def test_an_absent_rank_ends_a_call_by_the_deadline(programs):
-    absent = "time.sleep(12)"
-    head = HEAD.replace("parse({config!r}", "parse({config!r}.replace('60000', '3000')")
-    ended = programs(WAITS, absent, deadline_ms=2000, head=head)
-    out, error, code = ended[0]
-    assert (out[-1], code) == ("True", 0), error
-
-
-def test_an_exception_in_the_body_of_with_drops_them(programs):
-    fails = """
-    try:
-        with opened:
-            opened.replicate(mine, room, plan).recv()
-            raise ZeroDivisionError
-    except ZeroDivisionError:
-        print(opened.closed)
-    """
-    for out, error, code in programs(fails, fails, head=HEAD):
-        assert (out, code) == (["True"], 0), error
-
-
-def runs(parts_of, transfers, ranks, in_flight):
-    """Runs the events of all ranks as pipes do. Returns the parts that each rank received, in order."""
-    left = [
-        schedule.events(parts_of(ranks.of(me, transfers)), me, ranks, in_flight)
-        for me in range(ranks.count)
-    ]
-    at, flying, found = [0] * ranks.count, {}, [[] for _ in range(ranks.count)]
-    moved = True
-    while moved:
-        moved = False
-        for me in range(ranks.count):
-            while at[me] < len(left[me]):
-                event = left[me][at[me]]
-                pair = (me, event.peer) if event.is_send else (event.peer, me)
-                queue = flying.setdefault(pair, [])
-                if event.is_send:
-                    if len(queue) >= in_flight:
-                        break
-                    queue.append(event.part)
-                else:
-                    if not queue:
-                        break
-                    # The sender's order is the receiver's.
-                    assert queue.pop(0) == event.part
-                    found[me].append(event.part)
-                at[me] += 1
-                moved = True
-    assert at == [len(one) for one in left], "ranks wait for each other"
-    assert not any(flying.values())
-    return found
-
-
-@pytest.mark.parametrize("domains", [1, 2, 4])
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_no_order_of_sends_and_receives_ends_in_a_wait_of_all(domains, in_flight):
-    draw = random.Random(domains * 10 + in_flight)
-    for seed in range(30):
-        count = domains * draw.randint(1, 4)
-        local, spare = draw.randint(1, 4), draw.randint(0, 4)
-        slots = plan_of(count, local, spare, seed).tolist()
-        sizes = [draw.choice((16, 40, 200)) for _ in range(draw.randint(1, 3))]
-        ranks = schedule.Ranks(count, domains)
-        replicating, reducing = schedule.replicating(slots, local), schedule.reducing(slots, local)
-
-        def spread(transfers, sizes=sizes, count=count):
-            return schedule.spread(transfers, sizes, 48, count)
-
-        def in_turn(transfers, sizes=sizes):
-            return schedule.in_turn(transfers, sizes, 48)
-
-        for parts_of, transfers in ((spread, replicating), (in_turn, reducing)):
-            found = runs(parts_of, transfers, ranks, in_flight)
-            ends = [[it for it in one if it.transfer.target == me] for me, one in enumerate(found)]
-            assert sum(map(len, ends)) == len(parts_of(transfers))
-        # Terms of a sum come by rank.
-        for one in ends:
-            keys = [(it.tensor, it.transfer.target_row, it.begin, it.transfer.source) for it in one]
-            assert keys == sorted(keys)

@@ -1,8 +1,9 @@
 """Arguments of calls with replicas, and their checks."""
 
+import operator
 from typing import Any
 
-from .tensors import NARROW, WIDE, Refusal, Rows
+from .tensors import NARROW, WIDE, Refusal, Rows, of_torch
 
 # Tensors of a call.
 MOST_TENSORS = 64
@@ -12,14 +13,14 @@ def read_tensors(
     given: tuple[tuple[str, Any], ...],
     plan: tuple[str, list[list[int]], int],
     is_sum: bool,
-    on_device: bool,
+    device: int | None,
 ) -> tuple[list[Rows], list[Rows]]:
     """The tensors of experts, and of slots, which `given` names in this order. Raises Refusal.
 
-    `plan`: its name, the slots of all ranks, and this rank.
+    `plan`: its name, the slots of all ranks, and this rank. `device`: the GPU of the pipe; None for host memory.
     """
     (name, experts), (of_slots, rooms) = given
-    owned = _rows(name, experts, on_device, is_sum)
+    owned = _rows(name, experts, device, is_sum)
     name_of_plan, slots, me = plan
     counts = [one.count for one in owned]
     if counts[0] < 1 or any(count != counts[0] for count in counts):
@@ -32,7 +33,7 @@ def read_tensors(
     mine = slots[me]
     if rooms is None and all(expert < 0 for expert in mine):
         return owned, []
-    found = _rows(of_slots, rooms, on_device, not is_sum)
+    found = _rows(of_slots, rooms, device, not is_sum)
     if len(found) != len(owned):
         raise Refusal(
             f"{of_slots}: found {len(found)} tensors; expected {len(owned)}, as of {name}"
@@ -52,16 +53,21 @@ def read_tensors(
     return owned, found
 
 
-def _rows(name: str, value: Any, on_device: bool, is_written: bool) -> list[Rows]:
+def _rows(name: str, value: Any, device: int | None, is_written: bool) -> list[Rows]:
     if not isinstance(value, (list, tuple)):
-        return [Rows.read(name, value, on_device, is_written)]
+        return [Rows.read(name, value, device, is_written)]
     listed = list(value)
     if not 1 <= len(listed) <= MOST_TENSORS:
         raise Refusal(f"{name}: found {len(listed)} tensors; expected 1 to {MOST_TENSORS}")
-    return [
-        Rows.read(f"{name}[{place}]", one, on_device, is_written)
-        for place, one in enumerate(listed)
+    libraries = sorted({"torch" if of_torch(one) else type(one).__module__ for one in listed})
+    found = [
+        Rows.read(f"{name}[{place}]", one, device, is_written) for place, one in enumerate(listed)
     ]
+    if len(libraries) > 1:
+        raise Refusal(
+            f"{name}: found tensors of {' and '.join(libraries)}; expected those of one library"
+        )
+    return found
 
 
 def slots_of(plan: Any, ranks: int) -> list[list[int]]:
@@ -76,10 +82,18 @@ def slots_of(plan: Any, ranks: int) -> list[list[int]]:
         if not isinstance(row, list):
             raise Refusal(f"plan[{rank}]: found {type(row).__name__}; expected a list of experts")
         for slot, expert in enumerate(row):
-            if not hasattr(expert, "__index__") or isinstance(expert, bool):
-                raise Refusal(f"plan[{rank}][{slot}]: found {expert!r}; expected an integer")
-            row[slot] = int(expert)
+            row[slot] = integer_of(f"plan[{rank}][{slot}]", expert)
     return slots
+
+
+def integer_of(name: str, value: Any) -> int:
+    """An integer of Python, numpy or torch. Raises Refusal for any other value, and a truth value."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise Refusal(f"{name}: found {value!r}; expected an integer")
 
 
 def _listed(value: Any) -> Any:

@@ -1,10 +1,10 @@
 """`Replicas`: weights of experts to the slots of other ranks, and gradients of slots back to the owners."""
 
+import contextlib
 import functools
 import hashlib
 import json
 import sys
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -13,10 +13,14 @@ from tokenyard import errors
 from tokenyard._native import Config, Pipe, World
 
 from . import schedule
-from .arguments import read_tensors, slots_of
-from .tensors import UNIT, Refusal, Rows, Summing, of_torch, room_like
+from .arguments import integer_of, read_tensors, slots_of
+from .memory import Memory, Summing
+from .tensors import NARROW, UNIT, Refusal, Rows, of_torch
+from .worker import Worker
 
 LEAST_BYTES, MOST_BYTES = 64, 1 << 40
+# What all ranks raise where one refuses a call, or they differ.
+SHARED = (errors.InvalidInputError, errors.RefusedError, errors.MismatchError)
 
 
 def invalid(operation: str, text: str, fix: str | None = None) -> errors.InvalidInputError:
@@ -27,36 +31,43 @@ def invalid(operation: str, text: str, fix: str | None = None) -> errors.Invalid
 class PendingReplicas:
     """A call whose bytes travel on a thread of its own."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work: Callable[[], None] | None = work
-        self._error: Exception | None = None
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self.is_received = False
-        self._thread = threading.Thread(target=self._run, name="tokenyard replicas", daemon=True)
-        self._thread.start()
+        self._is_shown = False
 
-    def _run(self) -> None:
-        work, self._work = self._work, None
-        assert work is not None
-        try:
-            work()
-        except Exception as error:
-            # Its frames hold the tensors of the call.
-            self._error = error.with_traceback(None)
-
-    def settle(self) -> None:
-        """As `recv`, and keeps its error."""
-        self._thread.join()
+    def settle(self) -> BaseException | None:
+        """As `recv`. Returns an error that `recv` has not raised yet."""
+        self._worker.join()
         self.is_received = True
+        return None if self._is_shown else self._worker.error
 
     def recv(self) -> None:
         """Waits until this rank has sent and received everything: then its slots, or its sums, are complete, and the
         tensors of the call may be changed. Again is no error, or the same one.
 
-        Raises DeadlineError, PeerLostError, TransportError, which close the pipe of these replicas.
+        Raises DeadlineError, PeerLostError, TransportError, or what torch or numpy has raised: they end these replicas.
         """
         self.settle()
-        if self._error is not None:
-            raise self._error
+        self._is_shown = True
+        if self._worker.error is not None:
+            raise self._worker.error
+
+
+class Prepared:
+    """A call of this rank, with all memory and its thread, before ranks agree: it is begun, or dropped."""
+
+    def __init__(self, worker: Worker, start: Callable[[list[list[int]]], None]) -> None:
+        self._worker, self._start = worker, start
+
+    def begin(self, slots: list[list[int]]) -> PendingReplicas:
+        """Begins, with the slots that ranks have agreed on."""
+        self._worker.begin(functools.partial(self._start, slots))
+        return PendingReplicas(self._worker)
+
+    def drop(self) -> None:
+        """Ends it."""
+        self._worker.cancel()
 
 
 class Replicas:
@@ -74,7 +85,9 @@ class Replicas:
     **Calls** are collective: all ranks make the same ones in the same order. One may be pending at a time. Ranks first
     meet in a small message through the hosts. A wrong argument of one rank raises InvalidInputError there and
     RefusedError elsewhere; plans, numbers of experts, bytes or types that differ raise MismatchError on all ranks.
-    Nothing was moved then, and the replicas go on. Close it on all ranks, best as a context manager.
+    Nothing was moved then, and the replicas go on. Any other error ends them: the other ranks learn it, and later calls
+    raise InvalidInputError. Close it on all ranks, best as a context manager. Between a call and its `recv` no thread
+    of this process may capture a graph.
     """
 
     def __init__(
@@ -85,15 +98,24 @@ class Replicas:
         max_bytes: int = 1 << 20,
         in_flight: int = 4,
     ) -> None:
-        if type(max_bytes) is int and max_bytes < LEAST_BYTES:
-            world._refuse(f"max_bytes: found {max_bytes}; expected {LEAST_BYTES} to {MOST_BYTES}")
+        try:
+            if not LEAST_BYTES <= integer_of("max_bytes", max_bytes) <= MOST_BYTES:
+                world._refuse(
+                    f"max_bytes: found {max_bytes}; expected {LEAST_BYTES} to {MOST_BYTES}"
+                )
+        except Refusal as refusal:
+            world._refuse(str(refusal))
         self._world = world
         self._pipe = Pipe(world, config, max_bytes=max_bytes, in_flight=in_flight)
         report = self._pipe.report()
         self._ranks = schedule.Ranks(world.ranks, report["domains"])
-        self.works_on_device: bool = report["works_on_device"]
-        self._most = max_bytes // UNIT * UNIT
+        # The GPU in whose memory tensors lie; None for host memory.
+        self.device = self._pipe.device
+        self._most = self._pipe.max_bytes // UNIT * UNIT
+        self._memories: dict[str, Memory] = {}
         self._last: PendingReplicas | None = None
+        # Why it has ended.
+        self._failure: str | None = None
 
     @property
     def rank(self) -> int:
@@ -147,10 +169,16 @@ class Replicas:
         return self._call("reduce_replicas", (("gradients", gradients), ("own", own)), plan)
 
     def close(self) -> None:
-        """Waits for a pending call, and closes it on all ranks together."""
-        if self._last is not None:
-            self._last.recv()
-        self._pipe.close()
+        """Waits for a pending call, and closes it on all ranks together. After a failed call it ends on this rank, and
+        the error is raised unless `recv` has raised it."""
+        last = self._last
+        hidden = last.settle() if last is not None else None
+        if self._failure is None:
+            self._pipe.close()
+            return
+        self._drop()
+        if last is not None and hidden is not None:
+            last.recv()
 
     def __enter__(self) -> "Replicas":
         return self
@@ -163,42 +191,58 @@ class Replicas:
     ) -> None:
         if kind is None:
             self.close()
-        else:
-            self._pipe.__exit__(kind, value, traceback)
+            return
+        # Other ranks receive the pending call.
+        if self._last is not None:
+            self._last.settle()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Ends the pipe on this rank alone."""
+        self._pipe.__exit__(RuntimeError, RuntimeError(self._failure), None)
+
+    def expect_open(self, operation: str) -> None:
+        """Raises InvalidInputError where these have ended: no rank meets in a call of them any more."""
+        if self._failure is None and not self._pipe.closed:
+            return
+        why = f": {self._failure}" if self._failure is not None else ""
+        raise invalid(
+            operation,
+            f"{operation}: found replicas that were closed{why}; expected open ones",
+            fix="open new ones on all ranks",
+        )
 
     def _call(
         self, operation: str, given: tuple[tuple[str, Any], tuple[str, Any]], plan: Any
     ) -> PendingReplicas:
         """Reads the tensors of a call, agrees with the other ranks, and begins."""
+        self.expect_open(operation)
         is_sum = operation == "reduce_replicas"
         mine: dict[str, Any] = {"call": operation}
-        begin: Callable[[], PendingReplicas] | None = None
+        prepared: Prepared | None = None
         wrong: str | None = None
         try:
             if self._last is not None and not self._last.is_received:
                 raise Refusal("found a call that was not received; expected its recv() before")
+            self._expect_no_capture()
             slots = slots_of(plan, self._ranks.count)
             owned, slotted = read_tensors(
-                given[::-1] if is_sum else given,
-                ("plan", slots, self.rank),
-                is_sum,
-                self.works_on_device,
+                given[::-1] if is_sum else given, ("plan", slots, self.rank), is_sum, self.device
             )
-            local = owned[0].count
-            start = self.prepared(operation, (owned, slotted))
-            begin = functools.partial(start, slots)
             mine["plan"] = hashlib.blake2b(json.dumps(slots).encode(), digest_size=16).hexdigest()
-            mine["experts of a rank"], mine["bytes of an expert"] = local, [o.size for o in owned]
-            if is_sum:
-                mine["types"] = [one.dtype for one in owned]
+            mine |= looks_of(owned, is_sum)
+            prepared = self.prepare(operation, (owned, slotted))
         except Refusal as refusal:
             wrong = f"{operation}: {refusal}"
         except Exception as error:
-            # No memory, or an object of another library that fails.
+            # No memory, no thread, or an object of another library that fails.
             wrong = f"{operation}: {type(error).__name__}: {error}"
-        self._agree(operation, mine, wrong)
-        assert begin is not None
-        return begin()
+
+        def agree() -> list[list[int]]:
+            self._agree(operation, mine, wrong)
+            return slots
+
+        return self.begin(operation, prepared, agree)
 
     def _agree(self, operation: str, mine: dict[str, Any], wrong: str | None) -> None:
         """Raises what is wrong on any rank. Collective."""
@@ -226,86 +270,140 @@ class Replicas:
                         fix="make the same call with the same plan on all ranks",
                     )
 
-    def prepared(
+    def prepare(
         self,
         operation: str,
         rows: tuple[list[Rows], list[Rows]],
         behind: Any = None,
-    ) -> Callable[[list[list[int]]], PendingReplicas]:
-        """A function that begins a call, with the slots that all ranks have agreed on. It has all memory of the call.
+    ) -> Prepared:
+        """A call with all that it needs. Anything that fails here is a refusal; behind it, the end of these replicas.
 
         `rows`: of experts, and of slots. `behind`: an event of torch that the host waits for, in place of the work of
         the current stream.
         """
         owned, slotted = rows
         is_sum = operation == "reduce_replicas"
-        like, local = owned[0].flat, owned[0].count
-        _expect_no_capture(like)
-        sums = Summing(owned, self._most) if is_sum else None
+        memory, local = self._memory_for(owned, is_sum), owned[0].count
+        mark, like = behind, owned[0].flat
+        if mark is None and of_torch(like) and like.is_cuda:
+            torch = sys.modules["torch"]
+            mark = torch.cuda.Event()
+            mark.record(torch.cuda.current_stream(like.device))
 
-        def work(slots: list[list[int]], mark: Any) -> None:
+        def move(slots: list[list[int]]) -> None:
             if mark is not None:
                 mark.synchronize()
             sizes, most = [one.size for one in owned], self._most
             moved = (schedule.reducing if is_sum else schedule.replicating)(slots, local)
             mine = self._ranks.of(self.rank, moved)
-            if sums is not None:
-                sums.prepare()
-                parts = schedule.in_turn(mine, sizes, most)
-                self._exchange(parts, (slotted, owned), sums, like)
+            if is_sum:
+                sums = Summing(owned, memory)
+                self._exchange(schedule.in_turn(mine, sizes, most), (slotted, owned), memory, sums)
                 sums.finish()
             else:
                 parts = schedule.spread(mine, sizes, most, self._ranks.count)
-                self._exchange(parts, (owned, slotted), None, like)
+                self._exchange(parts, (owned, slotted), memory, None)
 
-        def begin(slots: list[list[int]]) -> PendingReplicas:
-            mark = behind
-            if mark is None and of_torch(like) and like.is_cuda:
-                torch = sys.modules["torch"]
-                mark = torch.cuda.Event()
-                mark.record(torch.cuda.current_stream(like.device))
-            self._last = PendingReplicas(lambda: work(slots, mark))
-            return self._last
+        def work(slots: list[list[int]]) -> None:
+            try:
+                with memory.writing():
+                    move(slots)
+            except BaseException as error:
+                self._fail(operation, error)
+                raise
 
-        return begin
+        return Prepared(Worker(), work)
+
+    def begin(
+        self, operation: str, prepared: Prepared | None, agree: Callable[[], list[list[int]]]
+    ) -> PendingReplicas:
+        """Begins a call once `agree` has given the slots of all ranks. Where that raises, nothing is moved; other ranks
+        may have begun only where it is none of the errors that all ranks raise."""
+        try:
+            slots = agree()
+            assert prepared is not None
+            self._last = prepared.begin(slots)
+        except BaseException as error:
+            if prepared is not None:
+                prepared.drop()
+            if not isinstance(error, SHARED):
+                self._fail(operation, error)
+            raise
+        return self._last
+
+    def _memory_for(self, owned: list[Rows], is_sum: bool) -> Memory:
+        """Memory for the parts of a call, where its first tensor lies."""
+        like, room, wide = owned[0].flat, 0, 0
+        for own in owned:
+            part = min(own.size, self._most)
+            if is_sum or self._ranks.domains > 1:
+                room = max(room, part)
+            if is_sum and own.dtype in NARROW:
+                # Narrow types have two bytes.
+                wide = max(wide, part // 2)
+        where = str(like.device) if of_torch(like) else "numpy"
+        memory = self._memories.get(where)
+        if memory is None:
+            memory = self._memories[where] = Memory(like)
+        memory.fit(room, wide)
+        return memory
+
+    def _fail(self, operation: str, error: BaseException) -> None:
+        """Ends these after an error amid a call: ranks are out of step, and the others learn it at once."""
+        self._failure = f"{operation}: {type(error).__name__}: {error}"
+        # One of the pipe has ended it.
+        with contextlib.suppress(errors.Error):
+            self._pipe._fail(self._failure)
 
     def _exchange(
         self,
         parts: list[schedule.Part],
         rows: tuple[list[Rows], list[Rows]],
+        memory: Memory,
         sums: Summing | None,
-        like: Any,
     ) -> None:
         """Sends and receives all parts, in the order of all ranks. `rows`: those that are sent, and those that are
-        written. Parts that are only forwarded get memory where `like` lies."""
+        written. A part that is forwarded leaves right behind its arrival, so one room is enough."""
         me, pipe, (sent, written) = self.rank, self._pipe, rows
-        held: dict[schedule.Part, Any] = {}
         for event in schedule.events(parts, me, self._ranks, self.in_flight):
             part, it = event.part, event.part.transfer
             length = part.end - part.begin
             if event.is_send:
-                message = held.pop(part, None)
-                if message is None:
+                message = memory.room[:length]
+                if it.source == me:
                     message = sent[part.tensor].part(it.source_row, part.begin, part.end)
                 pipe.send(message, event.peer)
-            elif it.target != me:
-                held[part] = room_like(like, length)
-                pipe.recv(held[part], event.peer)
-            elif sums is None:
+            elif it.target == me and sums is None:
                 room = written[part.tensor].part(it.target_row, part.begin, part.end)
                 pipe.recv(room, event.peer)
             else:
-                pipe.recv(sums.room[:length], event.peer)
-                sums.add(part.tensor, it.target_row, part.begin, part.end)
+                pipe.recv(memory.room[:length], event.peer)
+                if it.target == me and sums is not None:
+                    sums.add(part.tensor, it.target_row, part.begin, part.end)
+
+    def _expect_no_capture(self) -> None:
+        """Raises Refusal where a graph is captured on the current stream."""
+        torch = sys.modules.get("torch")
+        if self.device is None or torch is None or not torch.cuda.is_initialized():
+            return
+        with torch.cuda.device(self.device):
+            is_capturing = torch.cuda.is_current_stream_capturing()
+        if is_capturing:
+            raise Refusal(
+                "found a capture of a graph on the current stream; expected none, because ranks meet in this call: "
+                "call it between launches of graphs"
+            )
 
 
-def _expect_no_capture(like: Any) -> None:
-    """Raises Refusal where a graph is captured on the current stream."""
-    if of_torch(like) and like.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
-        raise Refusal(
-            "found a capture of a graph on the current stream; expected none, because ranks meet in this call: call it "
-            "between launches of graphs"
-        )
+def looks_of(owned: list[Rows], is_sum: bool) -> dict[str, Any]:
+    """What ranks compare of their experts."""
+    found: dict[str, Any] = {
+        "experts of a rank": owned[0].count,
+        "bytes of an expert": [one.size for one in owned],
+    }
+    if is_sum:
+        found["types"] = [one.dtype for one in owned]
+    return found
 
 
 def _packed(view: dict[str, Any]) -> bytes:

@@ -4,13 +4,21 @@ from typing import Any, Literal
 
 from tokenyard import errors
 
-from .tensors import of_torch
+from .arguments import integer_of
+from .tensors import Refusal, of_torch, type_of
 
 
 def _invalid(text: str) -> errors.InvalidInputError:
     return errors.InvalidInputError(
         f"physical_ids: {text}", kind="invalid_input", operation="physical_ids"
     )
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return integer_of(name, value)
+    except Refusal as refusal:
+        raise _invalid(str(refusal)) from None
 
 
 def physical_ids(
@@ -27,19 +35,21 @@ def physical_ids(
     A rank has places for its own experts, and then for its slots: place `i` of rank `r` has the id
     `r * (E / R + C) + i`. So a communicator of `R * (E / R + C)` experts takes them.
 
-    - `topk_idx`: `[T, K]` ids of experts below `experts`, E, an integer tensor of torch or an array of numpy; -1 stays
-      -1.
+    - `topk_idx`: `[T, K]` ids of experts below `experts`, E, an integer tensor of torch or an array of numpy, of a type
+      that holds `R * (E / R + C)`; -1 stays -1.
     - `plan`: `[R, C]`, the expert of each slot or -1, of the same library and device; on the host also what
       `plan_replicas` gives.
     - `by`: `"token"`, copies of an expert take turns, by token, begun at `rank`. `"locality"`, the same among the
       copies of the nearest ones alone: on rank `rank`, or else in its domain of `domain_ranks` ranks, or else anywhere.
 
     Local: nothing is sent. On a GPU it is some kernels in the order of the current stream, and the host reads no
-    values: a graph may capture it. An id of E or more is no id, and becomes one that a dispatch refuses. Raises
-    InvalidInputError.
+    values: a graph may capture it. Other ids below 0 stay as they are. Those of E or more become at least
+    `R * (E / R + C)`, so a dispatch refuses them. Raises InvalidInputError.
     """
     library, ids, slots = _arrays(topk_idx, plan)
     ranks, spare = slots.shape
+    experts = _integer("experts", experts)
+    rank, domain_ranks = _integer("rank", rank), _integer("domain_ranks", domain_ranks)
     if experts < 1 or ranks < 1 or experts % ranks:
         raise _invalid(f"experts: found {experts}; expected a multiple of the plan's {ranks} ranks")
     if by not in ("token", "locality"):
@@ -50,13 +60,19 @@ def physical_ids(
         raise _invalid(f"domain_ranks: found {domain_ranks}; expected a divisor of {ranks}")
     local = experts // ranks
     places = ranks * (local + spare)
+    if library.largest(topk_idx) < places:
+        raise _invalid(
+            f"topk_idx: found type {type_of(topk_idx)}; expected one that holds {places}, the number of places"
+        )
     near = (rank, domain_ranks) if by == "locality" else None
     count, table = _copies(library, slots, local, near)
     tokens = library.arange(ids.shape[0])[:, None] + rank
-    clipped = library.where((ids >= 0) & (ids < experts), ids, 0)
+    is_id = (ids >= 0) & (ids < experts)
+    clipped = library.where(is_id, ids, 0)
     found = table[clipped, tokens % count[clipped]]
-    found = library.where(ids < experts, found, ids + places)
-    return library.of_type(library.where(ids < 0, -1, found), topk_idx)
+    # One between the numbers of experts and of places would become the id of a copy.
+    others = library.where((ids >= experts) & (ids < places), places, ids)
+    return library.of_type(library.where(is_id, found, others), topk_idx)
 
 
 def _copies(library: Any, slots: Any, local: int, near: tuple[int, int] | None) -> tuple[Any, Any]:
@@ -95,6 +111,9 @@ class _Numpy:
     def of_type(self, found: Any, like: Any) -> Any:
         return found.astype(like.dtype)
 
+    def largest(self, like: Any) -> int:
+        return int(self._numpy.iinfo(like.dtype).max)
+
 
 class _Torch:
     def __init__(self, device: Any) -> None:
@@ -116,6 +135,9 @@ class _Torch:
     def of_type(self, found: Any, like: Any) -> Any:
         return found.to(like.dtype)
 
+    def largest(self, like: Any) -> int:
+        return int(self._torch.iinfo(like.dtype).max)
+
 
 def _arrays(topk_idx: Any, plan: Any) -> tuple[Any, Any, Any]:
     """The functions of a library, and both arrays as int64. Raises InvalidInputError."""
@@ -128,7 +150,9 @@ def _arrays(topk_idx: Any, plan: Any) -> tuple[Any, Any, Any]:
             raise _invalid(
                 f"plan: found it on {slots.device}; expected {topk_idx.device}, as of topk_idx: move it there once"
             )
-        is_integer = not (topk_idx.is_floating_point() or topk_idx.dtype == torch.bool)
+        for name, one in (("topk_idx", topk_idx), ("plan", slots)):
+            if one.is_floating_point() or one.is_complex() or one.dtype == torch.bool:
+                raise _invalid(f"{name}: found type {type_of(one)}; expected integers")
         ids, slots = topk_idx.long(), slots.long()
     else:
         import numpy
@@ -139,10 +163,9 @@ def _arrays(topk_idx: Any, plan: Any) -> tuple[Any, Any, Any]:
                 f"topk_idx: found {found}; expected a tensor of torch or an array of numpy"
             )
         library = _Numpy()
-        is_integer = topk_idx.dtype.kind in "iu"
+        if topk_idx.dtype.kind not in "iu":
+            raise _invalid(f"topk_idx: found type {topk_idx.dtype}; expected integers")
         ids, slots = topk_idx.astype(numpy.int64), _host(plan)
-    if not is_integer:
-        raise _invalid(f"topk_idx: found type {topk_idx.dtype}; expected integers")
     for name, one, shape in (("topk_idx", ids, "[T, K]"), ("plan", slots, "[R, C]")):
         if len(one.shape) != 2:
             raise _invalid(f"{name}: found shape {list(one.shape)}; expected {shape}")

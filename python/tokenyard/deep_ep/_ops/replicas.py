@@ -1,11 +1,13 @@
 """Redundant experts of DeepEP 2.5: weights of experts to slots of other ranks, and gradients of the slots back."""
 
+import hashlib
 import json
 from typing import Any
 
 import tokenyard
 from tokenyard import errors
 from tokenyard._replicas.arguments import read_tensors
+from tokenyard._replicas.calls import looks_of
 from tokenyard._replicas.tensors import Refusal as Unfit
 from tokenyard._replicas.tensors import Rows
 
@@ -50,26 +52,32 @@ class Redundancy:
 
     def begin(self, call: PrefetchCall) -> EventOverlap:
         """Begins a call, whose event receives it. Collective."""
-        self._expect_no_capture(call)
+        self._pool.expect_usable()
         self.settle()
         if not self._slot.is_open:
             self._slot.open(None, _make)
         replicas = self._slot.use(call.operation)
+        replicas.expect_open(call.operation)
         mine: dict[str, Any] = {"call": call.operation}
-        start, wrong = None, None
+        slots: list[list[int]] = []
+        prepared, wrong = None, None
         try:
-            mapping, rows = self._read(call, replicas.works_on_device)
+            self._expect_no_capture()
             mark = getattr(call.previous_event, "event", call.previous_event)
-            start = replicas.prepared(call.native, rows, getattr(mark, "_event", None))
-            mine["redundancy_mapping"], mine["experts of a rank"] = mapping, rows[0][0].count
-            mine["bytes of an expert"] = [one.size for one in rows[0]]
-            if call.native == "reduce_replicas":
-                mine["types"] = [one.dtype for one in rows[0]]
+            behind = getattr(mark, "_event", None)
+            slots, rows = self._read(call, replicas.device, behind)
+            digest = hashlib.blake2b(json.dumps(slots).encode(), digest_size=16)
+            mine["redundancy_mapping"] = digest.hexdigest()
+            mine |= looks_of(rows[0], call.native == "reduce_replicas")
+            prepared = replicas.prepare(call.native, rows, behind)
         except Exception as error:
             wrong = str(error) if isinstance(error, Unfit) else reason(error)
-        slots = self._agree(call.operation, mine, wrong)
-        assert start is not None
-        self._last = pending = start(slots)
+
+        def agree() -> list[list[int]]:
+            self._agree(call.operation, mine, wrong)
+            return self._of_all_domains(slots, mine["experts of a rank"])
+
+        self._last = pending = replicas.begin(call.operation, prepared, agree)
         event = EventOverlap(EventHandle())
         event.register_hook_after_wait(pending.recv)
         return event
@@ -80,18 +88,15 @@ class Redundancy:
         if last is not None:
             last.settle()
 
-    def _expect_no_capture(self, call: PrefetchCall) -> None:
-        self._pool.expect_usable()
+    def _expect_no_capture(self) -> None:
         if self._pool.is_capturing():
-            raise invalid(
-                call.operation,
-                f"{call.operation}: found a capture of a graph on the current stream; expected none, because ranks "
-                "meet in this call",
-                fix="call it between launches of graphs",
+            raise Refusal(
+                "found a capture of a graph on the current stream; expected none, because ranks meet in this call: "
+                "call it between launches of graphs"
             )
 
     def _read(
-        self, call: PrefetchCall, on_device: bool
+        self, call: PrefetchCall, device: int | None, behind: Any
     ) -> tuple[list[list[int]], tuple[list[Rows], list[Rows]]]:
         """The mapping, and the tensors of experts and of slots. Raises what is wrong on this rank alone."""
         call.expect_right()
@@ -101,15 +106,17 @@ class Redundancy:
         mapping = read(name, tensor_of(call.redundancy_mapping), (torch.int32,), (domain, None))
         if not mapping.is_contiguous():
             raise Refusal(f"{name}: found strides {list(mapping.stride())}; expected contiguous")
+        if behind is not None and mapping.is_cuda:
+            # The current stream, which the host's copy is on, need not be behind the event.
+            behind.synchronize()
         slots: list[list[int]] = mapping.tolist()
         given = tuple((one, _tensors_of(one, getattr(call, one))) for one in call.tensors)
         is_sum = call.native == "reduce_replicas"
-        rows = read_tensors(given, (name, slots, pool.rank % domain), is_sum, on_device)
-        return slots, rows
+        return slots, read_tensors(given, (name, slots, pool.rank % domain), is_sum, device)
 
-    def _agree(self, operation: str, mine: dict[str, Any], wrong: str | None) -> list[list[int]]:
-        """The expert of each slot of all ranks. Collective: a rank whose arguments are wrong raises what is, and the
-        others RefusedError; where ranks differ, all raise MismatchError."""
+    def _agree(self, operation: str, mine: dict[str, Any], wrong: str | None) -> None:
+        """Collective: a rank whose arguments are wrong raises what is, and the others RefusedError; where ranks differ,
+        all raise MismatchError."""
         pool = self._pool
         view = {"wrong": wrong} if wrong is not None else mine
         views = _world.gather_json(pool.world, "redundant experts", view)
@@ -122,24 +129,29 @@ class Redundancy:
         domain = pool.ranks // pool.domains
         for rank, it in views.items():
             for name, value in it.items():
-                # A mapping is of a domain.
-                like = rank // domain * domain if name == "redundancy_mapping" else 0
-                if views[like].get(name) != value:
+                # A mapping is of a domain, and a digest says nothing to a reader.
+                is_mapping = name == "redundancy_mapping"
+                like = rank // domain * domain if is_mapping else 0
+                expected = views[like].get(name)
+                if expected != value:
+                    shown = "" if is_mapping else f": {value} and {expected}"
                     raise errors.MismatchError(
-                        f"{operation}: found another {name} on rank {rank}; expected that of rank {like}: "
-                        f"{json.dumps(value)[:80]} and {json.dumps(views[like].get(name))[:80]}",
+                        f"{operation}: found another {name} on rank {rank}; expected that of rank {like}{shown}",
                         kind="mismatch",
                         rank=rank,
                         operation=operation,
                         fix="give the same mapping, and experts of the same size, on all ranks",
                     )
-        local = mine["experts of a rank"]
-        slots = []
-        for rank, it in views.items():
-            first = rank // domain * domain * local
-            row = it["redundancy_mapping"][rank % domain]
-            slots.append([expert if expert < 0 else first + expert for expert in row])
-        return slots
+
+    def _of_all_domains(self, slots: list[list[int]], local: int) -> list[list[int]]:
+        """The mapping of this rank's domain among empty ones: bytes of other domains do not come by this rank."""
+        pool = self._pool
+        domain = pool.ranks // pool.domains
+        begin = pool.rank // domain * domain
+        found: list[list[int]] = [[] for _ in range(pool.ranks)]
+        for rank, row in enumerate(slots, begin):
+            found[rank] = [expert if expert < 0 else begin * local + expert for expert in row]
+        return found
 
 
 def _make(world: tokenyard.World, config: tokenyard.Config) -> tokenyard.Replicas:
