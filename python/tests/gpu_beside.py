@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpu_common import is_gpu, prepare
-from gpu_work import slow
+from gpu_work import branch, side_stream, slow
 
 import tokenyard
 from tokenyard import errors
@@ -177,7 +177,37 @@ def replicas(world):
         slow()
         buffer.lb_reduce_grads(grads.clone(), own, mapping, previous_event=buffer.capture()).wait()
         equal(own, expected)
+    if is_gpu():
+        redundant_on_streams(buffer, mapping)
     buffer.destroy()
+
+
+def redundant_on_streams(buffer, mapping):
+    """A mapping that another stream writes, behind its event alone; a capture, and another GPU, are refused."""
+    me, local, side = buffer.rank_idx, 4, side_stream()
+    own, slots = drawn(torch.float32, (local, 1000), 5, me), torch.zeros(3, 1000, device="cuda")
+    written, late = torch.full_like(mapping, -1, device="cuda"), mapping.cuda()
+    with branch(side):
+        slow()
+        written.copy_(late)
+        event = buffer.capture()
+    buffer.lb_prefetch_weights(slots, own, written, previous_event=event).wait()
+    theirs = drawn(torch.float32, (local, 1000), 5, 1 - me)
+    for slot, expert in enumerate(mapping[me].tolist()):
+        if expert >= 0:
+            equal(slots[slot], theirs[expert % local])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        slots.add_(1)
+        with pytest.raises(errors.InvalidInputError, match="found a capture of a graph"):
+            buffer.lb_prefetch_weights(slots, own, mapping)
+    if torch.cuda.device_count() > 1:
+        elsewhere = own.to(f"cuda:{1 - own.device.index}")
+        with pytest.raises(
+            errors.InvalidInputError, match="expert_weights: found a tensor on cuda"
+        ):
+            buffer.lb_prefetch_weights(slots, elsewhere, mapping)
+    buffer.lb_prefetch_weights(slots, own, mapping).wait()
 
 
 def ids_of_copies(world):
