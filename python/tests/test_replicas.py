@@ -341,7 +341,7 @@ def test_what_is_wrong_on_one_rank_is_refused_on_all_and_the_replicas_go_on(rank
 
 
 def of_no_room(world):
-    """What the system refuses is refused before ranks agree."""
+    """The refusal comes before ranks agree, so they go on."""
     is_wrong = world.rank == 1
     mine, plan = np.ones((2, 8), np.float32), [[2], [0]]
     with tokenyard.Replicas(world, config(), max_bytes=np.int64(64)) as opened:

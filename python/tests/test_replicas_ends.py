@@ -49,7 +49,7 @@ def test_an_absent_rank_ends_a_call_by_the_deadline(programs):
     assert (out[-2:], code) == (["True", "True"], 0), error
 
 
-# What another rank finds then.
+# Another rank finds this then.
 OVER = """
 try:
     opened.replicate(mine, room, plan)

@@ -19,7 +19,7 @@ from .tensors import NARROW, UNIT, Refusal, Rows, of_torch
 from .worker import Worker
 
 LEAST_BYTES, MOST_BYTES = 64, 1 << 40
-# What all ranks raise where one refuses a call, or they differ.
+# All ranks raise one of these where one refuses a call, or they differ.
 SHARED = (errors.InvalidInputError, errors.RefusedError, errors.MismatchError)
 
 
@@ -396,7 +396,7 @@ class Replicas:
 
 
 def looks_of(owned: list[Rows], is_sum: bool) -> dict[str, Any]:
-    """What ranks compare of their experts."""
+    """Facts on the experts of this rank, which ranks compare."""
     found: dict[str, Any] = {
         "experts of a rank": owned[0].count,
         "bytes of an expert": [one.size for one in owned],

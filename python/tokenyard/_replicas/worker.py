@@ -16,7 +16,7 @@ class Worker:
         self._thread.start()
 
     def _run(self) -> None:
-        # Whoever made this begins or cancels it in any case.
+        # The caller begins or cancels it in any case.
         self._begins.wait()
         work, self._work = self._work, None
         try:
