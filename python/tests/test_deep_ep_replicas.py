@@ -183,6 +183,7 @@ def wrong(world):
         "redundant_expert_weights: found a view with gaps": ("redundant_expert_weights", torch.zeros(8, 2).t()),
         "redundant_expert_weights: found 2 tensors; expected 1": ("redundant_expert_weights", [slots] * 2),
         "expert_weights: found 0 tensors": ("expert_weights", []),
+        "expert_weights: found a tensor on meta; expected one on cpu": ("expert_weights", own.to("meta")),
         "expert_weights: found int in a list": ("expert_weights", [1]),
     }.items():  # fmt: skip
         given = {**good, bad[0]: bad[1]} if world.rank == 1 else good
