@@ -84,6 +84,16 @@ class Calls:
             "EPBuffer.dispatch by a handle": {"x": x, "handle": ep_handle},
             "EPBuffer.combine": {"x": ep_rows, "handle": ep_handle},
             "EPBuffer.barrier": {},
+            "EPBuffer.lb_prefetch_weights": {
+                "redundant_expert_weights": np.zeros((1, 8), np.float32),
+                "expert_weights": np.zeros((2, 8), np.float32),
+                "redundancy_mapping": np.array([[2], [1]], np.int32),
+            },
+            "EPBuffer.lb_reduce_grads": {
+                "redundant_expert_grads": np.zeros((1, 8), np.float32),
+                "expert_grads": np.zeros((2, 8), np.float32),
+                "redundancy_mapping": np.array([[2], [1]], np.int32),
+            },
         }
         self.expected = CASE.rows(CASE.sources(me))
 
@@ -123,6 +133,8 @@ CALLS = (
     "EPBuffer.dispatch by a handle",
     "EPBuffer.combine",
     "EPBuffer.barrier",
+    "EPBuffer.lb_prefetch_weights",
+    "EPBuffer.lb_reduce_grads",
 )
 # Parameters that a call does not read, by its name.
 _OF_LAYOUTS = {"num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"}
@@ -150,6 +162,7 @@ OTHER_CALLS = {
     "get_physical_domain_size",
     "get_theoretical_num_qps",
     "get_theoretical_num_sms",
+    "lb_get_theoretical_num_sms",
     # Of kernels of GPUs: in the script for these.
     "low_latency_clean_mask_buffer",
     "low_latency_query_mask_buffer",
@@ -247,8 +260,7 @@ def test_arguments_that_exclude_each_other_are_refused_on_all_ranks(ranks):
 def wrong_constructors(world):
     path = os.environ.pop("TOKENYARD_CONFIG", None)
     try:
-        # Of what is missing a rank raises alone.
-        beside = ("group", "comm", "lb_allocation_plan_or_num_bytes")
+        beside = ("group", "comm")
         for kind in (Buffer, ElasticBuffer, EPBuffer):
             found = [it for it in parameters_of(kind) if it.name not in beside]
             assert len(found) >= 8
