@@ -329,6 +329,7 @@ fn operations_beside_moe_are_measured_beside_a_plain_copy() {
             "--bytes 4096,8192",
             &["all-gather", "reduce-scatter", "all-reduce", "all-gather"][..],
         ),
+        ("gather", "--ranks 3 --bytes 64", &["all-gather"]),
         ("pipe", "--ranks 3 --bytes 8", &["message", "one way"]),
         ("table", "--entries 100 --entry-bytes 24 --indices 7", &["fetch"]),
     ] {

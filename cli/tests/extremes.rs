@@ -71,6 +71,7 @@ fn a_measurement_of_sizes_that_no_machine_has_is_refused() {
         (&link[..], "--samples 4294967295"),
         (&["bench", "gather", config][..], "--bytes 1099511627776"),
         (&["bench", "gather", config][..], "--bytes 17179869184 --ranks 64"),
+        (&["bench", "table", config][..], "--entries 8589934592 --entry-bytes 1"),
         (&["bench", "gather", config][..], "--ranks 1"),
         (&["bench", "pipe", config][..], "--bytes 0"),
         (&["bench", "table", config][..], "--entries 18446744073709551615"),

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tokenyard_core::Result;
 use tokenyard_core::communicator::BringUpReport;
 use tokenyard_core::ops::pipe::{Pipe as CorePipe, PipeOptions};
+use tokenyard_core::{Error, ErrorKind, Result};
 
 use crate::argument::Argument;
 use crate::config::Config;
@@ -41,6 +41,7 @@ use crate::world::World;
 pub(crate) struct Pipe {
     core: Arc<Guarded<CorePipe>>,
     options: PipeOptions,
+    device: Option<i32>,
     report: BringUpReport,
 }
 
@@ -79,8 +80,8 @@ impl Pipe {
             Ok((Config::read_to_open(config)?, options))
         };
         let (pipe, world) = open::<CorePipe>(py, world, read)?;
-        let (options, report) = (pipe.options(), pipe.report().clone());
-        Ok(Self { core: Guarded::new(pipe, world), options, report })
+        let (options, device, report) = (pipe.options(), pipe.device(), pipe.report().clone());
+        Ok(Self { core: Guarded::new(pipe, world), options, device, report })
     }
 
     /// Sends the bytes of `tensor` to the rank `to`: another than this one. The tensor may be changed afterwards. Waits
@@ -135,6 +136,21 @@ impl Pipe {
     fn waited_ns(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let waited = self.core.call(py, |pipe| Ok(pipe.waited()))?;
         Ok(waited.into_iter().map(|time| time.as_nanos() as u64).collect())
+    }
+
+    /// Closes it on this rank, and gives the other ranks the reason, where messages that they wait for do not come.
+    fn _fail(&self, py: Python<'_>, why: String) -> PyResult<()> {
+        self.core.call(py, |pipe| {
+            // The report on it is all that is of use: the caller has the error.
+            let _reported = pipe.fail(Error::new(ErrorKind::Internal, "pass messages", why));
+            Ok(())
+        })
+    }
+
+    /// The ordinal of the GPU in whose memory tensors lie; None for host memory.
+    #[getter]
+    fn device(&self) -> Option<i32> {
+        self.device
     }
 
     /// The most bytes of a message.

@@ -1,12 +1,13 @@
-"""The drop-in's operations beside dispatch and combine, on tensors of torch: messages, all-gathers and entries."""
+"""The drop-in's operations beside dispatch and combine, on tensors of torch: messages, gathers, entries, replicas."""
 
 import pytest
 import torch
 from gpu_common import is_gpu, prepare
-from gpu_work import slow
+from gpu_work import branch, side_stream, slow
 
+import tokenyard
 from tokenyard import errors
-from tokenyard.deep_ep import BucketBuffer, ElasticBuffer, EngramBuffer, PPBuffer
+from tokenyard.deep_ep import BucketBuffer, ElasticBuffer, EngramBuffer, EPBuffer, PPBuffer
 
 MIB = 1 << 20
 TYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.int32)
@@ -144,4 +145,89 @@ def buckets(world):
     bucket.destroy()
 
 
-CHECKS = [messages, gathers, entries, buckets]
+def replicas(world):
+    """Weights for slots, behind work of the stream and in more parts than may be in flight, and gradients back."""
+    prepare(world)
+    me, other, local = world.rank, 1 - world.rank, 4
+    buffer = EPBuffer(world, lb_allocation_plan_or_num_bytes=64 * MIB, explicitly_destroy=True)
+    mapping = torch.tensor([[5, -1, 4], [0, 3, -1]], dtype=torch.int32)
+    for round, dtype in enumerate(TYPES):
+        shape = (3, 1000, 1500 + round)
+        length = 3 * 1000 * shape[2] * dtype.itemsize
+        slots = buffer.lb_storage[:length].view(dtype).view(shape)
+        slots.view(torch.uint8).fill_(0xA5)
+        own = drawn(dtype, (local, *shape[1:]), round, me)
+        slow()
+        late = own.view(torch.uint8).clone().view(dtype)
+        event = buffer.lb_prefetch_weights(slots, late, mapping)
+        event.wait()
+        late.zero_()
+        theirs = drawn(dtype, (local, *shape[1:]), round, other)
+        for slot, expert in enumerate(mapping[me].tolist()):
+            if expert >= 0:
+                equal(slots[slot], theirs[expert % local])
+            else:
+                assert bool((slots[slot].view(torch.uint8) == 0xA5).all())
+    for dtype in (torch.float32, torch.bfloat16):
+        grads, own = drawn(dtype, (3, 300_001), 1, me), drawn(dtype, (local, 300_001), 2, me)
+        expected, theirs = own.clone(), drawn(dtype, (3, 300_001), 1, other)
+        for slot, expert in enumerate(mapping[other].tolist()):
+            if expert >= 0:
+                expected[expert % local] += theirs[slot]
+        slow()
+        buffer.lb_reduce_grads(grads.clone(), own, mapping, previous_event=buffer.capture()).wait()
+        equal(own, expected)
+    if is_gpu():
+        redundant_on_streams(buffer, mapping)
+    buffer.destroy()
+
+
+def redundant_on_streams(buffer, mapping):
+    """A mapping that another stream writes, behind its event alone; a capture, and another GPU, are refused."""
+    me, local, side = buffer.rank_idx, 4, side_stream()
+    own, slots = drawn(torch.float32, (local, 1000), 5, me), torch.zeros(3, 1000, device="cuda")
+    written, late = torch.full_like(mapping, -1, device="cuda"), mapping.cuda()
+    with branch(side):
+        slow()
+        written.copy_(late)
+        event = buffer.capture()
+    buffer.lb_prefetch_weights(slots, own, written, previous_event=event).wait()
+    theirs = drawn(torch.float32, (local, 1000), 5, 1 - me)
+    for slot, expert in enumerate(mapping[me].tolist()):
+        if expert >= 0:
+            equal(slots[slot], theirs[expert % local])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        slots.add_(1)
+        with pytest.raises(errors.InvalidInputError, match="found a capture of a graph"):
+            buffer.lb_prefetch_weights(slots, own, mapping)
+    if torch.cuda.device_count() > 1:
+        elsewhere = own.to(f"cuda:{1 - own.device.index}")
+        with pytest.raises(
+            errors.InvalidInputError, match="expert_weights: found a tensor on cuda"
+        ):
+            buffer.lb_prefetch_weights(slots, elsewhere, mapping)
+    buffer.lb_prefetch_weights(slots, own, mapping).wait()
+
+
+def ids_of_copies(world):
+    """The same as in host memory; a graph of them reads ids and plan anew."""
+    plan = torch.tensor([[5, -1], [0, 3]], dtype=torch.int32)
+    ids = torch.randint(-1, 8, (64, 4), generator=torch.Generator().manual_seed(world.rank))
+    options = {"experts": 8, "by": "locality", "rank": world.rank}
+    expected = tokenyard.physical_ids(ids, plan, **options)
+    given = placed(torch.zeros_like(ids)), placed(torch.full_like(plan, -1))
+    if not is_gpu():
+        equal(tokenyard.physical_ids(ids, plan, **options), expected)
+        return
+    tokenyard.physical_ids(*given, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = tokenyard.physical_ids(*given, **options)
+    given[0].copy_(ids)
+    given[1].copy_(plan)
+    graph.replay()
+    equal(found, placed(expected))
+
+
+CHECKS = [messages, gathers, entries, buckets, replicas, ids_of_copies]

@@ -88,6 +88,16 @@ class Calls:
             "EPBuffer.dispatch by a handle": {"x": x, "handle": ep_handle},
             "EPBuffer.combine": {"x": ep_rows, "handle": ep_handle},
             "EPBuffer.barrier": {},
+            "EPBuffer.lb_prefetch_weights": {
+                "redundant_expert_weights": np.zeros((1, 8), np.float32),
+                "expert_weights": np.zeros((2, 8), np.float32),
+                "redundancy_mapping": np.array([[2], [1]], np.int32),
+            },
+            "EPBuffer.lb_reduce_grads": {
+                "redundant_expert_grads": np.zeros((1, 8), np.float32),
+                "expert_grads": np.zeros((2, 8), np.float32),
+                "redundancy_mapping": np.array([[2], [1]], np.int32),
+            },
             "HybridEPBuffer.dispatch": hybrid,
             "HybridEPBuffer.dispatch by a handle": {"hidden": x, "handle": flat_handle},
             "HybridEPBuffer.combine": {"hidden": flat_rows, "handle": flat_handle},
@@ -146,6 +156,8 @@ CALLS = (
     "EPBuffer.dispatch by a handle",
     "EPBuffer.combine",
     "EPBuffer.barrier",
+    "EPBuffer.lb_prefetch_weights",
+    "EPBuffer.lb_reduce_grads",
     "HybridEPBuffer.dispatch",
     "HybridEPBuffer.dispatch by a handle",
     "HybridEPBuffer.combine",
@@ -193,6 +205,7 @@ OTHER_CALLS = {
     "get_physical_domain_size",
     "get_theoretical_num_qps",
     "get_theoretical_num_sms",
+    "lb_get_theoretical_num_sms",
     # Of kernels of GPUs: in the script for these.
     "low_latency_clean_mask_buffer",
     "low_latency_query_mask_buffer",
@@ -292,8 +305,7 @@ def test_arguments_that_exclude_each_other_are_refused_on_all_ranks(ranks):
 def wrong_constructors(world):
     path = os.environ.pop("TOKENYARD_CONFIG", None)
     try:
-        # Of what is missing a rank raises alone.
-        beside = ("group", "comm", "lb_allocation_plan_or_num_bytes")
+        beside = ("group", "comm")
         sizes = {"hidden_dim": 64, "max_num_of_tokens_per_rank": 12, "num_local_experts": 4}
         for kind in (Buffer, ElasticBuffer, EPBuffer, HybridEPBuffer):
             right = sizes if kind is HybridEPBuffer else {"explicitly_destroy": True}

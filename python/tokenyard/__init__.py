@@ -43,6 +43,7 @@ from tokenyard._native import (
     routing_counts,
     survey,
 )
+from tokenyard._replicas import PendingReplicas, Replicas, physical_ids
 from tokenyard.errors import Error
 
 # Plugins of the wheel. One that was built from a checkout has none.
@@ -63,14 +64,17 @@ __all__ = [
     "PendingGather",
     "PendingReduce",
     "PendingReplay",
+    "PendingReplicas",
     "Pipe",
     "Received",
+    "Replicas",
     "Table",
     "World",
     "__version__",
     "alias_deep_ep",
     "components",
     "memory_needed",
+    "physical_ids",
     "plan_replicas",
     "routing_counts",
     "survey",

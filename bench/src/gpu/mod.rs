@@ -211,12 +211,29 @@ pub struct Engines {
     pub machine: Machine,
     /// GPUs that the ranks have, all together.
     pub gpus: u32,
-    /// Bytes per second out of this rank, by the median of launches.
+    /// Bytes per second out of this rank to all others at once, by the median of launches.
     pub bytes_per_s: f64,
 }
 
+/// The rate that copy engines had, before anything else is measured.
+pub(crate) struct EngineRate {
+    backend: Backend,
+    about: tokenyard_gpu::probe::About,
+    gpus: u32,
+    pub(crate) bytes_per_s: f64,
+}
+
+impl EngineRate {
+    /// With the clocks of now, on rank 0.
+    pub(crate) fn into_facts(self, rank: u32) -> Engines {
+        let Self { backend, about, gpus, bytes_per_s } = self;
+        Engines { machine: Machine::new(backend, &about, rank == 0), gpus, bytes_per_s }
+    }
+}
+
 /// Measures the copy engines of a rank. Collective.
-pub(crate) fn engines(world: &Arc<World>, config: &Config, say: &Speaker) -> Result<Engines> {
+pub(crate) fn engines(world: &Arc<World>, config: &Config, say: &Speaker) -> Result<EngineRate> {
+    setup::Setup::of(config)?.check_link()?;
     let components = Components::of(config)?;
     let backend = components.backend;
     let about = tokenyard_gpu::probe::about(backend.platform(), &components.kernels)?;
@@ -226,8 +243,7 @@ pub(crate) fn engines(world: &Arc<World>, config: &Config, say: &Speaker) -> Res
     let launches = figures.launches.iter().find(|all| all.copy == ceiling::Copy::PushEngines);
     let us = launches.and_then(|all| median(all.us.iter().copied()));
     let us = us.context("measure the link: found no launch of copy engines")?;
-    let machine = Machine::new(backend, &about, world.rank() == 0);
-    Ok(Engines { machine, gpus, bytes_per_s: figures.bytes as f64 / us * 1e6 })
+    Ok(EngineRate { backend, about, gpus, bytes_per_s: figures.bytes as f64 / us * 1e6 })
 }
 
 /// The GPUs that the first `working` ranks have, of which this one has that with an ordinal. Collective.

@@ -1,6 +1,6 @@
 //! All-gathers, and sums over all ranks.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use tokenyard_core::ErrorKind;
 use tokenyard_core::communicator::{TensorMut, TensorRef};
 use tokenyard_core::config::Config;
@@ -8,7 +8,7 @@ use tokenyard_core::host::tensors::TensorMemory;
 use tokenyard_core::ops::gather::reduce::Sum;
 use tokenyard_core::ops::gather::{Gather, GatherOptions};
 
-use super::sampler::{Call, Sampler};
+use super::sampler::{Call, Phase, Sampler};
 use super::{Measured, OperationSamples};
 
 /// Measures all sizes.
@@ -19,13 +19,16 @@ pub(super) fn measure(
 ) -> Result<Vec<OperationSamples>> {
     let most = sizes.iter().copied().max().unwrap_or(1);
     let mut gather = open(config, most, sampler)?;
+    sampler.check_device(gather.device())?;
     let memory = TensorMemory::open(config, sampler.world, gather.device())?;
     let mut results = Vec::new();
     for bytes in sizes.iter().map(|bytes| *bytes as usize) {
         results.push(all_gather(&mut gather, &memory, bytes, sampler)?);
-        if gather.options().reduces {
-            results.push(reduce_scatter(&mut gather, bytes, sampler)?);
-            results.push(all_reduce(&mut gather, bytes, sampler)?);
+        // A tensor of f32 is cut into a part for each rank.
+        let has_parts = bytes.is_multiple_of(4 * sampler.world.ranks() as usize);
+        if gather.options().reduces && has_parts {
+            results.push(sum(Measured::ReduceScatter, &mut gather, bytes, sampler)?);
+            results.push(sum(Measured::AllReduce, &mut gather, bytes, sampler)?);
         }
     }
     gather.close()?;
@@ -44,9 +47,12 @@ fn open(config: &Config, most: u64, sampler: &Sampler<'_>) -> Result<Gather> {
     }
 }
 
-fn call(measured: Measured, size: usize, copied: usize, sampler: &Sampler<'_>) -> Call {
-    let copied = vec![copied; sampler.world.ranks() as usize];
-    Call { measured, size: size as u64, copied, times: 1 }
+/// `parts`: bytes for each rank, which an all-reduce moves twice.
+fn call(measured: Measured, size: usize, parts: usize, sampler: &Sampler<'_>) -> Call {
+    let ranks = sampler.world.ranks() as usize;
+    let times = if measured == Measured::AllReduce { 2 } else { 1 };
+    let bytes = (parts * (ranks - 1)) as u64 * u64::from(times);
+    Call { measured, size: size as u64, bytes, copied: vec![parts; ranks], times }
 }
 
 fn all_gather(
@@ -55,61 +61,54 @@ fn all_gather(
     bytes: usize,
     sampler: &mut Sampler<'_>,
 ) -> Result<OperationSamples> {
-    let (rank, ranks) = (sampler.world.rank() as u8, sampler.world.ranks() as usize);
-    let shard = memory.tensors(vec![vec![rank + 1; bytes]])?;
-    let mut whole = memory.tensors(vec![vec![0; bytes * ranks]])?;
-    let samples =
-        sampler.measure(&call(Measured::AllGather, bytes, bytes, sampler), false, || {
-            Ok(gather.all_gather(&shard.refs()?, &mut whole.muts()?)?)
-        })?;
-    let whole = whole.into_bytes()?.remove(0);
-    let is_right = whole.chunks(bytes).zip(1..).all(|(shard, of)| shard.iter().all(|b| *b == of));
-    ensure!(is_right, "all-gather of {bytes} bytes: found other bytes than those of the ranks");
-    Ok(samples)
+    let (rank, ranks) = (sampler.world.rank(), sampler.world.ranks());
+    let call = call(Measured::AllGather, bytes, bytes, sampler);
+    let mut samples = None;
+    for phase in Phase::ALL {
+        let shard = memory.tensors(vec![vec![phase.filler(rank); bytes]])?;
+        let mut whole = memory.tensors(vec![vec![0; bytes * ranks as usize]])?;
+        samples = samples.or(sampler
+            .run(phase, &call, || Ok(gather.all_gather(&shard.refs()?, &mut whole.muts()?)?))?);
+        let whole = whole.into_bytes()?.remove(0);
+        let mut shards = whole.chunks(bytes).zip(0..);
+        let is_right = shards.all(|(shard, of)| shard.iter().all(|b| *b == phase.filler(of)));
+        ensure!(is_right, "all-gather of {bytes} bytes: found other bytes than those of the ranks");
+    }
+    samples.context("found no sample of gathers")
 }
 
 /// Sums numbers for which no order of addition rounds.
-fn reduce_scatter(
+fn sum(
+    measured: Measured,
     gather: &mut Gather,
     bytes: usize,
     sampler: &mut Sampler<'_>,
 ) -> Result<OperationSamples> {
-    let ranks = sampler.world.ranks() as usize;
-    let mine = vec![1.0 + sampler.world.rank() as f32; bytes / 4];
-    let mut part = vec![0.0_f32; bytes / 4 / ranks];
-    let call = call(Measured::ReduceScatter, bytes, bytes / ranks, sampler);
-    let samples = sampler.measure(&call, false, || {
-        let tensor = TensorRef::from_slice(&mine, 1, mine.len())?;
-        let length = part.len();
-        let out = TensorMut::from_slice(&mut part, 1, length)?;
-        Ok(gather.reduce_scatter(&[tensor], &mut [out], Sum::default())?)
-    })?;
-    check_sums("reduce-scatter", &part, ranks)?;
-    Ok(samples)
-}
-
-fn all_reduce(
-    gather: &mut Gather,
-    bytes: usize,
-    sampler: &mut Sampler<'_>,
-) -> Result<OperationSamples> {
-    let ranks = sampler.world.ranks() as usize;
-    let mine = vec![1.0 + sampler.world.rank() as f32; bytes / 4];
-    let mut sums = vec![0.0_f32; bytes / 4];
-    let call = Call { times: 2, ..call(Measured::AllReduce, bytes, bytes / ranks, sampler) };
-    let samples = sampler.measure(&call, false, || {
-        let tensor = TensorRef::from_slice(&mine, 1, mine.len())?;
-        let length = sums.len();
-        let out = TensorMut::from_slice(&mut sums, 1, length)?;
-        Ok(gather.all_reduce(&[tensor], &mut [out], Sum::default())?)
-    })?;
-    check_sums("all-reduce", &sums, ranks)?;
-    Ok(samples)
-}
-
-fn check_sums(what: &str, sums: &[f32], ranks: usize) -> Result<()> {
-    let expected = (ranks * (ranks + 1) / 2) as f32;
-    let wrong = sums.iter().find(|sum| **sum != expected);
-    ensure!(wrong.is_none(), "{what}: found the sum {wrong:?}; expected {expected}");
-    Ok(())
+    let (rank, ranks) = (sampler.world.rank(), sampler.world.ranks());
+    let (length, part) = (bytes / 4, bytes / ranks as usize);
+    let call = call(measured, bytes, part, sampler);
+    let mut samples = None;
+    for phase in Phase::ALL {
+        let mine = vec![f32::from(phase.filler(rank)); length];
+        let whole = measured == Measured::AllReduce;
+        let mut sums = vec![0.0_f32; if whole { length } else { part / 4 }];
+        samples = samples.or(sampler.run(phase, &call, || {
+            let tensors = [TensorRef::from_slice(&mine, 1, length)?];
+            let room = sums.len();
+            let mut outs = [TensorMut::from_slice(&mut sums, 1, room)?];
+            let summed = match whole {
+                true => gather.all_reduce(&tensors, &mut outs, Sum::default()),
+                false => gather.reduce_scatter(&tensors, &mut outs, Sum::default()),
+            };
+            Ok(summed?)
+        })?);
+        let expected: f32 = (0..ranks).map(|rank| f32::from(phase.filler(rank))).sum();
+        let wrong = sums.iter().find(|sum| **sum != expected);
+        ensure!(
+            wrong.is_none(),
+            "{}: found the sum {wrong:?}; expected {expected}",
+            measured.name()
+        );
+    }
+    samples.context("found no sample of sums")
 }

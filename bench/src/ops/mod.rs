@@ -33,6 +33,9 @@ pub const REQUIRED_ENGINES: f64 = 0.95;
 pub const LARGE: u64 = 32 << 20;
 /// The most bytes of a rank in one call.
 pub const MAX_BYTES: u64 = 1 << 34;
+/// The most entries of a rank in a layer of a table, and bytes of one: those of `TableOptions`.
+const MAX_ENTRIES: u64 = 1 << 32;
+const MAX_ENTRY_BYTES: u64 = 1 << 30;
 
 /// The task of the ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,7 +50,7 @@ pub struct OperationsTask {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Operation {
     /// All-gathers of shards of these bytes; where the kernel set sums, reduce-scatters and all-reduces of f32 tensors
-    /// of these bytes, too.
+    /// of these bytes, too, if those have R parts.
     Gather(Vec<u64>),
     /// Messages of these bytes.
     Pipe(Vec<u64>),
@@ -147,17 +150,20 @@ pub struct OperationRow {
 }
 
 impl OperationsTask {
-    /// Bytes of memory that one of `ranks` ranks takes, about: tensors, windows, and a plain copy.
-    pub fn rank_bytes(&self, ranks: u32) -> u64 {
+    /// Bytes of host memory that one of `ranks` ranks takes, about: tensors, windows, and a plain copy. On GPUs
+    /// windows lie there.
+    pub fn rank_bytes(&self, ranks: u32, on_gpus: bool) -> u64 {
         let most = |sizes: &[u64]| sizes.iter().copied().max().unwrap_or(0);
         let ranks = u64::from(ranks);
+        // The most that puts and sums take: docs/pipes.md.
+        let of_windows = if on_gpus { 0 } else { 10 * ranks };
         match &self.operation {
-            Operation::Gather(sizes) => most(sizes).saturating_mul(6 * ranks + 4),
-            Operation::Pipe(sizes) => most(sizes).saturating_mul(5 * ranks + 4),
+            Operation::Gather(sizes) => most(sizes).saturating_mul(of_windows + ranks + 4),
+            Operation::Pipe(sizes) => most(sizes).saturating_mul(of_windows + 4),
             Operation::Table { entries, entry_bytes, indices } => {
-                let fetched = indices.iter().copied().max().unwrap_or(0);
-                let rows = entries.saturating_mul(2).saturating_add(u64::from(fetched) * 4);
-                rows.saturating_mul(*entry_bytes)
+                let fetched = u64::from(indices.iter().copied().max().unwrap_or(0));
+                let rows = entries.saturating_mul(2).saturating_add(fetched * 6);
+                rows.saturating_mul(*entry_bytes).saturating_add(fetched * 32)
             }
         }
     }
@@ -177,17 +183,7 @@ impl OperationsTask {
             self.samples
         );
         match &self.operation {
-            Operation::Gather(sizes) => {
-                let step = 4 * u64::from(ranks);
-                for bytes in sizes {
-                    ensure!(
-                        (step..=MAX_BYTES).contains(bytes) && bytes.is_multiple_of(step),
-                        "check bench: found --bytes {bytes}; expected a multiple of {step}, up to {MAX_BYTES}: a \
-                         tensor of f32 is cut into {ranks} parts"
-                    );
-                }
-            }
-            Operation::Pipe(sizes) => {
+            Operation::Gather(sizes) | Operation::Pipe(sizes) => {
                 for bytes in sizes {
                     ensure!(
                         (1..=MAX_BYTES).contains(bytes),
@@ -197,16 +193,19 @@ impl OperationsTask {
             }
             Operation::Table { entries, entry_bytes, indices } => {
                 let bytes = entries.saturating_mul(*entry_bytes);
+                let fits = *entries <= MAX_ENTRIES && *entry_bytes <= MAX_ENTRY_BYTES;
                 ensure!(
-                    (1..=MAX_BYTES).contains(&bytes),
-                    "check bench: found {entries} entries of {entry_bytes} bytes; expected 1 to {MAX_BYTES} bytes \
-                     in all"
+                    fits && (1..=MAX_BYTES).contains(&bytes),
+                    "check bench: found {entries} entries of {entry_bytes} bytes; expected up to {MAX_ENTRIES} of up to \
+                     {MAX_ENTRY_BYTES} bytes, and 1 to {MAX_BYTES} bytes in all"
                 );
                 for count in indices {
                     let bytes = u64::from(*count).saturating_mul(*entry_bytes);
                     ensure!(
-                        (1..=MAX_BYTES).contains(&bytes),
-                        "check bench: found --indices {count} of {entry_bytes} bytes; expected 1 to {MAX_BYTES} bytes"
+                        (1..=MAX_BYTES).contains(&bytes) && *count <= i32::MAX as u32,
+                        "check bench: found --indices {count} of {entry_bytes} bytes; expected up to {} indices, and \
+                         1 to {MAX_BYTES} bytes",
+                        i32::MAX
                     );
                 }
             }
@@ -238,7 +237,7 @@ pub(crate) fn measure(
             table::measure(config, form, indices, &mut sampler)
         }
     }?;
-    Ok(OperationFigures { engines: sampler.engines, samples })
+    Ok(OperationFigures { engines: sampler.close(), samples })
 }
 
 /// The report from the figures of all ranks.
@@ -252,7 +251,7 @@ pub(crate) fn report(config: &Config, outputs: &[Output]) -> Result<OperationsRe
     }
     let ranks = by_rank.len() as u32;
     let first = by_rank.first().context("found no rank's figures")?;
-    let has_levels = config.scale_up.is_none() || config.domains.is_some();
+    let has_levels = config.scale_up.is_none() || config.domains.is_some_and(|domains| domains > 1);
     let mut stand_ins = Setup::of(config)?.stand_ins(has_levels);
     if let Some(gpus) = first.engines.as_ref().map(|engines| engines.gpus)
         && gpus < ranks
@@ -276,10 +275,14 @@ fn rows(by_rank: &[&[OperationSamples]], is_held: bool) -> Result<Vec<OperationR
     ensure!(by_rank.iter().all(|s| s.len() == first.len()), "ranks measured different operations");
     let row = |(index, one): (usize, &OperationSamples)| {
         let all: Vec<_> = by_rank.iter().map(|samples| &samples[index]).collect();
-        let bytes = all.iter().map(|one| one.bytes).sum::<u64>() / all.len() as u64;
         // A rank that measures nothing has no partner, or answers.
-        let pairs = all.iter().map(|one| &one.pairs[..]).filter(|pairs| !pairs.is_empty());
-        let figures = PairFigures::of(&pairs.collect::<Vec<_>>(), bytes)?;
+        let measuring: Vec<_> = all.iter().filter(|one| !one.pairs.is_empty()).collect();
+        let bytes = measuring.iter().map(|one| one.bytes).sum::<u64>();
+        let bytes = bytes.checked_div(measuring.len() as u64)?;
+        let pairs: Vec<_> = measuring.iter().map(|one| &one.pairs[..]).collect();
+        let figures = PairFigures::of(&pairs, bytes)?;
+        // One of several links may join a rank with the next one, and the rate of engines is that of all.
+        let is_held = is_held && (one.measured != Measured::Message || all.len() == 2);
         let required = required(one.measured, bytes).filter(|_| is_held);
         let (operation, size) = (one.measured.name(), one.size);
         Some(OperationRow { operation, size, bytes, figures, required })
@@ -357,8 +360,8 @@ mod tests {
         assert!(held(Measured::AllGather, LARGE) && held(Measured::Message, LARGE));
         assert!(!held(Measured::Message, LARGE - 1) && !held(Measured::Fetch, LARGE));
         let all = [samples(Measured::Message, LARGE, 1)];
-        assert_eq!(rows(&[&all], false).unwrap()[0].required, None);
-        assert_eq!(rows(&[&all], true).unwrap()[0].required, Some(REQUIRED_ENGINES));
+        assert_eq!(rows(&[&all, &all], false).unwrap()[0].required, None);
+        assert_eq!(rows(&[&all, &all], true).unwrap()[0].required, Some(REQUIRED_ENGINES));
     }
 
     #[test]
@@ -367,7 +370,7 @@ mod tests {
         let [idle] = of(1);
         let idle = [OperationSamples { bytes: 0, pairs: Vec::new(), ..idle }];
         let found = rows(&[&of(2), &of(2), &idle], false).unwrap();
-        assert_eq!((found.len(), found[0].figures.ms, found[0].bytes), (1, 0.002, 5));
+        assert_eq!((found.len(), found[0].figures.ms, found[0].bytes), (1, 0.002, 8));
     }
 
     #[test]
@@ -383,11 +386,22 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_of_bytes_that_have_no_parts_is_refused() {
-        let task = |bytes| OperationsTask { operation: Operation::Gather(vec![bytes]), samples: 1 };
-        assert!(task(24).check(3).is_ok());
-        let error = task(16).check(3).unwrap_err().to_string();
-        assert!(error.contains("expected a multiple of 12"), "{error}");
-        assert!(task(24).check(1).is_err());
+    fn sizes_that_no_table_takes_are_refused_before_ranks_start() {
+        let task = |entries, entry_bytes, indices| OperationsTask {
+            operation: Operation::Table { entries, entry_bytes, indices: vec![indices] },
+            samples: 1,
+        };
+        assert!(task(MAX_ENTRIES, 1, 5).check(2).is_ok());
+        assert!(task(MAX_ENTRIES + 1, 1, 5).check(2).is_err());
+        assert!(task(1, MAX_ENTRY_BYTES + 1, 1).check(2).is_err());
+        assert!(task(5, 1, 1 << 31).check(2).is_err());
+        assert!(task(5, 1, 5).check(1).is_err());
+    }
+
+    #[test]
+    fn a_message_to_one_of_several_ranks_is_not_held_to_the_rate_of_all_links() {
+        let all = [samples(Measured::Message, LARGE, 1)];
+        let of = |ranks| rows(&vec![&all[..]; ranks], true).unwrap()[0].required;
+        assert_eq!([of(2), of(3)], [Some(REQUIRED_ENGINES), None]);
     }
 }

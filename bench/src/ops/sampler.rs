@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tokenyard_core::bootstrap::World;
 use tokenyard_core::config::Config;
 use tokenyard_core::wait::monotonic_ns;
 
 use super::{Measured, OperationSamples};
 use crate::ceiling::Ceiling;
-use crate::gpu::{self, Engines};
+use crate::gpu::{self, EngineRate, Engines};
 use crate::pairs::Lasted;
 use crate::ranks::Speaker;
 
@@ -21,14 +21,33 @@ pub(super) struct Call {
     pub(super) measured: Measured,
     /// Bytes of a shard, tensor or message, or of the fetched entries.
     pub(super) size: u64,
+    /// Bytes that this rank gets from others.
+    pub(super) bytes: u64,
     /// Bytes that this rank's ceiling copies to each rank.
     pub(super) copied: Vec<usize>,
     /// How often: an all-reduce moves its bytes twice.
     pub(super) times: u32,
 }
 
+/// A call is measured, and made once more, into other outputs and with other bytes: what calls before left
+/// somewhere does not pass for what it brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Measured,
+    Checked,
+}
+
+impl Phase {
+    pub(super) const ALL: [Self; 2] = [Self::Measured, Self::Checked];
+
+    /// The byte that a rank's tensors are filled with.
+    pub(super) fn filler(self, rank: u32) -> u8 {
+        rank as u8 + if self == Self::Measured { 1 } else { 101 }
+    }
+}
+
 impl Call {
-    /// As many as come from others.
+    /// Bytes of the ceiling that leave this rank.
     fn bytes_to_others(&self, rank: u32) -> u64 {
         let others = self.copied.iter().enumerate().filter(|(peer, _)| *peer != rank as usize);
         others.map(|(_, bytes)| *bytes as u64).sum::<u64>() * u64::from(self.times)
@@ -44,7 +63,7 @@ pub(super) struct Sampler<'w> {
     /// Bytes of a copy.
     from: Vec<u8>,
     /// Between GPUs: the ceiling.
-    pub(super) engines: Option<Engines>,
+    engines: Option<EngineRate>,
     samples: u32,
 }
 
@@ -66,11 +85,36 @@ impl<'w> Sampler<'w> {
         Ok(Self { world, say, copies, from: vec![1; bytes], engines, samples })
     }
 
-    /// Measures a call. `is_idle`: this rank takes no part but in the barriers.
-    pub(super) fn measure(
+    /// Refuses an operation on a device whose links were not measured.
+    pub(super) fn check_device(&self, device: Option<i32>) -> Result<()> {
+        ensure!(
+            device.is_none() || self.engines.is_some(),
+            "check bench: found a kernel set of a device; expected `cuda`, `rocm`, or one that works on host memory"
+        );
+        Ok(())
+    }
+
+    /// The GPU, right after the measurements.
+    pub(super) fn close(self) -> Option<Engines> {
+        self.engines.map(|engines| engines.into_facts(self.world.rank()))
+    }
+
+    /// Measures a call, or makes it once more, for its bytes to be checked.
+    pub(super) fn run(
+        &mut self,
+        phase: Phase,
+        call: &Call,
+        mut run: impl FnMut() -> Result<()>,
+    ) -> Result<Option<OperationSamples>> {
+        match phase {
+            Phase::Measured => self.measure(call, run).map(Some),
+            Phase::Checked => run().map(|()| None),
+        }
+    }
+
+    fn measure(
         &mut self,
         call: &Call,
-        is_idle: bool,
         mut run: impl FnMut() -> Result<()>,
     ) -> Result<OperationSamples> {
         let all = WARM_UP + self.samples;
@@ -80,17 +124,11 @@ impl<'w> Sampler<'w> {
             let ceiling = self.ceiling(call)?;
             self.copies.barrier()?;
             let start = monotonic_ns();
-            if !is_idle {
-                run()?;
-            }
+            run()?;
             pairs.push((ceiling, (start, monotonic_ns())));
         }
         pairs.drain(..WARM_UP as usize);
-        if is_idle {
-            pairs.clear();
-        }
-        let bytes = call.bytes_to_others(self.world.rank());
-        let (measured, size) = (call.measured, call.size);
+        let Call { measured, size, bytes, .. } = *call;
         Ok(OperationSamples { measured, size, bytes, pairs })
     }
 

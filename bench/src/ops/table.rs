@@ -7,7 +7,7 @@ use tokenyard_core::host::tensors::TensorMemory;
 use tokenyard_core::moe::DType;
 use tokenyard_core::ops::table::{Entries, Table, TableOptions};
 
-use super::sampler::{Call, Sampler};
+use super::sampler::{Call, Phase, Sampler};
 use super::{Measured, OperationSamples};
 use crate::workload::Random;
 
@@ -29,8 +29,11 @@ impl Form {
     /// The entries of a rank.
     fn of_rank(self, rank: u32) -> Vec<u8> {
         let first = u64::from(rank) * self.entries;
-        let entry = |at| std::iter::repeat_n(Self::filler(first + at), self.entry_bytes as usize);
-        (0..self.entries).flat_map(entry).collect()
+        let mut bytes = vec![0; (self.entries * self.entry_bytes) as usize];
+        for (at, entry) in (first..).zip(bytes.chunks_mut(self.entry_bytes as usize)) {
+            entry.fill(Self::filler(at));
+        }
+        bytes
     }
 }
 
@@ -51,6 +54,7 @@ pub(super) fn measure(
     let most = counts.iter().copied().max().unwrap_or(1);
     let options = TableOptions::new(form.entry_bytes, form.entries, most);
     let mut table = Table::open(sampler.world, config, options)?;
+    sampler.check_device(table.device())?;
     let memory = TensorMemory::open(config, sampler.world, table.device())?;
     let mine = memory.tensors(vec![form.of_rank(sampler.world.rank())])?;
     table.write(&[Entries { values: mine.refs()?.remove(0), scales: None }])?;
@@ -73,28 +77,39 @@ fn fetch(
     let (rank, ranks) = (sampler.world.rank(), sampler.world.ranks());
     let mut random = Random::new(0x7461_626c_6500 + u64::from(rank));
     let all = form.entries * u64::from(ranks);
-    let indices: Vec<i64> = (0..count).map(|_| random.below(all) as i64).collect();
-    let mut copied = vec![0; ranks as usize];
-    for index in &indices {
-        copied[(*index as u64 / form.entries) as usize] += form.entry_bytes as usize;
-    }
     let size = u64::from(count) * form.entry_bytes;
-    let there = memory.on_device(indices.iter().flat_map(|index| index.to_ne_bytes()).collect())?;
-    let mut values = memory.tensors(vec![vec![0; size as usize]])?;
-    let call = Call { measured: Measured::Fetch, size, copied, times: 1 };
-    let samples = sampler.measure(&call, false, || {
-        let given = match &there {
-            Some(tensor) => tensor.typed(DType::I64)?.context("indices of a device")?,
-            None => TensorRef::from_slice(&indices, 1, indices.len())?,
+    let mut samples = None;
+    for phase in Phase::ALL {
+        let indices: Vec<i64> = (0..count).map(|_| random.below(all) as i64).collect();
+        let mut copied = vec![0; ranks as usize];
+        for index in &indices {
+            copied[(*index as u64 / form.entries) as usize] += form.entry_bytes as usize;
+        }
+        let bytes = size - copied[rank as usize] as u64;
+        let call = Call { measured: Measured::Fetch, size, bytes, copied, times: 1 };
+        let there = match table.device() {
+            Some(_) => memory.on_device(indices.iter().flat_map(|i| i.to_ne_bytes()).collect())?,
+            None => None,
         };
-        Ok(table.fetch(0, given, &mut values.muts()?.remove(0), None)?)
-    })?;
-    let values = values.into_bytes()?.remove(0);
+        let mut values = memory.tensors(vec![vec![0; size as usize]])?;
+        samples = samples.or(sampler.run(phase, &call, || {
+            let given = match &there {
+                Some(tensor) => tensor.typed(DType::I64)?.context("indices of a device")?,
+                None => TensorRef::from_slice(&indices, 1, indices.len())?,
+            };
+            Ok(table.fetch(0, given, &mut values.muts()?.remove(0), None)?)
+        })?);
+        check(&indices, &values.into_bytes()?.remove(0), form)?;
+    }
+    samples.context("found no sample of fetches")
+}
+
+fn check(indices: &[i64], values: &[u8], form: Form) -> Result<()> {
     let entries = values.chunks(form.entry_bytes as usize);
     let is_right = indices.iter().zip(entries).all(|(index, entry)| {
         let filler = Form::filler(*index as u64);
         entry.iter().all(|byte| *byte == filler)
     });
-    ensure!(is_right, "fetch of {count} entries: found other bytes than those that were written");
-    Ok(samples)
+    ensure!(is_right, "fetch: found other bytes than those that were written");
+    Ok(())
 }

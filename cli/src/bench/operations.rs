@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use tokenyard_bench::gpu;
 use tokenyard_bench::ops::{Operation, OperationsTask};
 use tokenyard_bench::ranks::RunOn;
 use tokenyard_core::config::Config;
@@ -18,9 +19,10 @@ Example:
   tokenyard bench gather configs/nvlink.toml --bytes 33554432 --check
 
 All-gathers of a shard of each rank; where the kernel set sums, reduce-scatters and all-reduces of f32
-tensors, too. Ranks are processes of this machine. Times are of the host, from the first rank's call to
-the last one's end, beside a plain copy of the same bytes between the same processes, or on GPUs what
-copy engines carry in the same run. Exit code as for `bench`.";
+tensors, too, if those have a part for each rank. Ranks are processes of this machine. Times are of the
+host, from the first rank's call to the last one's end, beside a plain copy of the same bytes between
+the same processes, or on GPUs what copy engines carry in the same run: 0.95 of that is required where
+a rank gets 32 MiB or more from the others. Exit code as for `bench`.";
 
 const PIPE_EXAMPLE: &str = "\
 Example:
@@ -28,14 +30,15 @@ Example:
   tokenyard bench pipe configs/nvlink.toml --bytes 8,56000000
 
 Messages around a ring of ranks, all at once; and half of a message and its answer between two ranks
-(`one way`). Ranks, times, ceiling and exit code as for `bench gather`.";
+(`one way`). With several domains, inside each. Ranks, times, ceiling and exit code as for
+`bench gather`; 0.95 is required between 2 ranks.";
 
 const TABLE_EXAMPLE: &str = "\
 Example:
   tokenyard bench table configs/cpu.toml
   tokenyard bench table configs/nvlink.toml --entries 1000000 --indices 1024,12288
 
-Each rank fetches entries of all ranks, drawn at random. Ranks, times, ceiling and exit code as for
+Each rank fetches entries of all ranks, drawn at random, in one domain. Ranks, times, ceiling and exit code as for
 `bench gather`: the copies of the ceiling are contiguous.";
 
 /// The fix for sizes that take too much memory.
@@ -46,9 +49,9 @@ const FEWER: &str = "choose fewer bytes, entries or ranks";
 struct Shared {
     /// The config: its kernel set, transport and plugins are measured
     config: PathBuf,
-    /// Ranks, on GPUs one for each
-    #[arg(long, default_value_t = 2)]
-    ranks: u32,
+    /// Ranks [default: 2; on GPUs as many as there are GPUs]
+    #[arg(long)]
+    ranks: Option<u32>,
     /// Samples per line
     #[arg(long, default_value_t = 30)]
     samples: u32,
@@ -117,20 +120,26 @@ impl TableArgs {
 
 impl Shared {
     fn run(&self, operation: Operation, what: &str) -> Result<ExitCode> {
-        let Self { config: path, ranks, samples, output } = self;
+        let Self { config: path, samples, output, .. } = self;
         let task = OperationsTask { operation, samples: *samples };
-        task.check(*ranks)?;
         let config = Config::load(path)?;
+        let on_gpus = gpu::is_gpu(&config);
+        let ranks = match self.ranks {
+            Some(ranks) => ranks,
+            None if on_gpus => gpu::ranks_here(&config)?,
+            None => 2,
+        };
+        task.check(ranks)?;
         let files = Files::default().reads("the config", path);
         check_files(files, &config, &[("--out", &output.out)])?;
-        let bytes = task.rank_bytes(*ranks).saturating_mul((*ranks).into());
+        let bytes = task.rank_bytes(ranks, on_gpus).saturating_mul(ranks.into());
         memory::ensure_room(bytes, "operations of these sizes", FEWER)?;
         preload::try_plugins(Some(&config))?;
         let what = format!("{what} between {ranks} ranks, {samples} samples");
         print_head(&config, &what, output.json);
         let start = start(path, RunOn::Machine)?;
         let report =
-            measuring(|progress| tokenyard_bench::run_operations(&task, *ranks, &start, progress))?;
+            measuring(|progress| tokenyard_bench::run_operations(&task, ranks, &start, progress))?;
         judge(output, &report)
     }
 }

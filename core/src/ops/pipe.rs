@@ -159,6 +159,12 @@ impl Pipe {
         self.refuse(Side::Recv, from, why)
     }
 
+    /// Closes the pipe on this rank, where its caller passes no more messages that other ranks wait for. They learn
+    /// why. Returns `why`, with the report on it.
+    pub fn fail(&mut self, why: Error) -> Error {
+        self.standing.end(why)
+    }
+
     fn pass(&mut self, side: Side, tensor: TensorRef<'_>, peer: u32) -> Result<()> {
         match self.check(tensor) {
             Ok(bytes) => self.take_part(side, peer, Ok((tensor, bytes))),

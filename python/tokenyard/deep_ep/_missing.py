@@ -14,8 +14,7 @@ _REASONS = {
     "views of the memory that rows arrive in": "borrow_recv",
     "calls outside of EPBuffer whose event gives their results": "defer_epilogue",
     "calls outside of HybridEPBuffer that drop rows above a limit": "non_blocking",
-    "redundant experts": "lb_allocation_plan_or_num_bytes lb_prefetch_weights lb_reduce_grads "
-    "lb_get_theoretical_num_sms",
+    "redundant experts outside of EPBuffer": "lb_allocation_plan_or_num_bytes",
     # Of `deep_ep.comm`.
     "communicators of NCCL": "get_nccl_comm_handle",
 }
@@ -54,11 +53,11 @@ def refuse_missing(operation: str, keywords: dict[str, object], ignored: tuple[s
             missing(operation, name)
 
 
-def absent(name: str, buffer: str = "ElasticBuffer") -> Callable[..., NoReturn]:
-    """A method of one of V2's buffers that is not there."""
+def absent(name: str, owner: str) -> Callable[..., NoReturn]:
+    """A function, or a method, that is not there."""
 
     def method(*arguments: Any, **keywords: Any) -> NoReturn:
-        missing(buffer, name)
+        missing(owner, name)
 
     method.__name__ = name
     method.__doc__ = "Not there: raises NotImplementedError."

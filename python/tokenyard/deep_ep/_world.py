@@ -34,7 +34,13 @@ DEFAULT_WAITS = Waits(deadline=100, late=1800)
 
 
 # Kinds that open in the order of all ranks.
-Parkable: TypeAlias = tokenyard.Communicator | tokenyard.Pipe | tokenyard.Gather | tokenyard.Table
+Parkable: TypeAlias = (
+    tokenyard.Communicator
+    | tokenyard.Pipe
+    | tokenyard.Gather
+    | tokenyard.Table
+    | tokenyard.Replicas
+)
 
 
 class Openings:

@@ -91,9 +91,9 @@ class Call:
     # The method, and keywords of forks that mean nothing to it.
     operation = ""
     ignored: tuple[str, ...] = ()
-    # The arguments that are truth values, of which the first says whether the call gives an event, and those that are
-    # integers which decide how ranks meet. Whether outputs are allocated on the communication stream makes no
-    # difference: the allocator knows both streams in any case.
+    # The arguments that are truth values, of which the first says whether the call gives an event; without any it does.
+    # And those that are integers which decide how ranks meet. Whether outputs are allocated on the communication stream
+    # makes no difference: the allocator knows both streams in any case.
     flags: tuple[str, ...] = ("async_finish", "allocate_on_comm_stream")
     integers: tuple[str, ...] = ()
     # Those that are events.
@@ -122,7 +122,8 @@ class Call:
                 wrong = _judge_events(given, self.events) or wrong
         given["buffer"] = buffer = given.pop("self")
         given["pool"] = pool = buffer._pool
-        given["wrong"], given["is_async"] = wrong, given[self.flags[0]]
+        given["wrong"] = wrong
+        given["is_async"] = given[self.flags[0]] if self.flags else True
         # Whether the caller has given arrays of numpy, and wants such back.
         given["is_of_arrays"] = not pool.on_device and has_array(
             given.get("x", given.get("topk_idx"))

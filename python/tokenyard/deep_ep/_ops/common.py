@@ -15,7 +15,7 @@ from .._hooks import Hook
 from .._pool import Pool
 from .._torch import torch
 
-T = TypeVar("T", tokenyard.Pipe, tokenyard.Gather, tokenyard.Table)
+T = TypeVar("T", tokenyard.Pipe, tokenyard.Gather, tokenyard.Table, tokenyard.Replicas)
 R = TypeVar("R")
 
 
@@ -73,6 +73,11 @@ class Slot(Generic[T]):
             pool.drop_beside(before)
         opened: T = made.opened
         return opened
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was configured."""
+        return self._held is not None
 
     def use(self, operation: str) -> T:
         """The operation that is open, for a call."""

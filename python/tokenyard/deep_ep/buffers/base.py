@@ -126,14 +126,16 @@ class ExpertBuffer(BufferBase):
     # DeepEP's record of a token is a multiple of this many bytes, which its size hint shows.
     _RECORD_UNIT: int
 
-    def _open(self, given: dict[str, Any], bytes_of: tuple[str, ...]) -> None:
+    def _open(
+        self, given: dict[str, Any], bytes_of: tuple[str, ...], wrong: str | None = None
+    ) -> None:
         """Reads the `locals()` of a constructor, of which `bytes_of` are numbers of bytes, and meets the other ranks.
-
-        Collective.
+        `wrong`: what is known to be. Collective.
         """
         refuse_missing(type(self).__name__, given["others"], ())
         num_bytes = given["num_bytes"]
-        wrong = judge_integers(given, _INTEGERS) or judge_integers(given, bytes_of, MOST_BYTES)
+        wrong = wrong or judge_integers(given, _INTEGERS)
+        wrong = wrong or judge_integers(given, bytes_of, MOST_BYTES)
         wrong = wrong or judge_flags(given, tuple(name for name in _FLAGS if name in given))
         # DeepEP's hosts wait for its kernels, which wait for the other ranks.
         waits = Waits(given["num_gpu_timeout_secs"], given["num_cpu_timeout_secs"], wrong)

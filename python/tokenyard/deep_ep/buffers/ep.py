@@ -1,12 +1,17 @@
 """DeepEP's second interface, by its names of version 2.5: `EPBuffer`."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from .._arrays import Tensor
+from .. import _C, _world
+from .._arrays import Refusal, Tensor, invalid, reason
 from .._calls import elastic, ep
+from .._calls.call import MOST_BYTES, expect_integer
 from .._dynamo import make_opaque
-from .._missing import absent
+from .._ops.replicas import PrefetchCall, ReduceCall, Redundancy
+from .._torch import torch
 from ..utils.event import EventHandle, EventOverlap
+from .allocator import BufferAllocator
 from .base import BufferBase, ExpertBuffer
 from .handle import EPHandle
 
@@ -30,7 +35,7 @@ class EPBuffer(ExpertBuffer):
         hidden: int = 0,
         num_topk: int = 0,
         use_fp8_dispatch: bool = False,
-        lb_allocation_plan_or_num_bytes: Any = 0,
+        lb_allocation_plan_or_num_bytes: BufferAllocator | int = 0,
         deterministic: bool = False,
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
@@ -42,9 +47,27 @@ class EPBuffer(ExpertBuffer):
         explicitly_destroy: bool = False,
         **others: Any,
     ) -> None:
-        others["lb_allocation_plan_or_num_bytes"] = lb_allocation_plan_or_num_bytes
-        self._open(locals(), ("num_bytes",))
-        self.num_lb_bytes = 0
+        plan, wrong = lb_allocation_plan_or_num_bytes, None
+        try:
+            self.num_lb_bytes = _lb_bytes(plan)
+        except Refusal as refusal:
+            wrong = str(refusal)
+        self._open(locals(), ("num_bytes",), wrong)
+        self._redundancy = Redundancy(self._pool)
+        # Of redundant experts, which may lie anywhere else, too.
+        self.lb_storage = self._make_lb_storage()
+        if isinstance(plan, BufferAllocator):
+            plan.materialize(self.lb_storage)
+
+    def _make_lb_storage(self) -> Tensor:
+        """Memory of torch. Collective: where a rank has none left, all raise."""
+        storage, failure = None, None
+        try:
+            storage = torch.empty(self.num_lb_bytes, dtype=torch.uint8, device=self._pool.device)
+        except Exception as error:
+            failure = invalid("make buffer", f"lb_allocation_plan_or_num_bytes: {reason(error)}")
+        _world.expect_settings(self._pool.world, failure)
+        return storage
 
     @property
     def context(self) -> "BufferBase | None":
@@ -125,9 +148,69 @@ class EPBuffer(ExpertBuffer):
         """
         return ep.combine(ep.CombineCall(locals()))
 
-    lb_get_theoretical_num_sms = absent("lb_get_theoretical_num_sms", "EPBuffer")
-    lb_prefetch_weights = absent("lb_prefetch_weights", "EPBuffer")
-    lb_reduce_grads = absent("lb_reduce_grads", "EPBuffer")
+    def lb_get_theoretical_num_sms(self) -> int:
+        """0: no multiprocessor is held while weights travel."""
+        return 0
+
+    def lb_prefetch_weights(
+        self,
+        redundant_expert_weights: Tensor | Sequence[Tensor],
+        expert_weights: Tensor | Sequence[Tensor],
+        redundancy_mapping: Tensor,
+        num_sms: int = 0,
+        previous_event: EventHandle | None = None,
+    ) -> EventOverlap:
+        """Copies weights of experts to the slots of other ranks of their domain. Collective.
+
+        - `redundant_expert_weights`: this rank's slots, `[C, ...]`, or a list of up to 64 such tensors.
+        - `expert_weights`: of its experts, `[El, ...]`, or a list of as many tensors, with as many bytes for each
+          expert. Tensors are contiguous, of any type.
+        - `redundancy_mapping`: `[ranks of a domain, C]` int32, the same on all of these: the expert of each slot,
+          `owner * El + i`, of another rank of the domain; or -1 for a slot that stays as it is. The host reads it.
+        - `num_sms`: ignored.
+
+        The wait for the event receives: until then tensors must stay as they are. Bytes are read behind
+        `previous_event`, or else behind the current stream. A call whose event was not waited for is received by the
+        next one, and by `destroy`.
+        """
+        return self._redundancy.begin(PrefetchCall(locals()))
+
+    def lb_reduce_grads(
+        self,
+        redundant_expert_grads: Tensor | Sequence[Tensor],
+        expert_grads: Tensor | Sequence[Tensor],
+        redundancy_mapping: Tensor,
+        num_sms: int = 0,
+        previous_event: EventHandle | None = None,
+    ) -> EventOverlap:
+        """Adds the gradients of slots to those of the ranks that own the experts. Collective.
+
+        `expert_grads` become the sums, by ascending rank and slot: the same bits in every run. Types are float32,
+        float64, and bfloat16 and float16 with sums in float32; `redundant_expert_grads` are of the same types and stay
+        as they are. Everything else is as of `lb_prefetch_weights`.
+        """
+        return self._redundancy.begin(ReduceCall(locals()))
+
+    def destroy(self) -> None:
+        """Closes it on all ranks. Collective. Tensors of `lb_storage` stay."""
+        if self.explicitly_destroy:
+            self._redundancy.settle()
+        super().destroy()
+
+
+def _lb_bytes(plan: Any) -> int:
+    """Bytes of the storage of redundant experts. Raises Refusal."""
+    name, unit = "lb_allocation_plan_or_num_bytes", _C.get_num_allocation_alignment()
+    if isinstance(plan, BufferAllocator):
+        if plan.materialized:
+            raise Refusal(
+                f"{name}: found a plan that a buffer has used; expected one that none has"
+            )
+        return plan.num_bytes
+    expect_integer(name, plan, 0, MOST_BYTES)
+    if int(plan) % unit:
+        raise Refusal(f"{name}: found {plan}; expected a multiple of {unit}")
+    return int(plan)
 
 
 make_opaque(EPBuffer, BufferBase, ExpertBuffer, EPHandle, EventHandle, EventOverlap)
