@@ -358,7 +358,8 @@ def without_waiting(buffer, case):
     assert "num_permuted_tokens: found" in str(raised.value)
     call["non_blocking"] = False
     room = max(len(places) - 1, 0)
-    if buffer._pool.on_device or not any(chosen.any() for chosen in case.maps):
+    takes_caps = buffer.last_opened[True][0].takes("max_rows")
+    if not takes_caps or not any(chosen.any() for chosen in case.maps):
         _cut(buffer, case, {**call, **forms_[0]}, room)
     else:
         # Too few rows of one rank are an error of all, before a row moves.
