@@ -8,7 +8,7 @@ use tokenyard_core::host::tensors::TensorMemory;
 use tokenyard_core::ops::gather::reduce::Sum;
 use tokenyard_core::ops::gather::{Gather, GatherOptions};
 
-use super::sampler::{Call, Phase, Sampler};
+use super::sampler::{Call, Pass, Sampler};
 use super::{Measured, OperationSamples};
 
 /// Measures all sizes.
@@ -64,14 +64,14 @@ fn all_gather(
     let (rank, ranks) = (sampler.world.rank(), sampler.world.ranks());
     let call = call(Measured::AllGather, bytes, bytes, sampler);
     let mut samples = None;
-    for phase in Phase::ALL {
-        let shard = memory.tensors(vec![vec![phase.filler(rank); bytes]])?;
+    for pass in Pass::ALL {
+        let shard = memory.tensors(vec![vec![pass.filler(rank); bytes]])?;
         let mut whole = memory.tensors(vec![vec![0; bytes * ranks as usize]])?;
         samples = samples.or(sampler
-            .run(phase, &call, || Ok(gather.all_gather(&shard.refs()?, &mut whole.muts()?)?))?);
+            .run(pass, &call, || Ok(gather.all_gather(&shard.refs()?, &mut whole.muts()?)?))?);
         let whole = whole.into_bytes()?.remove(0);
         let mut shards = whole.chunks(bytes).zip(0..);
-        let is_right = shards.all(|(shard, of)| shard.iter().all(|b| *b == phase.filler(of)));
+        let is_right = shards.all(|(shard, of)| shard.iter().all(|b| *b == pass.filler(of)));
         ensure!(is_right, "all-gather of {bytes} bytes: found other bytes than those of the ranks");
     }
     samples.context("found no sample of gathers")
@@ -88,11 +88,11 @@ fn sum(
     let (length, part) = (bytes / 4, bytes / ranks as usize);
     let call = call(measured, bytes, part, sampler);
     let mut samples = None;
-    for phase in Phase::ALL {
-        let mine = vec![f32::from(phase.filler(rank)); length];
+    for pass in Pass::ALL {
+        let mine = vec![f32::from(pass.filler(rank)); length];
         let whole = measured == Measured::AllReduce;
         let mut sums = vec![0.0_f32; if whole { length } else { part / 4 }];
-        samples = samples.or(sampler.run(phase, &call, || {
+        samples = samples.or(sampler.run(pass, &call, || {
             let tensors = [TensorRef::from_slice(&mine, 1, length)?];
             let room = sums.len();
             let mut outs = [TensorMut::from_slice(&mut sums, 1, room)?];
@@ -102,7 +102,7 @@ fn sum(
             };
             Ok(summed?)
         })?);
-        let expected: f32 = (0..ranks).map(|rank| f32::from(phase.filler(rank))).sum();
+        let expected: f32 = (0..ranks).map(|rank| f32::from(pass.filler(rank))).sum();
         let wrong = sums.iter().find(|sum| **sum != expected);
         ensure!(
             wrong.is_none(),

@@ -196,8 +196,8 @@ impl OperationsTask {
                 let fits = *entries <= MAX_ENTRIES && *entry_bytes <= MAX_ENTRY_BYTES;
                 ensure!(
                     fits && (1..=MAX_BYTES).contains(&bytes),
-                    "check bench: found {entries} entries of {entry_bytes} bytes; expected up to {MAX_ENTRIES} of up to \
-                     {MAX_ENTRY_BYTES} bytes, and 1 to {MAX_BYTES} bytes in all"
+                    "check bench: found {entries} entries of {entry_bytes} bytes; expected up to {MAX_ENTRIES} of up \
+                     to {MAX_ENTRY_BYTES} bytes, and 1 to {MAX_BYTES} bytes in all"
                 );
                 for count in indices {
                     let bytes = u64::from(*count).saturating_mul(*entry_bytes);

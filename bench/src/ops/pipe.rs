@@ -5,7 +5,7 @@ use tokenyard_core::config::Config;
 use tokenyard_core::host::tensors::TensorMemory;
 use tokenyard_core::ops::pipe::{Pipe, PipeOptions};
 
-use super::sampler::{Call, Phase, Sampler};
+use super::sampler::{Call, Pass, Sampler};
 use super::{Measured, OperationSamples};
 
 /// The ranks that this one exchanges messages with.
@@ -76,14 +76,14 @@ impl Messages<'_> {
         let Peers { rank, next, before, .. } = self.peers;
         let call = self.call(Measured::Message, Some(next), sampler.world.ranks());
         let mut samples = None;
-        for phase in Phase::ALL {
-            let sent = self.memory.tensors(vec![vec![phase.filler(rank); self.bytes]])?;
+        for pass in Pass::ALL {
+            let sent = self.memory.tensors(vec![vec![pass.filler(rank); self.bytes]])?;
             let mut received = self.memory.tensors(vec![vec![0; self.bytes]])?;
-            samples = samples.or(sampler.run(phase, &call, || {
+            samples = samples.or(sampler.run(pass, &call, || {
                 self.pipe.send(sent.refs()?.remove(0), next)?;
                 Ok(self.pipe.recv(received.muts()?.remove(0), before)?)
             })?);
-            check(&received.into_bytes()?.remove(0), phase.filler(before))?;
+            check(&received.into_bytes()?.remove(0), pass.filler(before))?;
         }
         samples.context("found no sample of messages")
     }
@@ -96,10 +96,10 @@ impl Messages<'_> {
         let to = partner.filter(|_| is_asking);
         let call = self.call(Measured::OneWay, to, sampler.world.ranks());
         let mut samples = None;
-        for phase in Phase::ALL {
-            let sent = self.memory.tensors(vec![vec![phase.filler(rank); self.bytes]])?;
+        for pass in Pass::ALL {
+            let sent = self.memory.tensors(vec![vec![pass.filler(rank); self.bytes]])?;
             let mut received = self.memory.tensors(vec![vec![0; self.bytes]])?;
-            samples = samples.or(sampler.run(phase, &call, || {
+            samples = samples.or(sampler.run(pass, &call, || {
                 let Some(partner) = partner else { return Ok(()) };
                 if is_asking {
                     self.pipe.send(sent.refs()?.remove(0), partner)?;
@@ -111,7 +111,7 @@ impl Messages<'_> {
                 Ok(())
             })?);
             if let Some(partner) = partner {
-                check(&received.into_bytes()?.remove(0), phase.filler(partner))?;
+                check(&received.into_bytes()?.remove(0), pass.filler(partner))?;
             }
         }
         let mut samples: OperationSamples = samples.context("found no sample of messages")?;

@@ -32,12 +32,12 @@ pub(super) struct Call {
 /// A call is measured, and made once more, into other outputs and with other bytes: what calls before left
 /// somewhere does not pass for what it brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum Pass {
     Measured,
     Checked,
 }
 
-impl Phase {
+impl Pass {
     pub(super) const ALL: [Self; 2] = [Self::Measured, Self::Checked];
 
     /// The byte that a rank's tensors are filled with.
@@ -102,13 +102,13 @@ impl<'w> Sampler<'w> {
     /// Measures a call, or makes it once more, for its bytes to be checked.
     pub(super) fn run(
         &mut self,
-        phase: Phase,
+        pass: Pass,
         call: &Call,
         mut run: impl FnMut() -> Result<()>,
     ) -> Result<Option<OperationSamples>> {
-        match phase {
-            Phase::Measured => self.measure(call, run).map(Some),
-            Phase::Checked => run().map(|()| None),
+        match pass {
+            Pass::Measured => self.measure(call, run).map(Some),
+            Pass::Checked => run().map(|()| None),
         }
     }
 

@@ -7,7 +7,7 @@ use tokenyard_core::host::tensors::TensorMemory;
 use tokenyard_core::moe::DType;
 use tokenyard_core::ops::table::{Entries, Table, TableOptions};
 
-use super::sampler::{Call, Phase, Sampler};
+use super::sampler::{Call, Pass, Sampler};
 use super::{Measured, OperationSamples};
 use crate::workload::Random;
 
@@ -79,7 +79,7 @@ fn fetch(
     let all = form.entries * u64::from(ranks);
     let size = u64::from(count) * form.entry_bytes;
     let mut samples = None;
-    for phase in Phase::ALL {
+    for pass in Pass::ALL {
         let indices: Vec<i64> = (0..count).map(|_| random.below(all) as i64).collect();
         let mut copied = vec![0; ranks as usize];
         for index in &indices {
@@ -92,7 +92,7 @@ fn fetch(
             None => None,
         };
         let mut values = memory.tensors(vec![vec![0; size as usize]])?;
-        samples = samples.or(sampler.run(phase, &call, || {
+        samples = samples.or(sampler.run(pass, &call, || {
             let given = match &there {
                 Some(tensor) => tensor.typed(DType::I64)?.context("indices of a device")?,
                 None => TensorRef::from_slice(&indices, 1, indices.len())?,
