@@ -81,8 +81,8 @@ fn handles_cost_what_their_number_and_the_domains_make_of_it() {
     let bytes = |more: &str| buffer(more, "handles").unwrap().bytes;
     assert_eq!(bytes("--handles 16"), 2 * bytes(""));
     let plans = buffer("", "send plan").unwrap().bytes + buffer("", "receive plan").unwrap().bytes;
-    // Routing, places of 24 bytes, first rows.
-    assert_eq!(bytes("--handles 1"), plans + 4 * 8 * 2 + 24 * 4 + 4 * 16);
+    // Routing; places of 32 bytes with the rows that each takes; first rows.
+    assert_eq!(bytes("--handles 1"), plans + 4 * 8 * 2 + 36 * 4 + 4 * 16);
     let plans: u64 = [
         "send plans inside the domain",
         "send plan between domains",
@@ -92,7 +92,7 @@ fn handles_cost_what_their_number_and_the_domains_make_of_it() {
     .map(|name| buffer("--domains 2", name).unwrap().bytes)
     .iter()
     .sum();
-    let routing = 2 * (4 * 8 * 2 + 24 * 2 + 4 * 8) + 4 * 8 * 2 + 24 * 2 + 4 * 16;
+    let routing = 2 * (4 * 8 * 2 + 36 * 2 + 4 * 8) + 4 * 8 * 2 + 36 * 2 + 4 * 16;
     assert_eq!(bytes("--domains 2 --handles 1"), plans + routing);
 }
 
