@@ -387,7 +387,8 @@ class _Counts:
         if record.has_sync and not record.is_cut:
             on_host = record.opened.communicator.expert_counts(self._received)
             padded = [align(it, unit) for it in on_host]
-            is_pinned = self._call.pool.on_device
+            # Checks of the code for GPUs run without one, too.
+            is_pinned = self._call.pool.on_device and torch.cuda.is_available()
             self.padded = torch.tensor(padded, dtype=torch.int64, pin_memory=is_pinned)
         else:
             padded = aligned(counts, unit)
