@@ -9,7 +9,7 @@ from test_deep_ep_normal import buffer_of
 from test_deep_ep_refusals import raises
 
 from tokenyard import errors
-from tokenyard.deep_ep import HybridEPBuffer, indices_to_map
+from tokenyard.deep_ep import HybridEPBuffer, _pool, indices_to_map
 from tokenyard.deep_ep._calls import hybrid_by_rank, hybrid_routing
 
 CASES = [
@@ -67,6 +67,21 @@ def test_a_map_may_have_more_experts_of_a_token_than_ids_have_columns(ranks):
 def test_rows_that_are_not_permuted_come_once_per_rank(ranks, case, domains):
     if case.ranks > 1 or domains == 1:
         ranks(case.ranks, flat, case, domains)
+
+
+def flat_without_rows_of_another_width(world, case):
+    """As on GPUs, whose kernel sets take no rows of another width."""
+    takes = _pool.Opened.takes
+    _pool.Opened.takes = lambda opened, form: form != "round_once" and takes(opened, form)
+    try:
+        flat(world, case, 1)
+    finally:
+        _pool.Opened.takes = takes
+
+
+def test_what_comes_beside_rows_may_have_their_width(ranks):
+    for case in (*CASES[1:3], WIDE):
+        ranks(2, flat_without_rows_of_another_width, case)
 
 
 def test_quantised_rows_bring_their_scales(ranks):

@@ -179,12 +179,16 @@ def beside(
 
 def _moved(call: Any, record: Record, sent: Any, stream: CallStream) -> Any:
     """Bytes of each token, as they arrive at the ranks of its rows. Collective."""
-    opened, width = record.opened, sent.shape[1]
-    words = torch.nn.functional.pad(sent, (0, align(width, 16) - width)).view(torch.float32)
+    opened, width, hidden = record.opened, sent.shape[1], record.opened.sizes.hidden
+    # Some kernel sets take rows of the communicator's width alone.
+    takes_any = opened.takes("round_once")
+    unit, columns = (16, align(hidden, 4)) if takes_any else (2 * hidden, hidden)
+    padded = torch.nn.functional.pad(sent, (0, align(width, unit) - width))
+    words = padded.view(torch.float32 if takes_any else torch.bfloat16)
     no_sync = opened.takes("without_sync") and (not record.has_sync or stream.is_captured)
     found = []
     # Rows of a replay take the place of the dispatch's.
-    for part in words.split(align(opened.sizes.hidden, 4), 1):
+    for part in words.split(columns, 1):
         received = call.pool.deferred.start(
             opened.communicator.replay,
             record.native,
