@@ -325,7 +325,8 @@ impl<C: Components> KernelSet for GpuKernels<C> {
             return Err(Error::new(ErrorKind::Internal, "plan kernels", message));
         };
         let levels = ExchangePair::new(owners, exchangers.next(), self.shape.in_flight);
-        self.planned = Some(Exchanges { levels });
+        let aside = levels.rail.as_ref().map(|_| Stream::new(&self.context)).transpose()?;
+        self.planned = Some(Exchanges { levels, aside });
         self.counters = Some(counters);
         Ok(())
     }

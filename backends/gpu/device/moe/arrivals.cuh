@@ -12,12 +12,38 @@ __device__ inline u64* summed_of(const Common& c, const Routing& r, const Crossi
   return x.summed + (u64)group * x.most + (row >> x.shift);
 }
 
+// The last runs that a warp has waited for: of each owner by the lane of its number. Most rows are of the same run as
+// the row before.
+class LastRuns {
+ public:
+  // Whether lanes that are `due` have waited for this run of this owner. The whole warp.
+  __device__ bool have(bool due, u32 owner, u32 run) const {
+    bool is_known = due && owner < kWave;
+    return shfl(run_, is_known ? owner : 0) == run && is_known;
+  }
+  // Each owner is one lane's. The whole warp.
+  __device__ void note(bool due, u32 owner, u32 run) {
+    for (Lanes left = ballot(due); left != 0; left &= left - 1) {
+      u32 from = first_of(left), of = shfl(owner, from), last = shfl(run, from);
+      if (lane_id() == of) run_ = last;
+    }
+  }
+
+ private:
+  u32 run_ = ~0u;
+};
+
 // On a rail: waits until each lane's returned row of an owner is here; lanes that are not `due` do not wait. The whole
 // warp.
-__device__ inline bool run_comes(const CombineArgs& a, bool due, u32 owner, u32 row, Guard& guard) {
-  const u64* word = a.crossing.here + (u64)(due ? owner : 0) * a.crossing.most + (due ? row >> a.crossing.shift : 0);
+__device__ inline bool run_comes(const CombineArgs& a, bool due, u32 owner, u32 row, LastRuns& last, Guard& guard) {
+  u32 run = row >> a.crossing.shift;
+  bool had = last.have(due, owner, run);
+  due = due && !had;
+  if (!any(due)) return true;
+  last.note(due, owner, run);
+  const u64* word = a.crossing.here + (u64)(due ? owner : 0) * a.crossing.most + (due ? run : 0);
   u32 epoch = a.c.epoch();
-  What what{kPhaseCombineRows, owner, row >> a.crossing.shift, epoch};
+  What what{kPhaseCombineRows, owner, run, epoch};
   bool ok = !due || guard.until(what, [&] { return load_acquire(word); },
                                 [&](u64 found) { return has_come(found, epoch); });
   sync_wave();

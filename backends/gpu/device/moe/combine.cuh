@@ -41,6 +41,7 @@ struct Partials {
   Guard* guard;  // of waits for units and runs
   u8* out;
   u32 tokens;
+  mutable LastRuns last = {};
 
   // Inside a domain, sums are counted for the exchange on the rail beside this one.
   __device__ bool crosses() const { return kGrouped && a.crossing.summed; }
@@ -68,7 +69,7 @@ struct Partials {
     return back.first[packed >> kPlaceBits] + (u64)row(packed, base) * a.row_bytes;
   }
   __device__ bool come(u32 packed, uint2 base) const {
-    if constexpr (kRuns) return run_comes(a, there(packed), packed >> kPlaceBits, row(packed, base), *guard);
+    if constexpr (kRuns) return run_comes(a, there(packed), packed >> kPlaceBits, row(packed, base), last, *guard);
     if (!kMayPush || !units.flags) return true;
     u32 owner = there(packed) ? packed >> kPlaceBits : 0;
     return units.come(there(packed), owner, row(packed, base) >> a.unit_shift, *guard);

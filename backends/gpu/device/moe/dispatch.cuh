@@ -151,7 +151,7 @@ __device__ TY_INLINED void put_own_rows(const DispatchArgs& a, const Up& up, con
     for (u32 i = threadIdx.x; i < a.c.ranks; i += blockDim.x) {
       u32 d = (a.c.rank + i) % a.c.ranks;
       if (i == 0 && a.keeps_own()) continue;
-      StagedRows rows{0, rows_before(a, own.first, d), rows_before(a, own.end, d)};
+      StagedRows rows{0, rows_before(a, own.first, d), rows_before(a, own.end, d), own_queue(a.c)};
       put_rows(a, up, t, landing_at(a, t, d), rows, a.c.rows_signal(), guard);
     }
     return;
@@ -180,7 +180,8 @@ __device__ TY_INLINED void put_staged(const DispatchArgs& a, const Up& up, const
   for (u32 i = threadIdx.x; i < a.c.ranks * kBeside; i += blockDim.x) {
     u32 d = (a.c.rank + i / kBeside) % a.c.ranks;
     if (d == a.c.rank && a.keeps_own()) continue;
-    put_rows(a, up, t, landing_at(a, t, d), {1 + i % kBeside, 0, rows_for(a, t, d)}, a.c.rows_signal(), guard);
+    StagedRows rows{1 + i % kBeside, 0, rows_for(a, t, d), own_queue(a.c)};
+    put_rows(a, up, t, landing_at(a, t, d), rows, a.c.rows_signal(), guard);
   }
   submit_block(up, own_queue(a.c));
 }
@@ -353,7 +354,10 @@ template <bool kTiles, class Up>
 __device__ TY_INLINED void move_all(const DispatchArgs& a, const Up& up, const DispatchTables& t, Stages& stages,
                          u8* shared, Guard& guard) {
   move_metadata<kTiles>(a, up, t, shared + a.metadata_at, guard);
-  if constexpr (kRuns) put_metadata(a, up, t, guard);
+  if constexpr (kRuns) {
+    put_metadata(a, up, t, guard);
+    if (blockIdx.x >= blocks_of_runs(a)) return;
+  }
   if constexpr (kMayFix && !kTiles)
     if (a.rank_major) close_blocks(a, t);
   Role role(a);
@@ -435,7 +439,8 @@ __device__ TY_INLINED void dispatch(const DispatchArgs& a, const Up& up, u8* sha
   // Blocks that started before an older operation failed know another epoch.
   if (a.c.epoch() == 0) return skip_operation(a.c);
   Stages stages(a, shared, guard);
-  if (verdict_of(a) == kEnter) stages.prime();
+  bool moves = !kRuns || blockIdx.x < blocks_of_runs(a);
+  if (moves && verdict_of(a) == kEnter) stages.prime();
   Decision d = settle(a, up, t, guard);
   if (d.code == 0) {
     stop_all(a.c);

@@ -123,7 +123,7 @@ struct DispatchArgs {
   u32 stage_bytes;      // shared memory of one stage
   u32 stage_scales;     // where in a stage the scales of a piece lie that is cast
   u32 pushers;          // of rows in tiles: the first blocks, which move rows to other ranks, while the others
-                        // move this rank's own; 0: each block moves both
+                        // move this rank's own; 0: each block moves both. See also `blocks_of_runs`
   u32 part_rows;        // rows of a share of a tile, which one warp spreads
   u32 call_tokens;      // M of the call, for each rank whose rows a sender forwards: at most that of the exchange
   u32 rank_major;       // each source has M places for its rows, which are as flat ones in all else

@@ -104,6 +104,11 @@ template <class Up>
 __device__ bool begin_returning(const CombineArgs& a, const Up& up, u32* heard, Guard& guard) {
   __shared__ Decision decision;
   if (threadIdx.x == 0) a.c.trace->begun = now_ns();
+  if (!former_is_decided(a.c, guard)) {
+    stop_all(a.c);
+    skip_operation(a.c);
+    return false;
+  }
   LaunchState(a.c, a.r.note, true).publish();
   sync_block();
   if (a.c.epoch() == 0) {
@@ -183,7 +188,7 @@ __device__ bool put_returned_run(const CombineArgs& a, const Up& up, const u32* 
                                  Guard& guard) {
   const u32* head = heard + source * return_words(a);
   u32 first = run << a.crossing.shift, rows = rows_of_run(a.crossing, head[kReturnCounts], run);
-  u32 signal = run_signal(a.c, a.crossing, a.c.rank, run), queue = wave_id() % (u32)a.c.state->queues;
+  u32 signal = run_signal(a.c, a.crossing, a.c.rank, run), queue = queue_of_run(a.c, run);
   bool ok = true;
   for (u32 weights = 0; weights < 2 && ok; weights++) {
     u64 width = weights ? weight_bytes(a) : a.row_bytes, from = weights ? a.weights : a.x;

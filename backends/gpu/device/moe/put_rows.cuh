@@ -92,10 +92,11 @@ struct Landing {
   }
 };
 
-// Consecutive rows of the staging for a rank: those from `first` to `end`.
+// Consecutive rows of the staging for a rank: those from `first` to `end`, and the queue that they leave by.
 struct StagedRows {
   u32 array;
   u32 first, end;
+  u32 queue;
 };
 
 // Puts them, with a run for each group. One thread.
@@ -113,7 +114,7 @@ __device__ TY_INLINED bool put_rows(const DispatchArgs& a, const Up& up, const D
     u32 row = t.row_base[g * a.c.ranks + to.rank] + first;
     Run run{to.rank, to.at(a, rows.array) + row * width,
             from + first * width, end - first, width};
-    ok = put_run(a.c, up, own_queue(a.c), run, signal, guard);
+    ok = put_run(a.c, up, rows.queue, run, signal, guard);
   }
   return ok;
 }

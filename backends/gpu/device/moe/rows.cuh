@@ -19,6 +19,9 @@ struct Targets {
   bool own, others;        // as in Role
 };
 
+// Where rows cross in runs: the first blocks, which stage and put them once all blocks have gathered metadata.
+__device__ inline u32 blocks_of_runs(const DispatchArgs& a) { return a.pushers > 0 ? a.pushers : gridDim.x; }
+
 // The rows that a block moves. Where some blocks push, they move all rows to other ranks, and the others move
 // this rank's own.
 struct Role {
@@ -26,6 +29,10 @@ struct Role {
   bool own, others;
 
   __device__ explicit Role(const DispatchArgs& a) {
+    if constexpr (kRuns) {
+      own = others = true, index = blockIdx.x, blocks = blocks_of_runs(a);
+      return;
+    }
     bool all = !kMayTile || a.pushers == 0;
     own = all || blockIdx.x >= a.pushers, others = all || !own;
     index = all || others ? blockIdx.x : blockIdx.x - a.pushers;

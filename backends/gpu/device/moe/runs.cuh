@@ -40,6 +40,13 @@ __device__ inline u32 run_signal(const Common& c, const Crossing& x, u32 source,
   return x.signal + (c.slot() * x.most + run) * c.ranks + source;
 }
 
+// The queue that a run leaves by, and that its signal is raised on. Records and metadata have the first one, so that
+// a record never waits behind rows.
+__device__ inline u32 queue_of_run(const Common& c, u32 run) {
+  u32 others = (u32)c.state->queues - 1;
+  return others == 0 ? 0 : 1 + run % others;
+}
+
 // A warp among those that serve runs.
 struct Server {
   u32 number, count;
@@ -74,10 +81,10 @@ template <class Up>
 __device__ TY_INLINED bool put_run_rows(const DispatchArgs& a, const Up& up, const DispatchTables& t, u32 d, u32 run,
                                         Guard& guard) {
   u32 first = run << a.crossing.shift, end = first + rows_of_run(a.crossing, rows_for(a, t, d), run);
-  u32 signal = run_signal(a.c, a.crossing, a.c.rank, run);
-  bool ok = put_rows(a, up, t, landing_at(a, t, d), {0, first, end}, signal, guard);
-  if (ok && a.casts()) ok = put_rows(a, up, t, landing_at(a, t, d), {1, first, end}, signal, guard);
-  up.submit(own_queue(a.c));
+  u32 signal = run_signal(a.c, a.crossing, a.c.rank, run), queue = queue_of_run(a.c, run);
+  bool ok = put_rows(a, up, t, landing_at(a, t, d), {0, first, end, queue}, signal, guard);
+  if (ok && a.casts()) ok = put_rows(a, up, t, landing_at(a, t, d), {1, first, end, queue}, signal, guard);
+  up.submit(queue);
   return ok;
 }
 
@@ -136,7 +143,7 @@ __device__ TY_INLINED void watch_runs(const Common& c, const Crossing& x, const 
         what = {phase, source, run_signal(c, x, source, run), *total};
         waits = true;
       }
-      if ((i64)(total_of_queues(*c.state, up, what.signal) - what.expected) < 0) return 0;
+      if ((i64)(up.read_signal(queue_of_run(c, run), what.signal) - what.expected) < 0) return 0;
       guard.pass(what);
       waits = false;
       store_release(x.here + (u64)source * x.most + run, c.epoch());
@@ -170,16 +177,16 @@ __device__ TY_INLINED void put_metadata(const DispatchArgs& a, const Up& up, con
   for (u32 i = lane_id(); i < (a.c.ranks - 1) * kBeside; i += kWave) {
     u32 d = (a.c.rank + 1 + i / kBeside) % a.c.ranks, array = 1 + i % kBeside;
     if (in_runs(a, array)) continue;
-    put_rows(a, up, t, landing_at(a, t, d), {array, 0, rows_for(a, t, d)}, a.c.rows_signal(), guard);
+    put_rows(a, up, t, landing_at(a, t, d), {array, 0, rows_for(a, t, d), 0}, a.c.rows_signal(), guard);
   }
   sync_wave();
-  if (lane_id() == 0) up.submit(own_queue(a.c));
+  if (lane_id() == 0) up.submit(0);
 }
 
 // The service of a block beside its movers: its last two warps.
 template <class Up>
 __device__ TY_INLINED void serve_runs(const DispatchArgs& a, const Up& up, const DispatchTables& t, Guard& guard) {
-  Server me{blockIdx.x, gridDim.x};
+  Server me{blockIdx.x, blocks_of_runs(a)};
   if (wave_id() == kWarps - 1) {
     RunCounts staged{a.crossing.staged, a.pieces};
     auto rows = [&](u32 d) { return rows_for(a, t, d); };

@@ -25,6 +25,9 @@ pub(crate) fn agree(
         None => engine.common(operation, ENTER, &[], false),
     };
     step.follow(&mut common);
+    if let Some(stream) = step.aside {
+        engine.order.turn_aside(stream);
+    }
     engine.latest = operation;
     let called = engine.sign(operation, &mut common, signature);
     let launch = Launch::of_threads(1, THREADS, 4 * HEAD * engine.member.ranks);

@@ -69,6 +69,11 @@ impl StreamOrder {
         self.direct = mode.and_then(Mode::direct);
     }
 
+    /// Queues the kernels of the current operation on a stream of their own.
+    pub(crate) fn turn_aside(&mut self, stream: RawStream) {
+        self.direct = Some(stream);
+    }
+
     /// The reason why a call cannot be made on a stream that captures a graph.
     pub(crate) fn cannot_capture(&self, mode: &Mode) -> Result<Option<&'static str>> {
         match mode.stream.filter(|_| mode.captured) {

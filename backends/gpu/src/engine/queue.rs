@@ -51,10 +51,7 @@ impl Engine {
     /// Ends an operation whose kernels are launched: its stream continues behind them, and the
     /// observer watches that they end; without a stream the host waits.
     pub(crate) fn leave(&mut self, operation: u64, phase: u64, mode: &Mode) -> Result<()> {
-        // Among several domains the host has already waited for a level, so it waits for the rest as
-        // well.
-        let stream = mode.stream.filter(|_| self.member.is_whole);
-        let Some(stream) = stream else { return self.finish(operation, phase) };
+        let Some(stream) = mode.stream else { return self.finish(operation, phase) };
         let slot = self.slot(operation);
         if mode.is_recorded() {
             return self.order.join(stream);

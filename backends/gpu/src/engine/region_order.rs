@@ -128,6 +128,11 @@ impl RegionOrder {
         }
     }
 
+    /// Work that is queued on `work` from now on may write regions that no stream uses any more.
+    pub(crate) fn hold(&self, work: RawStream) -> Result<()> {
+        if self.ahead.is_within(work) { Ok(()) } else { self.chain(self.freed.name(), work) }
+    }
+
     /// Ends the recorded work of `work` in the capture of a stream, if there is any.
     pub(crate) fn join(&self, work: &Stream, stream: RawStream) -> Result<()> {
         if !work.name().is_captured(self.freed.context())? || self.is_elsewhere(work, stream)? {
@@ -162,9 +167,7 @@ impl RegionOrder {
     pub(crate) fn lend(&mut self, region: u64, stream: Option<RawStream>) -> Result<()> {
         match stream {
             Some(stream) if !stream.is_captured(self.freed.context())? => {
-                if !self.ahead.is_within(stream) {
-                    self.chain(self.freed.name(), stream)?;
-                }
+                self.hold(stream)?;
             }
             _ => {
                 self.settle()?;

@@ -27,7 +27,7 @@ pub(crate) struct Roles {
     pub(crate) blocks: u32,
     /// The first ones, which count tokens: more counts take longer to sum up.
     pub(crate) counting: u32,
-    /// The first ones, which move rows to other ranks; 0: all blocks do all.
+    /// The first ones, which move rows to other ranks, or put them in runs; 0: all blocks do all.
     pub(crate) pushers: u32,
 }
 
@@ -38,6 +38,13 @@ impl Roles {
     /// Whether some blocks push, and there are few.
     pub(crate) fn few_push(self) -> bool {
         self.pushers > 0 && self.blocks < FEW_BLOCKS
+    }
+
+    /// These blocks put rows in runs. Of as many as both levels may have, others help to count and to gather metadata.
+    /// The exchange inside starts behind that, but for one block that waits for it.
+    pub(crate) fn helped_by(self, both: u32) -> Self {
+        let blocks = both.saturating_sub(1).max(self.blocks);
+        Self { blocks, counting: blocks, pushers: self.blocks }
     }
 
     /// Rows of a share of a tile: few where there are many warps to spread them.

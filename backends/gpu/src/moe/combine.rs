@@ -442,11 +442,11 @@ impl Combine<'_> {
         arguments: &CombineArgs,
         combine_tiling: &CombineTiling,
     ) -> Result<()> {
-        self.engine.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         if self.moe.runs.is_some() {
-            // One kernel has put rows back, and summed those that returned.
+            // One kernel puts rows back, and sums those that return. Its end is queued when it is received.
             return Ok(());
         }
+        self.engine.arrive(call.operation, abi::TY_PHASE_COMBINE_ROWS)?;
         let (kernel, _) = summable(call.x.dtype);
         let blocks = self.moe.blocks.of_call(call.order.sms).exchange;
         let size = Launch::of_threads(blocks, THREADS, combine_tiling.shared);
@@ -506,6 +506,9 @@ impl Combine<'_> {
         let layout = self.moe.routing.handles[op.handle as usize].layout;
         let read = match self.moe.exchange.path.transfer {
             _ if self.moe.decodes(layout) => self.decode().receive(operation),
+            Transfer::Put if self.moe.runs.is_some() => {
+                self.engine.arrive(operation, abi::TY_PHASE_COMBINE_ROWS)
+            }
             Transfer::Put => Ok(()),
             Transfer::Store => {
                 self.engine.arrive_unless(op.mode.at_once, operation, abi::TY_PHASE_DONE)

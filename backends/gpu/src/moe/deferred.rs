@@ -3,9 +3,10 @@
 
 use tokenyard_core::{Error, ErrorKind, Result, abi};
 
+use crate::engine::mode::Mode;
 use crate::moe::combine::Combine;
 use crate::moe::dispatch::Dispatch;
-use crate::moe::operation::Operation;
+use crate::moe::operation::{DispatchOp, Operation};
 
 /// The data that a forwarder hands on inside a domain: device addresses.
 #[derive(Clone, Copy, Debug)]
@@ -17,29 +18,68 @@ pub(crate) struct Grouped {
 }
 
 impl Dispatch<'_> {
-    /// Queues the wait for the rows of a deferred dispatch. Returns its output, which has room for the most rows.
+    /// The output of a deferred dispatch, which has room for the most rows. The exchange behind it waits for its rows.
+    /// Those that come in runs are forwarded meanwhile, so the wait for them is queued with its end: streams may share
+    /// a queue of the device, where it would hold up the exchange inside.
     pub(crate) fn arrives(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        self.engine.arrive(operation, abi::TY_PHASE_ROWS)?;
+        if self.moe.runs.is_none() {
+            self.engine.arrive(operation, abi::TY_PHASE_ROWS)?;
+        }
         self.output(operation)
     }
 
-    /// Waits for a deferred dispatch and its rows; returns N. Its region is the caller's to release.
-    pub(crate) fn concluded(&mut self, operation: u64) -> Result<u64> {
+    /// Waits until a deferred dispatch has counted; returns N. Its rows may still be on their way.
+    pub(crate) fn counted(&mut self, operation: u64) -> Result<u64> {
+        let outcome = self.engine.outcome_of(operation);
+        match self.engine.abort_on_fatal(outcome) {
+            Ok(outcome) => {
+                let op = self.moe.routing.dispatch(operation);
+                let handle = op.ok_or_else(|| not_queued(operation))?.handle;
+                self.moe.routing.handle(handle).received = outcome.tokens;
+                Ok(outcome.tokens)
+            }
+            Err(error) => {
+                let op = self.take(operation)?;
+                self.engine.order.order_refused(self.engine.slot(operation), &op.mode);
+                self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a deferred dispatch that was counted: its stream continues behind its rows, or the host waits for them.
+    /// Its region is the caller's to release.
+    pub(crate) fn ended(&mut self, operation: u64) -> Result<()> {
+        let op = self.take(operation)?;
+        let left = self
+            .comes_to_end(operation, &op.mode)
+            .and_then(|()| self.engine.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
+        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
+        self.engine.abort_on_fatal(left)
+    }
+
+    /// The same where the operation is refused: the host waits.
+    pub(crate) fn abandoned(&mut self, operation: u64) -> Result<()> {
+        let op = self.take(operation)?;
+        let done = self
+            .comes_to_end(operation, &op.mode)
+            .and_then(|()| self.engine.finish(operation, abi::TY_PHASE_ROWS));
+        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
+        self.engine.abort_on_fatal(done)
+    }
+
+    /// Queues the wait for rows that come in runs.
+    fn comes_to_end(&mut self, operation: u64, mode: &Mode) -> Result<()> {
+        self.engine.resume(mode)?;
+        self.engine.arrive_unless(self.moe.runs.is_none(), operation, abi::TY_PHASE_ROWS)
+    }
+
+    fn take(&mut self, operation: u64) -> Result<DispatchOp> {
         let of = |op: &Operation| match op {
             Operation::Dispatch(op) if op.operation == operation => Some(*op),
             _ => None,
         };
-        let op = self.moe.routing.take(operation, of).ok_or_else(|| not_queued(operation))?;
-        let waited = self.engine.outcome_of(operation).and_then(|outcome| {
-            self.engine.finish(operation, abi::TY_PHASE_ROWS).map(|()| outcome.tokens)
-        });
-        if waited.is_err() {
-            self.engine.order.order_refused(self.engine.slot(operation), &op.mode);
-        }
-        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
-        let tokens = self.engine.abort_on_fatal(waited)?;
-        self.moe.routing.handle(op.handle).received = tokens;
-        Ok(tokens)
+        self.moe.routing.take(operation, of).ok_or_else(|| not_queued(operation))
     }
 }
 
@@ -63,11 +103,28 @@ impl Combine<'_> {
         self.engine.abort_on_fatal(agreed)
     }
 
-    /// Waits for a deferred combine and its end.
-    pub(crate) fn concluded(&mut self, operation: u64) -> Result<()> {
-        self.agreed(operation)?;
+    /// Ends a deferred combine that was agreed: its stream continues behind it, or the host waits for it. `is_queued`:
+    /// the wait for its end is.
+    pub(crate) fn ended(&mut self, operation: u64, is_queued: bool) -> Result<()> {
         let op = self.take(operation).ok_or_else(|| not_queued(operation))?;
-        let done = self.engine.finish(operation, abi::TY_PHASE_DONE);
+        let left = self
+            .comes_to_end(operation, &op.mode, is_queued)
+            .and_then(|()| self.engine.leave(operation, abi::TY_PHASE_DONE, &op.mode));
+        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
+        self.engine.abort_on_fatal(left)
+    }
+
+    fn comes_to_end(&mut self, operation: u64, mode: &Mode, is_queued: bool) -> Result<()> {
+        self.engine.resume(mode)?;
+        if is_queued { Ok(()) } else { self.ends(operation) }
+    }
+
+    /// The same where the operation is refused on the rail: the host waits.
+    pub(crate) fn abandoned(&mut self, operation: u64, is_queued: bool) -> Result<()> {
+        let op = self.take(operation).ok_or_else(|| not_queued(operation))?;
+        let done = self
+            .comes_to_end(operation, &op.mode, is_queued)
+            .and_then(|()| self.engine.finish(operation, abi::TY_PHASE_DONE));
         self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
         self.engine.abort_on_fatal(done)
     }

@@ -3,7 +3,7 @@
 //! The host composes operations of both, see `tokenyard_core::host`. Here rows pass between them. Rows that a
 //! dispatch has received on the rail are dispatched inside, with the source domains as groups. The sums of a
 //! combine inside are the rows of the combine on the rail. The host waits for nothing between the two: see
-//! `engine/step.rs`.
+//! `engine/step.rs`. It waits until both have decided, and for rows only where a call names no stream.
 
 use tokenyard_core::abi;
 use tokenyard_core::call::{AgreeCall, CombineCall, DispatchCall};
@@ -12,7 +12,7 @@ use tokenyard_core::moe::Cast;
 use tokenyard_core::refusal::{is_refusal, unless_refused};
 use tokenyard_core::{Error, ErrorKind, Result};
 
-use crate::driver::RelaxedCapture;
+use crate::driver::{RelaxedCapture, Stream};
 use crate::engine::agree::{agree, agreed};
 use crate::engine::outcome::{Refusal, ticket};
 use crate::engine::step::{Former, Step, queue_behind};
@@ -27,11 +27,13 @@ use crate::moe::exchanger::Exchanger;
 #[derive(Debug)]
 pub(crate) struct Exchanges {
     pub(crate) levels: ExchangePair<Exchanger>,
+    /// For the round by which domains agree beside the rows of a dispatch; none where there is one domain.
+    pub(crate) aside: Option<Stream>,
 }
 
 /// The exchange on the rail's own number of an operation; the operation also takes the next number. A dispatch uses
-/// the first number for its rows, and the second to agree whether the domains go on. A combine agrees by the first and
-/// moves its rows by the second.
+/// the first number for its rows, and the second to agree whether the domains go on. A combine moves its rows by the
+/// second. It agrees by the first, unless it enters the rail beside the exchange inside, and passes on how that ends.
 fn number(operation: u64) -> u64 {
     2 * operation
 }
@@ -41,6 +43,13 @@ fn release(rail: &mut Rail<Exchanger>, operation: u64) {
     if let Some(region) = rail.held.take(operation) {
         rail.between.engine.release(region);
     }
+}
+
+/// Regions of the rail's arena that are taken back now are free behind the exchange inside, which uses them, too.
+fn free_behind(rail: &mut Rail<Exchanger>, owners: &Exchanger, operation: u64) -> Result<()> {
+    let inside = &owners.engine;
+    let event = &inside.order.events[inside.slot(operation)];
+    rail.between.engine.order.regions.free_behind(event, inside.order.stream.name())
 }
 
 fn internal<T>(message: &str) -> Result<T> {
@@ -76,10 +85,15 @@ impl Exchanges {
     }
 
     pub(crate) fn dispatch_recv(&mut self, operation: u64) -> Result<abi::TyReceived> {
-        let received = self.owners().dispatch().receive(operation);
-        if let Some(rail) = &mut self.levels.rail {
-            release(rail, operation);
-        }
+        let ExchangePair { owners, rail } = &mut self.levels;
+        let Some(rail) = rail else { return owners.dispatch().receive(operation) };
+        let crossed = rail.between.dispatch().ended(number(operation));
+        let received = owners.dispatch().receive(operation);
+        let received = crossed.and(received).and_then(|received| {
+            free_behind(rail, owners, operation)?;
+            Ok(received)
+        });
+        release(rail, operation);
         self.abort_on_fatal(received)
     }
 
@@ -109,7 +123,10 @@ impl Exchanges {
     pub(crate) fn combine_recv(&mut self, operation: u64) -> Result<()> {
         let ExchangePair { owners, rail } = &mut self.levels;
         let Some(rail) = rail else { return owners.combine().receive(operation) };
-        let received = rail.between.combine().receive(number(operation) + 1);
+        let is_queued = !has_sums_beside(owners, rail);
+        let summed = owners.combine().ended(operation, is_queued);
+        let returned = rail.between.combine().receive(number(operation) + 1);
+        let received = summed.and(returned).and_then(|()| free_behind(rail, owners, operation));
         release(rail, operation);
         self.abort_on_fatal(received)
     }
@@ -121,9 +138,14 @@ impl Exchanges {
         };
         // The caller's stream may capture a graph, in which case the operation was refused.
         let _relaxed = RelaxedCapture::enter(rail.between.engine.order.context())?;
+        if call.is_combine && has_sums_beside(owners, rail) {
+            return call.refusal.as_ref().map_or(Ok(()), |refusal| Err(refusal.error()));
+        }
         let number = number(call.operation) + u64::from(!call.is_combine);
         let refusal = call.refusal.as_ref().map(Refusal::passed_on);
+        let aside = self.aside.as_ref().map(Stream::name).filter(|_| !call.is_combine);
         let agreed = follow_sums(owners, rail, call).and_then(|step| {
+            let step = Step { aside, ..step };
             agree(&mut rail.between.engine, number, call.signature(), refusal.as_ref(), &step)
         });
         self.abort_on_fatal(agreed)
@@ -217,21 +239,26 @@ unsafe fn forward(
         crossing: runs.inside(call.cast != Cast::None),
         ticket: ticket(number),
     });
-    let step = Step { former, deferred: false };
+    let step = Step { former, ..Step::default() };
     let place = StepPlace { step, grouped: Some(grouped), beside };
     if beside.is_none() {
         queue_behind(&owners.engine, &rail.between.engine, number)?;
     }
     // SAFETY: the received rows are held until the operation is received.
     let launched = unsafe { owners.dispatch().launch(&forwarded, &place) };
-    let came = unless_refused(rail.between.dispatch().concluded(number))?;
+    let came = unless_refused(rail.between.dispatch().counted(number))?;
     let sent = launched.and_then(|launched| owners.dispatch().settle(launched));
     match (came, &sent) {
         (Some(tokens), Ok(())) if !call.is_replay => {
             owners.moe.routing.handle(call.handle).tokens = tokens as u32;
         }
         (None, Ok(())) => return internal("ranks of a domain went on after a refusal on a rail"),
-        (_, Err(_)) => release(rail, call.operation),
+        (came, Err(_)) => {
+            // Rows that are on their way still arrive in the region.
+            let ended = came.map_or(Ok(()), |_| rail.between.dispatch().abandoned(number));
+            release(rail, call.operation);
+            ended?;
+        }
         _ => {}
     }
     sent
@@ -264,17 +291,30 @@ unsafe fn sum_inside(
         let mode = rail.between.engine.mode(call.order.waiting())?;
         rail.between.engine.order.enter(&mode)?;
     }
+    let inside = owners.engine.order.stream.name();
+    rail.between.engine.order.regions.hold(inside)?;
     let inner = call.inside(&held);
     // SAFETY: by this function's contract; the sums are held until the operation is received.
     let sent = unsafe {
         let place = SumPlace { step: Step::DEFERRED, crossing: sums(rail, call.operation) };
         owners.combine().send(&inner, &place)
     };
-    let summed = sent.and_then(|()| owners.combine().ends(call.operation));
+    let summed = sent.and_then(|()| match has_sums_beside(owners, rail) {
+        // The wait for their end is queued when they are received: streams may share a queue of the device, where it
+        // would hold up the exchange on the rail.
+        true => Ok(()),
+        false => owners.combine().ends(call.operation),
+    });
     if summed.is_err() {
         release(rail, call.operation);
     }
     summed
+}
+
+/// Whether a combine enters the rail beside the exchange inside. Over puts inside, sums are made by a second kernel,
+/// for which the one on the rail might leave no room.
+fn has_sums_beside(owners: &Exchanger, rail: &Rail<Exchanger>) -> bool {
+    rail.between.moe.runs.is_some() && !owners.moe.exchange.path.puts()
 }
 
 /// The place of the round between the two exchanges of a combine: behind the sums inside, if they are queued.
@@ -286,13 +326,6 @@ fn follow_sums(
     let held = rail.held.sums(call.operation);
     if !call.is_combine || held.is_none() || call.refusal.is_some() {
         return Ok(Step::default());
-    }
-    // Over puts inside, sums are made by a second kernel, for which the one on the rail might leave no room.
-    if rail.between.moe.runs.is_some() && !owners.moe.exchange.path.puts() {
-        return Ok(Step {
-            former: Former::beside(&owners.engine, call.operation),
-            ..Step::DEFERRED
-        });
     }
     queue_behind(&rail.between.engine, &owners.engine, call.operation)?;
     Ok(Step { former: Former::of(&owners.engine, call.operation), ..Step::DEFERRED })
@@ -315,17 +348,28 @@ unsafe fn return_sums(
         // SAFETY: by this function's contract.
         return unsafe { rail.between.combine().send(&outer, &SumPlace::default()) };
     }
-    let step = Step { former: Former::of(&rail.between.engine, round), ..Step::DEFERRED };
+    let is_beside = has_sums_beside(owners, rail);
+    let former = match is_beside {
+        true => Former::beside(&owners.engine, call.operation),
+        false => Former::of(&rail.between.engine, round),
+    };
+    let step = Step { former, ..Step::DEFERRED };
     // SAFETY: by this function's contract; the sums are held until the operation is received.
     let sent = unsafe {
         let place = SumPlace { step, crossing: sums(rail, call.operation) };
         rail.between.combine().send(&outer, &place)
     };
-    let summed = unless_refused(owners.combine().concluded(call.operation))?;
-    let agreed = unless_refused(agreed(&mut rail.between.engine, round))?;
+    let summed = unless_refused(owners.combine().agreed(call.operation))?;
+    let agreed = match is_beside {
+        true => Some(()),
+        false => unless_refused(agreed(&mut rail.between.engine, round))?,
+    };
     let returned = sent.and_then(|()| rail.between.combine().agreed(outer.operation));
     if returned.is_err() {
+        let ended =
+            summed.map_or(Ok(()), |()| owners.combine().abandoned(call.operation, !is_beside));
         release(rail, call.operation);
+        ended?;
     } else if summed.is_none() || agreed.is_none() {
         return internal("ranks of a rail went on after a refusal");
     }

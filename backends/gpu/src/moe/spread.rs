@@ -38,7 +38,8 @@ impl MoeState {
         match wanted.spec.layout {
             // Among several domains a block moves its own share of rows; low latency has other kernels.
             layout if !self.has_tiles() || self.decodes(layout) => {
-                self.beside(blocks, RAIL_OF_DISPATCH).alike()
+                let roles = self.beside(blocks, RAIL_OF_DISPATCH).alike();
+                if self.exchange.has_runs() { roles.helped_by(blocks.exchange) } else { roles }
             }
             layout if !layout.has_a_row_per_token() => blocks.of_tiles(at_once, casts, max_tokens),
             _ if casts => blocks.of_flat_cast(at_once, max_tokens),

@@ -11,8 +11,8 @@ const ON_THE_RAIL: [Mutant; 7] = [
     ),
     (
         "a run is announced before it is here",
-        "      if ((i64)(total_of_queues(",
-        "      if (model::mutant != 2 && (i64)(total_of_queues(",
+        "      if ((i64)(up.read_signal(queue_of_run(",
+        "      if (model::mutant != 2 && (i64)(up.read_signal(queue_of_run(",
     ),
     (
         "metadata are put before all warps have staged theirs",
@@ -30,7 +30,7 @@ const ON_THE_RAIL: [Mutant; 7] = [
         "  bool ok = !due || model::mutant == 5 || guard.until(",
     ),
     (
-        "the agreement does not wait for the exchange inside",
+        "a combine enters the rail before the exchange inside has decided",
         "  if (!c.former || c.former_ticket == 0) return true;",
         "  if (!c.former || c.former_ticket == 0 || model::mutant == 6) return true;",
     ),

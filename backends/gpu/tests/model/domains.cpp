@@ -104,7 +104,7 @@ struct Wish {
 // The last exchange of a rank in a team, for the one behind it.
 template <class Team, class Former>
 void last_of(const Team& team, Former& former) {
-  former = {team.cells[(team.operations - 1) % std::size(team.cells)], team.outcome, &team.state->stopped};
+  former = {team.cells[(team.operations - 1) % std::size(team.cells)], team.outcome, &team.state->stopped, 0};
 }
 
 // One rank of a dispatch: between domains, inside, and the agreement of all. Returns the objecting
@@ -150,16 +150,18 @@ i64 dispatch(Rank& r, Layout layout, bool replay, Wish wish) {
     model::launch(1, ty::kWarps * ty::kWave, [=, &r] { up_level::ty_group(g, r.in->params()); });
   }
   up_level::dispatch_on(*r.in, second);
-  if (at_once) rail.join();
   r.outcome = *r.in->outcome;
+  // Beside the rows on the rail, which may still be under way.
   auto last = r.out->common(first.c.signature);
+  auto* agreed = last.outcome = room<out_level::ty::Outcome>(1);
   if (r.outcome.code == ty::kFull) carry(last, r.outcome, 1u << 31 | (r.domain * r.in->s.ranks + r.outcome.rank));
   if (r.outcome.code == ty::kRefused) carry(last, r.outcome, r.outcome.objector);
   model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(last, r.out->params()); });
+  if (at_once) rail.join();
   same("an ended wait", r.out->report->ended, 0u);
-  if (r.out->outcome->code == ty::kGo) return -1;
-  same("code", r.out->outcome->code, ty::kRefused);
-  return r.out->outcome->objector & ~(1u << 31);
+  if (agreed->code == ty::kGo) return -1;
+  same("code", agreed->code, ty::kRefused);
+  return agreed->objector & ~(1u << 31);
 }
 
 // The sum of a token, from the rows where its owners have them: domains in the order of their last rank, and the ranks
@@ -204,8 +206,8 @@ void check_sums(World& world, bool weights) {
     }
 }
 
-// One rank of a combine: inside, the agreement of all, and between domains. `refuses`: this rank does; `expected` by
-// all, inside this domain and then everywhere.
+// One rank of a combine: inside, the agreement of all where both exchanges are not under way at once, and between
+// domains. `refuses`: this rank does; `expected` by all, inside this domain and then everywhere.
 void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expected) {
   float *partials = (float*)(r.out->arena + kYAt), *back = (float*)(r.out->arena + kWeightsAt);
   up_level::Combine inner;
@@ -217,18 +219,23 @@ void combine_one(Rank& r, bool weights, bool refuses, std::pair<u32, u32> expect
   u64 behind = r.in->operations;
   std::thread inside([&] { up_level::combine_on(*r.in, partials, weights ? back : nullptr, inner); });
   if (!at_once) inside.join();
-  auto c = r.out->common(out_level::signature(3));
   out_level::Former former{r.in->cells[behind % std::size(r.in->cells)], r.in->outcome, &r.in->state->stopped};
-  if (refuses)
-    carry(c, *r.in->outcome, r.me);
-  else
-    out_level::follow(c, former);
-  if (at_once) c.former_ticket = (u32)behind + 77;
-  model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(c, r.out->params()); });
-  same("what all agree on", r.out->outcome->code, expected.second);
+  if (at_once) former.ticket = (u32)behind + 77;
+  // Over puts inside, sums are made by a second kernel.
+  bool agrees = !out_level::ty::kRuns || up_level::ty::kPuts;
+  if (agrees) {
+    auto c = r.out->common(out_level::signature(3));
+    if (refuses)
+      carry(c, *r.in->outcome, r.me);
+    else
+      out_level::follow(c, former);
+    model::launch(1, ty::kWarps * ty::kWave, [=, &r] { out_level::ty_agree(c, r.out->params()); });
+    same("what all agree on", r.out->outcome->code, expected.second);
+    last_of(*r.out, former);
+  }
   out_level::Combine outer;
   outer.expected = expected.second, outer.refuses = refuses, outer.objector = r.me;
-  if (!refuses) last_of(*r.out, outer.former);
+  if (!refuses) outer.former = former;
   outer.crossing = x, outer.crossing.summed = summed;
   out_level::combine_on(*r.out, r.sums.data(), weights ? r.weights_back.data() : nullptr, outer);
   if (at_once) inside.join();

@@ -339,6 +339,7 @@ DispatchArgs dispatch_args(Rank& r, Layout layout, bool replay) {
   a.tally_tokens = 32 >> r.operations % 6, a.metadata_tokens = 32 >> r.operations % 4;
   a.metadata_scales = r.operations % 3 != 0;
   if (a.rank_major) a.zero_padding = (r.operations + r.me) % 2;
+  if (kRuns) a.pushers = (r.operations / 2 + r.me) % 3 == 0 ? 0 : 1;
   if (!has_row_per_token(layout) && !TY_PUTS && !kGrouped) {
     // Small tiles, so that there are several.
     a.tiles = r.state->outbox, a.tile_rows = r.operations % 2 ? 32 : 8;
@@ -487,11 +488,12 @@ void check_received(const std::vector<Inputs*>& ranks, u32 d, const DispatchArgs
 struct Former {
   const void *cell = nullptr, *outcome = nullptr;
   const u64* stopped = nullptr;
+  u32 ticket = 0;  // if it runs beside the other one
 };
 
 inline void follow(Common& c, const Former& former) {
   c.former = (const Cell*)former.cell, c.former_outcome = (const Outcome*)former.outcome;
-  c.former_stopped = former.stopped;
+  c.former_stopped = former.stopped, c.former_ticket = former.ticket;
 }
 
 // How a rank passes the rows of a combine.

@@ -79,7 +79,7 @@ struct EngineModel {
     next: u64,
     /// The capture that has halves of operations.
     halves_of: Option<u64>,
-    /// Whether rows are put. The host waits for all calls then.
+    /// Whether rows are put.
     puts: bool,
 }
 

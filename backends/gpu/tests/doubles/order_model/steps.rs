@@ -184,7 +184,7 @@ impl Caller {
             self.receive(index)?;
         }
         let stream = call.stream.map(|index| self.name(index).pointer());
-        let no_sync = call.no_sync && stream.is_some() && !self.engine.puts;
+        let no_sync = call.no_sync && stream.is_some();
         Ok(CallOrder { stream, no_sync, at_once: call.at_once, sms: 0 })
     }
 
