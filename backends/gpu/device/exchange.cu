@@ -50,7 +50,7 @@ __device__ TY_INLINED void sum_or_return(const ty::CombineArgs& a, const Up& up)
   ty::return_runs<Type>(a, up, shared);
 #else
   ty::Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  ty::sum_returned<Type>(a, shared, guard);
+  ty::sum_returned<Type>(a, shared, guard, [] {});
 #endif
 }
 TY_KERNEL_ALONE(ty::kSummingWarps * ty::kWave)

@@ -105,6 +105,8 @@ __device__ inline void fetch_weight(const CombineArgs& a, const Returned& from, 
 // The weights of all tokens, in the order of sums.
 __device__ inline void fetch_weights(const Partials& terms, u32 tokens) {
   u32 warps = block_waves(), first = kRuns ? 1 : 0;
+  // Some of the first block serve.
+  if (blockIdx.x < first) return;
   for (u32 at = (blockIdx.x - first) * warps + wave_id(); at < tokens; at += (gridDim.x - first) * warps) {
     u32 token = terms.token(at);
     if constexpr (kRuns) {
@@ -118,16 +120,20 @@ __device__ inline void fetch_weights(const Partials& terms, u32 tokens) {
 }
 
 // Sums this rank's tokens from the rows whose places are in the tables. All blocks.
-template <class Type>
-__device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
+template <class Type, class Serve>
+__device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages, Serve serve) {
   const CombineArgs& a = terms.a;
   sync_block();
   // Weights return in runs, as rows do.
   if (a.out_weights && !kRuns) fetch_weights(terms, tokens);
   Summing summing{{a.piece_bytes, a.pieces}, tokens, a.row_bytes, a.stages, a.stage_bytes,
                   &a.c.state->summed, kRuns ? 1u : 0};
-  sum_rows<Type>(terms, summing, stages);
+  sum_rows<Type>(terms, summing, stages, serve);
   if (a.out_weights && kRuns) fetch_weights(terms, tokens);
+}
+template <class Type>
+__device__ void sum_partials(const Partials& terms, u32 tokens, u8* stages) {
+  sum_partials<Type>(terms, tokens, stages, [] {});
 }
 
 // The state for later kernels, until it is known how the operation continues. One thread.

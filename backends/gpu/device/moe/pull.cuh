@@ -35,7 +35,7 @@ struct Summing {
   u32 stages;       // pieces in flight of a ring
   u32 stage_bytes;
   u64* taken;       // counter of dealt units, or null
-  u32 first;        // the first block that sums
+  u32 first;        // the first ring that sums: those before serve what returns
 };
 
 // Addresses of the biases that exist, in front.
@@ -88,8 +88,8 @@ class Dealer {
   static constexpr u32 kKnown = 3;
 
   __device__ Dealer(const Summing& s, u32 units) : taken_(s.taken), units_(units) {
-    rings_ = (gridDim.x - s.first) * kRings;
-    next_ = (blockIdx.x - s.first) * kRings + threadIdx.x / (kRingWarps * kWave);
+    rings_ = gridDim.x * kRings - s.first;
+    next_ = blockIdx.x * kRings + threadIdx.x / (kRingWarps * kWave) - s.first;
     if (kDealt) ask();
   }
   // The next of the first kKnown units; kNoUnit if there are not as many.
@@ -312,8 +312,9 @@ __device__ void sum_stages(const Terms& terms, const Summing& s, Ring& ring, con
   }
 }
 
-template <class Type, class Terms>
-__device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
+// `serve()` is for the warps of a ring that does not sum.
+template <class Type, class Terms, class Serve>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages, Serve serve) {
   __shared__ Ring rings[kRings];
   __shared__ StoredParts stored[Terms::kCounts ? kRings : 1];
   u32 mine = threadIdx.x / (kRingWarps * kWave);
@@ -329,7 +330,9 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
     publish_barriers();
   }
   sync_block();
-  if (threadIdx.x % (kRingWarps * kWave) < kWave)
+  if (blockIdx.x * kRings + mine < s.first)
+    serve();
+  else if (threadIdx.x % (kRingWarps * kWave) < kWave)
     load_rows(terms, s, ring, stages);
   else
     sum_stages<Type>(terms, s, ring, stages, stored[Terms::kCounts ? mine : 0]);
@@ -340,11 +343,12 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
 
 __device__ inline u32 sums_of_row(u32) { return 1; }
 
-template <class Type, class Terms>
-__device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
-  u32 warps = block_waves(), lane = lane_id();
+template <class Type, class Terms, class Serve>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8*, Serve serve) {
+  u32 warps = block_waves(), lane = lane_id(), serving = s.first * kRingWarps;
+  if (blockIdx.x * warps + wave_id() < serving) return serve();
   Biases<Terms> biases(terms);
-  u32 first = (blockIdx.x - s.first) * warps + wave_id(), step = (gridDim.x - s.first) * warps;
+  u32 first = blockIdx.x * warps + wave_id() - serving, step = gridDim.x * warps - serving;
   for (u32 position = first; position < s.tokens; position += step) {
     u32 token = terms.token(position), known = terms.early(token);
     bool mine = terms.there(known);
@@ -371,5 +375,10 @@ __device__ void sum_rows(const Terms& terms, const Summing& s, u8*) {
 }
 
 #endif
+
+template <class Type, class Terms>
+__device__ void sum_rows(const Terms& terms, const Summing& s, u8* stages) {
+  sum_rows<Type>(terms, s, stages, [] {});
+}
 
 }  // namespace ty

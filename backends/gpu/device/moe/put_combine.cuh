@@ -156,13 +156,14 @@ __device__ void combine_put(const CombineArgs& a, const Up& up, u8* shared) {
   if (threadIdx.x == 0) a.c.trace->moved = now_ns();
 }
 
-// Sums the returned rows. All blocks.
-template <class Type>
-__device__ void sum_returned(const CombineArgs& a, u8* shared, Guard& guard) {
+// Sums the returned rows. All blocks; `serve()` as in `sum_rows`.
+template <class Type, class Serve>
+__device__ void sum_returned(const CombineArgs& a, u8* shared, Guard& guard, Serve serve) {
   // A rank that refuses has no routing.
   if (a.c.cell->code != kGo) return;
   u64 made = load_device(&a.r.note->made);
-  u64* first = reinterpret_cast<u64*>(shared);
+  // Behind the records, which some warps still read where they serve.
+  u64* first = reinterpret_cast<u64*>(shared + (4 * a.c.ranks * return_words(a) + 7) / 8 * 8);
   u64* weights = first + a.c.ranks;
   u64 arena = reinterpret_cast<u64>(a.c.state->windows[kArena]);
   for (u32 d = threadIdx.x; d < a.c.ranks; d += blockDim.x) {
@@ -177,7 +178,7 @@ __device__ void sum_returned(const CombineArgs& a, u8* shared, Guard& guard) {
   }
   Returned back{first, weights, kGrouped ? nullptr : a.r.row_base};
   u32 tokens = (u32)(made >> 32);
-  sum_partials<Type>({a, back, Units(), &guard, a.out, tokens}, tokens, shared + a.table_bytes);
+  sum_partials<Type>({a, back, Units(), &guard, a.out, tokens}, tokens, shared + a.table_bytes, serve);
 }
 
 #if TY_RUNS
@@ -200,14 +201,11 @@ __device__ bool put_returned_run(const CombineArgs& a, const Up& up, const u32* 
   return ok;
 }
 
-// Puts sums back as the exchange inside makes them, and announces those that return: half of the warps each. One block.
+// Puts sums back as the exchange inside makes them, and announces those that return: half of the warps of a ring each.
 template <class Up>
-__device__ void serve_returns(const CombineArgs& a, const Up& up, u8* shared) {
-  Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  u32* heard = reinterpret_cast<u32*>(shared);
-  if (!begin_returning(a, up, heard, guard)) return;
+__device__ void serve_returns(const CombineArgs& a, const Up& up, const u32* heard, Guard& guard) {
   // The totals of signals are those of the records alone: each run is waited for here.
-  u32 half = block_waves() / 2;
+  constexpr u32 half = kRingWarps / 2;
   bool posts = wave_id() < half;
   Server me{posts ? wave_id() : wave_id() - half, half};
   if (posts) {
@@ -222,18 +220,25 @@ __device__ void serve_returns(const CombineArgs& a, const Up& up, u8* shared) {
     };
     watch_runs(a.c, a.crossing, up, me, kPhaseCombineRows, rows, signals, guard);
   }
-  sync_block();
   if (threadIdx.x == 0) a.c.trace->moved = now_ns();
 }
 
-// The first block serves the runs; the others sum what returns. All blocks.
+// The first ring serves the runs; the others sum what returns. All blocks.
 template <class Type, class Up>
 __device__ void return_runs(const CombineArgs& a, const Up& up, u8* shared) {
-  if (blockIdx.x == 0) return serve_returns(a, up, shared);
   Guard guard(a.c.abort, a.c.cap_ns, a.c.report);
-  bool ok = is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);
-  if (threadIdx.x == 0) operation().epoch = (u32)load_relaxed(&a.c.cell->epoch);
-  if (sync_block_and(ok)) sum_returned<Type>(a, shared, guard);
+  u32* heard = reinterpret_cast<u32*>(shared);
+  if (blockIdx.x == 0) {
+    if (!begin_returning(a, up, heard, guard)) return;
+    sync_block();
+  } else {
+    bool ok = is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);
+    if (threadIdx.x == 0) operation().epoch = (u32)load_relaxed(&a.c.cell->epoch);
+    ok = sync_block_and(ok);
+    if (guard.ended()) a.c.state->stopped = 1;
+    if (!ok) return;
+  }
+  sum_returned<Type>(a, shared, guard, [&] { serve_returns(a, up, heard, guard); });
   if (guard.ended()) a.c.state->stopped = 1;
 }
 

@@ -47,14 +47,17 @@ pub(crate) struct Step {
     pub(crate) former: Former,
     /// The host waits for its outcome later.
     pub(crate) deferred: bool,
-    /// A stream beside the engine's own, for an exchange without rows that need not wait for those before it.
+    /// A stream beside the engine's own, for an exchange without data that need not wait for those before it.
     pub(crate) aside: Option<RawStream>,
 }
 
 impl Step {
     /// An exchange that the host waits for later.
-    pub(crate) const DEFERRED: Self =
-        Self { former: Former { cell: 0, outcome: 0, stopped: 0, ticket: 0 }, deferred: true, aside: None };
+    pub(crate) const DEFERRED: Self = Self {
+        former: Former { cell: 0, outcome: 0, stopped: 0, ticket: 0 },
+        deferred: true,
+        aside: None,
+    };
 
     /// Writes into the arguments of an exchange which one it follows.
     pub(crate) fn follow(&self, common: &mut Common) {

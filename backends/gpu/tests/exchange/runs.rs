@@ -36,8 +36,8 @@ const ON_THE_RAIL: [Mutant; 7] = [
     ),
     (
         "sums are made before the combine has entered",
-        "  bool ok = is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);",
-        "  bool ok = model::mutant == 7 || is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);",
+        "    bool ok = is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);",
+        "    bool ok = model::mutant == 7 || is_decided(a.c.cell, a.c.ticket, a.c.rank, guard);",
     ),
 ];
 
