@@ -375,13 +375,14 @@ def without_waiting(buffer, case):
 
 def _cut(buffer, case, call, room):
     """Fewer rows than came where the host waits: the flag says so, and the others count as zeros."""
-    places, _ = case.permuted(buffer.rank, call["pad_multiple"])
+    places, counts = case.permuted(buffer.rank, call["pad_multiple"])
     rows, _, _, padded, handle = buffer.dispatch_with_permute(**call, num_permuted_tokens=room)
     same(rows, rows_of(case, places, case.x)[:room])
     assert padded.device.type == "cpu"
     assert handle[7].tolist() == _of_experts(case, buffer.rank, places[:room])
-    lost = any(place is not None for place in places[room:])
-    assert handle[-1].tolist() == [int(lost)]
+    # As DeepEP counts: where the rows of the last expert end, which may have none.
+    end = sum(counts[:-1]) + _of_experts(case, buffer.rank, places)[-1]
+    assert handle[-1].tolist() == [int(end > room)]
     out, _ = buffer.combine_with_unpermute(hidden=rows, handle=handle)
     assert out.shape == case.x[buffer.rank].shape
 

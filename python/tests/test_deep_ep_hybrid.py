@@ -23,6 +23,7 @@ NAMES = [f"{case.ranks} ranks {case.tokens}" for case in CASES]
 every_case = pytest.mark.parametrize("case", CASES, ids=NAMES)
 # Maps with more experts of a token than ids may have columns.
 WIDE = Case(2, (6, 3), local=40, hidden=64, most=70, seed=7)
+BY_RANK = Case(2, (9, 4), local=40, hidden=64, most=6, seed=7)
 every_split = pytest.mark.parametrize("domains", [1, 2], ids=["one domain", "two domains"])
 
 
@@ -69,19 +70,32 @@ def test_rows_that_are_not_permuted_come_once_per_rank(ranks, case, domains):
         ranks(case.ranks, flat, case, domains)
 
 
-def flat_without_rows_of_another_width(world, case):
-    """As on GPUs, whose kernel sets take no rows of another width."""
-    takes = _pool.Opened.takes
-    _pool.Opened.takes = lambda opened, form: form != "round_once" and takes(opened, form)
+def as_on_gpus(world, case, act):
+    """Where the kernel set takes no rows of another width, and no cap."""
+    takes, lacks = _pool.Opened.takes, ("round_once", "max_rows")
+    _pool.Opened.takes = lambda opened, form: form not in lacks and takes(opened, form)
     try:
-        flat(world, case, 1)
+        act(world, case)
     finally:
         _pool.Opened.takes = takes
 
 
+def flat_as_on_gpus(world, case):
+    as_on_gpus(world, case, lambda world, case: flat(world, case, 1))
+
+
+def without_waiting_as_on_gpus(world, case):
+    as_on_gpus(world, case, without_waiting)
+
+
 def test_what_comes_beside_rows_may_have_their_width(ranks):
     for case in (*CASES[1:3], WIDE):
-        ranks(2, flat_without_rows_of_another_width, case)
+        ranks(2, flat_as_on_gpus, case)
+
+
+def test_rows_beyond_the_number_asked_for_are_dropped_without_a_cap(ranks):
+    for case in (*CASES[1:3], BY_RANK):
+        ranks(2, without_waiting_as_on_gpus, case)
 
 
 def test_quantised_rows_bring_their_scales(ranks):

@@ -14,9 +14,9 @@ use crate::moe::state::MoeState;
 use crate::moe::wanted::Wanted;
 
 /// Of so many blocks of an operation on two levels, one is for the rail. It stages the rows of a dispatch as fast as a
-/// NIC takes them. In a combine half of a block serves, and the others sum what returns. The load of a rank of 2 × 8 was
-/// measured on two H200 with 46 GB/s out. With 2, 3 and 4 of 12 blocks on the rail, dispatches took 1093, 874 and 871
-/// µs (FP8), 1762, 1502 and 1515 (BF16). Combines took 2097 and 1528 µs with 3 and 4.
+/// NIC takes them. In a combine half of a block serves, and the others sum what returns. The load of a rank of 2 × 8
+/// was measured on two H200 with 46 GB/s out, while a whole block served. With 2, 3 and 4 of 12 blocks on the rail,
+/// dispatches took 1093, 874 and 871 µs (FP8), 1762, 1502 and 1515 (BF16). Combines took 2097 and 1528 µs with 3 and 4.
 pub(crate) const RAIL_OF_DISPATCH: u32 = 4;
 pub(crate) const RAIL_OF_COMBINE: u32 = 3;
 
