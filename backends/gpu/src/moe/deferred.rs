@@ -6,7 +6,7 @@ use tokenyard_core::{Error, ErrorKind, Result, abi};
 use crate::engine::mode::Mode;
 use crate::moe::combine::Combine;
 use crate::moe::dispatch::Dispatch;
-use crate::moe::operation::{DispatchOp, Operation};
+use crate::moe::operation::{CombineOp, DispatchOp, Operation};
 
 /// The data that a forwarder hands on inside a domain: device addresses.
 #[derive(Clone, Copy, Debug)]
@@ -51,27 +51,25 @@ impl Dispatch<'_> {
     /// Its region is the caller's to release.
     pub(crate) fn ended(&mut self, operation: u64) -> Result<()> {
         let op = self.take(operation)?;
-        let left = self
-            .comes_to_end(operation, &op.mode)
-            .and_then(|()| self.engine.leave(operation, abi::TY_PHASE_ROWS, &op.mode));
-        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
-        self.engine.abort_on_fatal(left)
+        self.end(&op, &op.mode)
     }
 
     /// The same where the operation is refused: the host waits.
     pub(crate) fn abandoned(&mut self, operation: u64) -> Result<()> {
         let op = self.take(operation)?;
-        let done = self
-            .comes_to_end(operation, &op.mode)
-            .and_then(|()| self.engine.finish(operation, abi::TY_PHASE_ROWS));
-        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
-        self.engine.abort_on_fatal(done)
+        self.end(&op, &Mode { stream: None, ..op.mode })
     }
 
-    /// Queues the wait for rows that come in runs.
-    fn comes_to_end(&mut self, operation: u64, mode: &Mode) -> Result<()> {
-        self.engine.resume(mode)?;
-        self.engine.arrive_unless(self.moe.runs.is_none(), operation, abi::TY_PHASE_ROWS)
+    /// Queues the wait for rows that come in runs, and leaves as the mode says.
+    fn end(&mut self, op: &DispatchOp, mode: &Mode) -> Result<()> {
+        let (operation, is_queued) = (op.operation, self.moe.runs.is_none());
+        let left = self
+            .engine
+            .resume(mode)
+            .and_then(|()| self.engine.arrive_unless(is_queued, operation, abi::TY_PHASE_ROWS))
+            .and_then(|()| self.engine.leave(operation, abi::TY_PHASE_ROWS, mode));
+        self.moe.unstage(self.engine, op.staging, op.handle, mode);
+        self.engine.abort_on_fatal(left)
     }
 
     fn take(&mut self, operation: u64) -> Result<DispatchOp> {
@@ -107,26 +105,25 @@ impl Combine<'_> {
     /// the wait for its end is.
     pub(crate) fn ended(&mut self, operation: u64, is_queued: bool) -> Result<()> {
         let op = self.take(operation).ok_or_else(|| not_queued(operation))?;
-        let left = self
-            .comes_to_end(operation, &op.mode, is_queued)
-            .and_then(|()| self.engine.leave(operation, abi::TY_PHASE_DONE, &op.mode));
-        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
-        self.engine.abort_on_fatal(left)
-    }
-
-    fn comes_to_end(&mut self, operation: u64, mode: &Mode, is_queued: bool) -> Result<()> {
-        self.engine.resume(mode)?;
-        if is_queued { Ok(()) } else { self.ends(operation) }
+        self.end(&op, &op.mode, is_queued)
     }
 
     /// The same where the operation is refused on the rail: the host waits.
     pub(crate) fn abandoned(&mut self, operation: u64, is_queued: bool) -> Result<()> {
         let op = self.take(operation).ok_or_else(|| not_queued(operation))?;
-        let done = self
-            .comes_to_end(operation, &op.mode, is_queued)
-            .and_then(|()| self.engine.finish(operation, abi::TY_PHASE_DONE));
-        self.moe.unstage(self.engine, op.staging, op.handle, &op.mode);
-        self.engine.abort_on_fatal(done)
+        self.end(&op, &Mode { stream: None, ..op.mode }, is_queued)
+    }
+
+    /// Queues the wait for its end, unless that is queued, and leaves as the mode says.
+    fn end(&mut self, op: &CombineOp, mode: &Mode, is_queued: bool) -> Result<()> {
+        let operation = op.operation;
+        let left = self
+            .engine
+            .resume(mode)
+            .and_then(|()| if is_queued { Ok(()) } else { self.ends(operation) })
+            .and_then(|()| self.engine.leave(operation, abi::TY_PHASE_DONE, mode));
+        self.moe.unstage(self.engine, op.staging, op.handle, mode);
+        self.engine.abort_on_fatal(left)
     }
 }
 
